@@ -1,0 +1,227 @@
+//! What the pipeline needs of a log: consume with epochs, seek, commit with metadata, produce with acknowledgement.
+//!
+//! An *offset* is always the next message to read. [`kafka`] is the only place that names rdkafka; [`memory`] is for
+//! tests and simulation.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+/// A partition of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TopicPartition {
+    /// Topic name, interned.
+    pub topic: Arc<str>,
+    /// Partition number.
+    pub partition: i32,
+}
+
+/// One message as it was read. Payload and key share the arena of the batch they came in.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// Its own offset.
+    pub offset: u64,
+    /// Milliseconds since the epoch, as the topic records it.
+    pub timestamp_ms: i64,
+    /// Empty when absent.
+    pub key: Bytes,
+    /// Empty when absent.
+    pub payload: Bytes,
+    /// In their order.
+    pub headers: Vec<(String, Bytes)>,
+}
+
+/// Messages of one partition, in order, read under one epoch.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// Where they come from.
+    pub partition: TopicPartition,
+    /// The assignment's epoch: a completion whose epoch is gone is dropped.
+    pub epoch: u64,
+    /// In ascending offset order; gaps are possible.
+    pub messages: Vec<Message>,
+    /// The partition's end (offset of the next message to be produced) as last heard; at least `last offset + 1`.
+    pub high_watermark: u64,
+}
+
+/// A partition that was given to this member.
+#[derive(Debug, Clone)]
+pub struct Assigned {
+    /// The partition.
+    pub partition: TopicPartition,
+    /// New with every assignment, never reused within a process.
+    pub epoch: u64,
+    /// What the group had committed, with its metadata.
+    pub committed: Option<Committed>,
+    /// Where reading starts (the committed offset, else the low watermark).
+    pub position: u64,
+    /// The partition's end at the time of the assignment.
+    pub high_watermark: u64,
+}
+
+/// A committed offset and what was said with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// Next to read.
+    pub offset: u64,
+    /// At most 4,096 bytes of text.
+    pub metadata: String,
+}
+
+/// What a consumer hears.
+#[derive(Debug)]
+pub enum Polled {
+    /// Messages of one partition.
+    Messages(Batch),
+    /// Partitions were added.
+    Assigned(Vec<Assigned>),
+    /// Partitions are being taken away. They may still be committed (unless `lost`) until
+    /// [`Consumer::finish_revocation`] is called; the consumer waits for that, within its own bound.
+    Revoked {
+        /// Which.
+        partitions: Vec<TopicPartition>,
+        /// They already belong to somebody else: drain and commit nothing.
+        lost: bool,
+    },
+    /// A partition has been read to its end (as far as is known).
+    End(TopicPartition),
+}
+
+/// A member of a consumer group.
+#[async_trait]
+pub trait Consumer: Send {
+    /// The next thing to hear. Cancel safe. Errors that heal by themselves are logged, not returned.
+    async fn poll(&mut self) -> Result<Polled, BrokerError>;
+
+    /// Commits offsets for partitions of the current assignment (others are refused), synchronously.
+    async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError>;
+
+    /// Reads on from `offset`, under a new epoch, which is returned; messages of the old epoch may still come, marked as such.
+    async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError>;
+
+    /// Stops delivering messages of a partition (backpressure); what was fetched is kept or fetched again.
+    fn pause(&mut self, partition: &TopicPartition) -> Result<(), BrokerError>;
+
+    /// Delivers again.
+    fn resume(&mut self, partition: &TopicPartition) -> Result<(), BrokerError>;
+
+    /// Lets a revocation go through.
+    fn finish_revocation(&mut self);
+
+    /// Leaves the group. Bounded in time.
+    async fn close(&mut self) -> Result<(), BrokerError>;
+}
+
+/// Reads one partition without a group: decisions, feeds, rebuilds, inspection.
+#[async_trait]
+pub trait Reader: Send {
+    /// The next messages, or an empty vector after `wait` without any.
+    async fn next(&mut self, wait: Duration) -> Result<Vec<Message>, BrokerError>;
+
+    /// Offset of the next message that [`next`](Self::next) would return.
+    fn position(&self) -> u64;
+}
+
+/// A message to be produced.
+#[derive(Debug, Clone, Default)]
+pub struct Produce {
+    /// Topic name.
+    pub topic: String,
+    /// `None`: by the key.
+    pub partition: Option<i32>,
+    /// Empty: no key.
+    pub key: Bytes,
+    /// Empty is a tombstone in a compacted topic; ours are not.
+    pub payload: Bytes,
+    /// In their order.
+    pub headers: Vec<(String, Bytes)>,
+    /// Milliseconds since the epoch; `None`: now.
+    pub timestamp_ms: Option<i64>,
+}
+
+/// Where a produced message went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivered {
+    /// Partition number.
+    pub partition: i32,
+    /// Its own offset.
+    pub offset: u64,
+}
+
+/// Produces with acknowledgement: when it answers, all in-sync replicas have the message.
+#[async_trait]
+pub trait Producer: Send + Sync {
+    /// Produces one message; waits for the acknowledgement. Messages of one partition keep the order of the calls.
+    async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError>;
+
+    /// Produces many, in order within a partition; the first failure is returned once all are settled.
+    async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError>;
+}
+
+/// A topic to be created.
+#[derive(Debug, Clone)]
+pub struct NewTopic {
+    /// Its name.
+    pub name: String,
+    /// Number of partitions.
+    pub partitions: i32,
+    /// Topic configuration, e.g. `retention.ms`.
+    pub config: Vec<(String, String)>,
+}
+
+/// A log: the way in to everything above.
+#[async_trait]
+pub trait Broker: Send + Sync + 'static {
+    /// Joins a group and subscribes to topics.
+    async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Consumer>, BrokerError>;
+
+    /// Opens a partition from `offset` on.
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn Reader>, BrokerError>;
+
+    /// A producer (idempotent, `acks=all`).
+    async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError>;
+
+    /// Number of partitions of a topic; `None` when it does not exist.
+    async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError>;
+
+    /// (low, high) watermarks of a partition.
+    async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError>;
+
+    /// What a group has committed, for each partition asked for. Does not join the group.
+    async fn committed(
+        &self,
+        group: &str,
+        partitions: &[TopicPartition],
+    ) -> Result<Vec<Option<Committed>>, BrokerError>;
+
+    /// Creates topics; one that exists already with as many partitions is no error.
+    async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError>;
+}
+
+/// What the broker could not do.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{operation}: {message}")]
+pub struct BrokerError {
+    /// What the caller may do.
+    pub kind: BrokerErrorKind,
+    /// What was being done.
+    pub operation: &'static str,
+    /// What went wrong, in one line, with the topic or partition.
+    pub message: String,
+}
+
+/// Classes of broker errors by what the caller may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BrokerErrorKind {
+    /// Try again after a pause.
+    Retryable,
+    /// A commit or seek named a partition that is not assigned (any more): drop it.
+    NotAssigned,
+    /// The offset to read from is no longer, or not yet, there: an operator must decide.
+    OutOfRange,
+    /// Topic, partition or group does not exist, or access is refused.
+    Refused,
+    /// The client is unusable.
+    Fatal,
+}

@@ -1,0 +1,18 @@
+//! `utxo-store`: an event-sourced store of Bitcoin transaction outputs.
+//!
+//! Layers only look down: [`cli`], [`api`] → [`ingest`], [`sequencer`] → [`store`] → [`engine`] →
+//! [`record`] → [`tx`], with [`broker`] and [`event`] beside [`engine`]. `ARCHITECTURE.md` is the map.
+
+pub mod api;
+pub mod broker;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod engine;
+pub mod event;
+pub mod ingest;
+pub mod record;
+pub mod sequencer;
+pub mod store;
+pub mod telemetry;
+pub mod tx;

@@ -1,0 +1,363 @@
+//! Operations as data, and what they answer.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{BlockRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState, Verdict};
+use crate::tx::{Txid, UtxoHash};
+
+/// Settings that decide what an operation does; the same for every operation on a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// `block_height_retention`, blocks; 0 disables `deleteAtHeight`.
+    pub retention: u32,
+}
+
+/// One atomic, idempotent change of one record.
+///
+/// Those that carry a [`Stamp`] belong to the sequencer: they always write it, and are refused by a record that holds a
+/// later one. The others are the fast path's and recovery's, and only add.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation {
+    /// Puts a page where there is none. The page may carry spends of children that were waiting for it.
+    /// Existing live page, or tombstone: `AlreadyApplied(State)`. Anything else: `Rejected(Exists)`.
+    Create(Arc<Page>),
+    /// Stores a contested transaction whole: the page must have `conflicting` and, on the master, a verdict.
+    /// Absent → put. A stub → filled; its own verdict, stamp and marks stay. A contested one (not live) →
+    /// `AlreadyApplied(State)`; its body is replaced where the verdict is `MissingParent` or `Mismatch`. A tombstone of a
+    /// transaction that was conflicting → put again. Live, creating, other tombstone: `Rejected(Exists)`.
+    CreateContested(Arc<Page>),
+    /// Takes slots for one spender, all or nothing.
+    Spend(Spend),
+    /// Clears `creating`. Refused (`Contested master`) while the master's verdict is pending or conflicting; on other
+    /// pages the caller sees to that.
+    ClearCreating,
+    /// Adds (or takes) a page to (from) the master's set of all-spent pages and evaluates `deleteAtHeight` again.
+    SetPageSpent {
+        /// The page, never 0.
+        page: u32,
+        /// All its slots are spent.
+        spent: bool,
+    },
+    /// Copies the master's `deleteAtHeight` to another page.
+    SetDeleteAtHeight(Option<u32>),
+    /// Takes the lock record of a creation: absent or expired at `now_ms`, or held by the same owner.
+    AcquireLockRecord {
+        /// What to write.
+        lock_record: LockRecord,
+        /// Milliseconds since the epoch.
+        now_ms: u64,
+    },
+    /// Deletes the lock record if `owner` holds it; absent or another's: `AlreadyApplied`.
+    ReleaseLockRecord {
+        /// The token it was acquired with.
+        owner: u64,
+    },
+    /// Writes the meta record where there is none.
+    CreateMeta(MetaRecord),
+    /// Replaces the meta record if it still is `expected`.
+    ReplaceMeta {
+        /// What was read.
+        expected: MetaRecord,
+        /// What to write.
+        new: MetaRecord,
+    },
+    /// An operation of the sequencer.
+    Sequenced(Stamp, Sequenced),
+}
+
+/// The sequencer's record operations (`DESIGN.md` section 7).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sequenced {
+    /// On a master. Absent → a stub with a pending verdict; `creating` → verdict pending and `conflicting`; contested
+    /// already, live or a tombstone → `AlreadyApplied(State)`.
+    MarkContested,
+    /// Frees the slots that name their `holder`; either way marks them contested, so that a late spend cannot land.
+    /// Frozen slots and slots whose spender was pruned are refused, all or nothing.
+    Settle(Vec<HeldSlot>),
+    /// Moves slots to a transaction, by compare-and-set on who holds them, and marks them contested. All or nothing.
+    Respend(Respend),
+    /// Verdict accepted: clears `creating` and `conflicting` (and `deleteAtHeight`, re-evaluated). A stub or an absent
+    /// record is refused. On pages other than the master only the flags.
+    Accept,
+    /// Flags the page conflicting and, on the master, writes the verdict. Absent master → a stub.
+    /// `deleteAtHeight` = `height` + retention, if not set yet.
+    MarkConflicting {
+        /// Why.
+        reason: Reason,
+        /// Block height at the decision.
+        height: u32,
+    },
+    /// Adds a conflicting child to a master, up to [`MAX_CONFLICTING_CHILDREN`]; beyond that `AlreadyApplied`.
+    AddConflictingChild(Txid),
+    /// Removes a child that is live again.
+    RemoveConflictingChild(Txid),
+    /// On the longest chain: adds the triple once, clears `unminedSince` and `locked`, evaluates `deleteAtHeight`; refused
+    /// while creating, conflicting or a stub. On a side chain: only the triple (conflicting is no obstacle).
+    /// On pages other than the master: clears `locked`. Answers all block ids.
+    SetMined {
+        /// The block.
+        mined_in: MinedIn,
+        /// Whether that block is on the longest chain.
+        longest_chain: bool,
+    },
+    /// Removes the triple of a block that leaves the longest chain; `unminedSince` = the earlier of what is there and
+    /// `height`; `deleteAtHeight` cleared. Absent: `AlreadyApplied`. Answers all block ids.
+    UnsetMined {
+        /// The block's local id.
+        block_id: u32,
+        /// Its height.
+        height: u32,
+    },
+    /// Sets or clears `locked`.
+    SetLocked(bool),
+    /// Freezes a slot; refused when spent or frozen already.
+    Freeze {
+        /// Slot within the page.
+        offset: u32,
+    },
+    /// Frees a frozen slot; refused when not frozen.
+    Unfreeze {
+        /// Slot within the page.
+        offset: u32,
+    },
+    /// Bars a slot until a height (`utxoSpendableIn`); refused when spent or frozen.
+    FreezeUntil {
+        /// Slot within the page.
+        offset: u32,
+        /// The height from which it is spendable.
+        height: u32,
+    },
+    /// Gives a frozen slot to a new owner.
+    Reassign {
+        /// Slot within the page.
+        offset: u32,
+        /// Hash it must have.
+        utxo_hash: UtxoHash,
+        /// Hash of the new owner's output.
+        new_utxo_hash: UtxoHash,
+        /// The new owner's output.
+        output: super::StoredOutput,
+        /// Height of the reassignment.
+        block_height: u32,
+        /// Height from which the new owner can spend.
+        spendable_at: u32,
+    },
+    /// Raises `preserveUntil` (never lowers it) and clears `deleteAtHeight`.
+    Preserve {
+        /// Height until which the transaction is kept.
+        until: u32,
+    },
+    /// Marks spent slots as spent by something pruned; only where they name that spender.
+    MarkSpenderPruned(Vec<HeldSlot>),
+    /// Makes the page a tombstone. Refused unless all spent and mined (master), or conflicting by verdict.
+    /// Keeps the verdict, so that a contested create can replace the tombstone of a conflicting transaction.
+    Prune {
+        /// Height of the last applied block.
+        height: u32,
+    },
+    /// Writes a block record.
+    PutBlock(BlockRecord),
+}
+
+/// Beyond this number of conflicting children nothing is automatic.
+pub const MAX_CONFLICTING_CHILDREN: usize = 10_000;
+
+/// Takes slots of one page for one spender.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spend {
+    /// Who spends.
+    pub spender: Txid,
+    /// Height of the block that the spender can first be in.
+    pub height: u32,
+    /// What it takes; all or nothing.
+    pub slots: Vec<SpendSlot>,
+    /// Whether marks bar the way.
+    pub marks: Marks,
+}
+
+/// Whether contested marks, locks and freezes refuse a spend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marks {
+    /// They do.
+    Respect,
+    /// They do not: a rebuild below the frontier of a transaction that is known to have won.
+    Ignore,
+}
+
+/// One slot to take, and the previous output as the spender claims it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpendSlot {
+    /// Slot within the page.
+    pub offset: u32,
+    /// Index of the spender's input.
+    pub input: u32,
+    /// Hash of the previous output.
+    pub utxo_hash: UtxoHash,
+    /// Its amount.
+    pub satoshis: u64,
+    /// Its locking script.
+    pub script: Bytes,
+}
+
+/// A slot and who is said to hold it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldSlot {
+    /// Slot within the page.
+    pub offset: u32,
+    /// Its presumed holder.
+    pub holder: SpendingData,
+}
+
+/// Moves slots of one page to `to`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Respend {
+    /// Who gets them.
+    pub to: Txid,
+    /// What moves; all or nothing.
+    pub slots: Vec<RespendSlot>,
+    /// How much is checked beyond the holder.
+    pub checks: RespendChecks,
+}
+
+/// One slot that changes hands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RespendSlot {
+    /// The slot and the claimed previous output.
+    pub slot: SpendSlot,
+    /// Who must hold it now: `None` = free. A slot that already names `to` with this input is done.
+    pub from: Option<SpendingData>,
+}
+
+/// What a [`Respend`] checks beyond the compare-and-set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RespendChecks {
+    /// Everything a spend at this height checks, but for the contested mark: while evaluating.
+    Spend {
+        /// Height of the block that the spender can first be in.
+        height: u32,
+    },
+    /// Only that the slot exists, is not frozen and its spender was not pruned: the decision is made.
+    Decided,
+}
+
+/// What an operation did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The record changed.
+    Applied(Reply),
+    /// The record already was as asked for (marks and stamps may still have been written).
+    AlreadyApplied(Reply),
+    /// The record was not changed.
+    Rejected(Rejection),
+}
+
+impl Outcome {
+    /// `Applied` or `AlreadyApplied`.
+    pub fn is_done(&self) -> bool {
+        !matches!(self, Outcome::Rejected(_))
+    }
+}
+
+/// What comes back with an outcome.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// Nothing more to say.
+    None,
+    /// How the transaction stands (found for `AlreadyApplied`).
+    State(TxState),
+    /// After a change of slots.
+    Slots {
+        /// `ALL_SPENT`: every slot of this page is spent now.
+        all_spent: bool,
+        /// `DAH_SET` / `DAH_UNSET`: `deleteAtHeight` as it is now, if it changed.
+        delete_at_height: Option<Option<u32>>,
+    },
+    /// All block ids of the transaction after the change, and how many pages it has besides the master.
+    Mined {
+        /// `blockIDs`
+        block_ids: Vec<u32>,
+        /// `totalExtraRecs`
+        extra_pages: u32,
+    },
+}
+
+/// Why an operation was refused. `code` gives the seed's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rejection {
+    /// No such record.
+    NotFound,
+    /// The record is a tombstone, pruned at this height.
+    Pruned(u32),
+    /// Half created.
+    Creating,
+    /// Conflicting or contested.
+    Conflicting(Verdict),
+    /// Outputs not spendable yet.
+    Locked,
+    /// A coinbase below its maturity: spendable from this height on.
+    Immature(u32),
+    /// The slot is nil or out of range.
+    NoSuchOutput(u32),
+    /// The slot's hash differs.
+    HashMismatch(u32),
+    /// The stored output's script or amount differs.
+    OutputMismatch(u32),
+    /// The slot or the whole transaction is frozen.
+    Frozen(u32),
+    /// The slot has a history.
+    Contested(u32),
+    /// The slot is spent by another.
+    SpentBy(u32, SpendingData),
+    /// The slot is spendable from this height on: (slot, height).
+    NotYetSpendable(u32, u32),
+    /// The slot names this very spender, which was pruned since.
+    SpenderPruned(u32),
+    /// The slot is free but was said to be held.
+    NotHeld(u32),
+    /// The slot is not frozen.
+    NotFrozen(u32),
+    /// The slot is frozen already.
+    AlreadyFrozen(u32),
+    /// A record is there already, in this state.
+    Exists(TxState),
+    /// The record holds this later stamp.
+    StaleStamp(Stamp),
+    /// The lock record is held by somebody else.
+    Held(LockRecord),
+    /// The page may not be pruned.
+    NotPrunable,
+    /// The record is not of the kind that this operation changes, or (for `ReplaceMeta`) not as expected.
+    Unexpected,
+}
+
+impl Rejection {
+    /// The seed's name for it, where it has one (`semantics.md`, "Names other systems use").
+    pub fn code(&self) -> &'static str {
+        match self {
+            Rejection::NotFound => "TX_NOT_FOUND",
+            Rejection::Pruned(_) => "PRUNED",
+            Rejection::Creating => "CREATING",
+            Rejection::Conflicting(_) => "CONFLICTING",
+            Rejection::Locked => "LOCKED",
+            Rejection::Immature(_) => "COINBASE_IMMATURE",
+            Rejection::NoSuchOutput(_) => "UTXO_NOT_FOUND",
+            Rejection::HashMismatch(_) => "UTXO_HASH_MISMATCH",
+            Rejection::OutputMismatch(_) => "OUTPUT_MISMATCH",
+            Rejection::Frozen(_) => "FROZEN",
+            Rejection::Contested(_) => "CONTESTED",
+            Rejection::SpentBy(..) => "SPENT",
+            Rejection::NotYetSpendable(..) => "FROZEN_UNTIL",
+            Rejection::SpenderPruned(_) => "SPENDER_PRUNED",
+            Rejection::NotHeld(_) => "INVALID_SPEND",
+            Rejection::NotFrozen(_) => "NOT_FROZEN",
+            Rejection::AlreadyFrozen(_) => "ALREADY_FROZEN",
+            Rejection::Exists(_) => "TX_EXISTS",
+            Rejection::StaleStamp(_) => "STALE_STAMP",
+            Rejection::Held(_) => "LOCK_RECORD_HELD",
+            Rejection::NotPrunable => "NOT_PRUNABLE",
+            Rejection::Unexpected => "UNEXPECTED",
+        }
+    }
+}

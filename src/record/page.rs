@@ -1,0 +1,418 @@
+//! The records themselves. Field names follow the bins of `semantics.md`; a bin that is absent is `None`, `false` or
+//! empty here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use crate::tx::{Txid, UtxoHash};
+
+/// When the sequencer last changed a record: bin `chainPos`. A record refuses an operation with an earlier stamp; with
+/// an equal one the operation's own compare-and-set decides. So a zombie or a replay can do no harm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// Offset in `utxo.chain` of the event that is being handled.
+    pub offset: u64,
+    /// The part of its handling.
+    pub phase: Phase,
+}
+
+/// Parts of the sequencer's handling of one chain event, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Only what is harmless, before the decision is written.
+    Evaluate = 0,
+    /// What the decision says.
+    Apply = 1,
+    /// Pruning, after the event.
+    Prune = 2,
+}
+
+/// Who spends a slot: 36 bytes, transaction id and little-endian input index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SpendingData {
+    /// The spending transaction.
+    pub txid: Txid,
+    /// The index of its input.
+    pub input: u32,
+}
+
+/// One output of a transaction as the store sees it; its place in the list is its `vout` within the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// An output that gets no slot (data), or a gap of a partial transaction.
+    Nil,
+    /// 32 bytes.
+    Unspent(UtxoHash),
+    /// 68 bytes.
+    Spent(UtxoHash, SpendingData),
+    /// 68 bytes, the last 36 all `0xFF`.
+    Frozen(UtxoHash),
+}
+
+impl Slot {
+    /// The hash that the slot commits to.
+    pub fn hash(&self) -> Option<UtxoHash> {
+        match self {
+            Slot::Nil => None,
+            Slot::Unspent(hash) | Slot::Spent(hash, _) | Slot::Frozen(hash) => Some(*hash),
+        }
+    }
+
+    /// Who spends it.
+    pub fn spender(&self) -> Option<SpendingData> {
+        match self {
+            Slot::Spent(_, spender) => Some(*spender),
+            _ => None,
+        }
+    }
+}
+
+/// One (block id, height, subtree index) of `blockIDs`, `blockHeights`, `subtreeIdxs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MinedIn {
+    /// Local sequence number of the block; 0 is the genesis or a seeded block.
+    pub block_id: u32,
+    /// Its height.
+    pub height: u32,
+    /// The subtree of the block that lists the transaction.
+    pub subtree: u32,
+}
+
+/// What became of a contested transaction: bins `verdict` and `reason`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// 0: the sequencer has yet to say.
+    Pending,
+    /// 1: live.
+    Accepted,
+    /// 2: lost, and why.
+    Conflicting(Reason),
+}
+
+/// Why a transaction is conflicting, or why it was contested. Encoded in the `reason` bin, in decisions and outcomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Reason {
+    /// An input is spent by another transaction.
+    DoubleSpend {
+        /// Index of the input.
+        input: u32,
+        /// The transaction that spends it.
+        winner: Txid,
+    },
+    /// A parent is conflicting by verdict.
+    ConflictingParent {
+        /// That parent.
+        parent: Txid,
+    },
+    /// A parent was proven never to have been produced before it.
+    MissingParent {
+        /// That parent.
+        parent: Txid,
+    },
+    /// A parent was pruned before its slot was taken.
+    PrunedParent {
+        /// That parent.
+        parent: Txid,
+    },
+    /// A coinbase parent was immature at the transaction's height.
+    Immature {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The slot's hash, script or amount differs from what the input says.
+    Mismatch {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The parent has no such output, or one without a slot.
+    NoSuchOutput {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The slot is spendable only from a later height on.
+    NotYetSpendable {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The slot, or its transaction, is frozen.
+    Frozen {
+        /// Index of the input.
+        input: u32,
+    },
+    /// A parent stayed locked longer than the grace.
+    Locked {
+        /// That parent.
+        parent: Txid,
+    },
+    /// A slot has a history, so the sequencer must decide. Only ever why a transaction was contested, never a verdict.
+    History {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The transaction's own record was found contested. Only ever why it was contested, never a verdict.
+    Found,
+    /// An operator said so.
+    Command,
+    /// A coinbase whose block left the longest chain.
+    Disconnected,
+}
+
+/// The body of a transaction: bins `inputs` and `outputs`, or `external`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// The transaction in extended format.
+    Transaction(Bytes),
+    /// A partial transaction: its outputs by index, gaps `None`.
+    Outputs(Vec<Option<StoredOutput>>),
+    /// In the blob store.
+    External,
+}
+
+/// An output of a partial transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredOutput {
+    /// Its amount.
+    pub satoshis: u64,
+    /// Its locking script.
+    pub script: Bytes,
+}
+
+/// An audit entry of a reassignment, with what is needed to check the new owner's spend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reassignment {
+    /// Slot within the page.
+    pub offset: u32,
+    /// Hash before.
+    pub utxo_hash: UtxoHash,
+    /// Hash after.
+    pub new_utxo_hash: UtxoHash,
+    /// Height at which it was reassigned.
+    pub block_height: u32,
+    /// The new owner's output: replaces the stored one where a spend is checked.
+    pub output: StoredOutput,
+}
+
+/// A page of a transaction. Page 0 (the master) has `master`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// `txID`
+    pub txid: Txid,
+    /// Which page this is: page `n` holds the slots from `n * utxo_batch_size` on.
+    pub number: u32,
+    /// `version`
+    pub version: u32,
+    /// `locktime`
+    pub lock_time: u32,
+    /// `fee`, satoshis; 0 for a coinbase or partial transaction
+    pub fee: u64,
+    /// `sizeInBytes` of the standard serialisation; 0 for a partial transaction
+    pub size_in_bytes: u64,
+    /// `extendedSize`; 0 for a partial transaction
+    pub extended_size: u64,
+    /// `utxos`: `None` in a stub and in a tombstone
+    pub utxos: Option<Vec<Slot>>,
+    /// `spentUtxos`: spent slots of this page
+    pub spent_utxos: u32,
+    /// `recordUtxos`: slots of this page that are not nil, plus one for each reassignment
+    pub record_utxos: u32,
+    /// `isCoinbase`
+    pub is_coinbase: bool,
+    /// `locked`: outputs not spendable yet
+    pub locked: bool,
+    /// `conflicting`
+    pub conflicting: bool,
+    /// `frozen`: the whole transaction
+    pub frozen: bool,
+    /// `creatingAt`, ms since the epoch. Present exactly while `creating` is set.
+    pub creating_at: Option<u64>,
+    /// `spendingHeight` of a coinbase
+    pub spending_height: Option<u32>,
+    /// `contested`: slots with a history
+    pub contested: BTreeSet<u32>,
+    /// `prunedSpenders`: spent slots whose spender was pruned
+    pub pruned_spenders: BTreeSet<u32>,
+    /// `utxoSpendableIn`: slot → height from which it is spendable
+    pub utxo_spendable_in: BTreeMap<u32, u32>,
+    /// `reassignments`
+    pub reassignments: Vec<Reassignment>,
+    /// `chainPos`
+    pub chain_pos: Option<Stamp>,
+    /// `deleteAtHeight`: a hint for the pruner
+    pub delete_at_height: Option<u32>,
+    /// `pruned`: this is a tombstone; the height at which it was pruned
+    pub pruned: Option<u32>,
+    /// The bins that only the master has.
+    pub master: Option<Box<Master>>,
+}
+
+/// The bins that only page 0 has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Master {
+    /// `totalUtxos`: all slots of all pages, nil included
+    pub total_utxos: u32,
+    /// `totalExtraRecs`: pages besides this one
+    pub total_extra_recs: u32,
+    /// `blockIDs`, `blockHeights`, `subtreeIdxs`
+    pub mined: Vec<MinedIn>,
+    /// `createdAt`, ms since the epoch
+    pub created_at: u64,
+    /// `unminedSince`: height; `None` once mined on the longest chain
+    pub unmined_since: Option<u32>,
+    /// `inputs` and `outputs`, or `external`. `None` in a stub and in a tombstone.
+    pub body: Option<Body>,
+    /// `conflictingCs`: children that are conflicting, at most 10,000
+    pub conflicting_children: BTreeSet<Txid>,
+    /// `spentPages`: pages *other than this one* whose slots are all spent
+    pub spent_pages: BTreeSet<u32>,
+    /// `verdict` and `reason`: present once the transaction was contested
+    pub verdict: Option<Verdict>,
+    /// `preserveUntil`
+    pub preserve_until: Option<u32>,
+}
+
+/// How a transaction stands, read off its master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TxState {
+    /// Has `utxos`, and neither `creating`, `conflicting` nor `pruned`. Locked and frozen ones are live.
+    Live,
+    /// Half created, not contested.
+    Creating,
+    /// A contested master without a body.
+    Stub(Verdict),
+    /// Contested, with a body, and not (yet) accepted.
+    Conflicting(Verdict),
+    /// A tombstone.
+    Pruned(u32),
+}
+
+impl Page {
+    /// A master without body or slots: what a stub starts as.
+    pub fn stub(txid: Txid, verdict: Verdict) -> Self {
+        Page {
+            txid,
+            number: 0,
+            version: 0,
+            lock_time: 0,
+            fee: 0,
+            size_in_bytes: 0,
+            extended_size: 0,
+            utxos: None,
+            spent_utxos: 0,
+            record_utxos: 0,
+            is_coinbase: false,
+            locked: false,
+            conflicting: true,
+            frozen: false,
+            creating_at: None,
+            spending_height: None,
+            contested: BTreeSet::new(),
+            pruned_spenders: BTreeSet::new(),
+            utxo_spendable_in: BTreeMap::new(),
+            reassignments: Vec::new(),
+            chain_pos: None,
+            delete_at_height: None,
+            pruned: None,
+            master: Some(Box::new(Master {
+                total_utxos: 0,
+                total_extra_recs: 0,
+                mined: Vec::new(),
+                created_at: 0,
+                unmined_since: None,
+                body: None,
+                conflicting_children: BTreeSet::new(),
+                spent_pages: BTreeSet::new(),
+                verdict: Some(verdict),
+                preserve_until: None,
+            })),
+        }
+    }
+
+    /// The verdict of a contested master.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.master.as_ref().and_then(|master| master.verdict)
+    }
+
+    /// How the transaction stands, by this page's own flags (the master's are the transaction's).
+    pub fn state(&self) -> TxState {
+        if let Some(height) = self.pruned {
+            return TxState::Pruned(height);
+        }
+        let verdict = self.verdict().unwrap_or(Verdict::Pending);
+        if self.utxos.is_none() {
+            TxState::Stub(verdict)
+        } else if self.conflicting {
+            TxState::Conflicting(verdict)
+        } else if self.creating_at.is_some() {
+            TxState::Creating
+        } else {
+            TxState::Live
+        }
+    }
+
+    /// All slots that are not nil are spent. A page of only nil slots is so from the start.
+    pub fn all_spent(&self) -> bool {
+        self.spent_utxos == self.record_utxos
+    }
+}
+
+/// The lock record of a multi-page creation (`000_eaac0d3352205430.txt`, section 3.1). It saves work; nothing depends
+/// on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockRecord {
+    /// `created_at`, ms since the epoch
+    pub created_at: u64,
+    /// When it may be taken over, ms since the epoch (the record's TTL)
+    pub expires_at: u64,
+    /// `process_id`
+    pub process_id: u32,
+    /// `hostname`
+    pub hostname: String,
+    /// `expected_recs`
+    pub expected_recs: u32,
+    /// Fences the release: only who acquired it releases it.
+    pub owner: u64,
+}
+
+/// What the sequencer knows of a block: which triples are on the longest chain follows from here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockRecord {
+    /// Local sequence number; also the key.
+    pub block_id: u32,
+    /// Block hash, internal order.
+    pub hash: [u8; 32],
+    /// Hash of the block before it.
+    pub previous: [u8; 32],
+    /// Height.
+    pub height: u32,
+    /// Header time, seconds since the epoch.
+    pub time: u32,
+    /// Connected to the longest chain.
+    pub longest_chain: bool,
+    /// Transactions of the block already set mined, in its order.
+    pub progress: u64,
+    /// See [`Stamp`].
+    pub chain_pos: Option<Stamp>,
+}
+
+/// Who this store is; checked at every start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetaRecord {
+    /// Random, from the first start.
+    pub store_id: [u8; 16],
+    /// Version of the record layout.
+    pub layout_version: u32,
+    /// `main`, `test` or `regtest`
+    pub network: String,
+    /// Slots a page; fixed for the life of a set.
+    pub utxo_batch_size: u32,
+    /// `block_height_retention`
+    pub retention: u32,
+    /// Everything up to this height was pruned.
+    pub prune_horizon: u32,
+    /// Identifies the chain topic: a recreated topic would start again at offset 0. `None` until its first event.
+    pub chain_id: Option<[u8; 32]>,
+    /// Where a rebuild of this set ends: the chain offset (next to read) that the live group had committed.
+    pub frontier: Option<u64>,
+}

@@ -1,0 +1,139 @@
+//! 32-byte identifiers. Bytes are in *internal* order; text is in the reversed order that explorers show.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The text was not 64 hexadecimal digits (for an outpoint: followed by `:` and an output index).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not {1}")]
+pub struct ParseIdError(String, &'static str);
+
+/// Double SHA-256 of a transaction's standard serialisation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bincode::Encode, bincode::Decode)]
+pub struct Txid(pub [u8; 32]);
+
+/// What a slot commits to: see [`crate::tx::utxo_hash`]. Shown in internal order: it has no customary text form.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bincode::Encode, bincode::Decode)]
+pub struct UtxoHash(pub [u8; 32]);
+
+/// One output of one transaction.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode)]
+pub struct Outpoint {
+    /// The transaction that created the output.
+    pub txid: Txid,
+    /// Its index there.
+    pub vout: u32,
+}
+
+impl fmt::Display for Txid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut bytes = self.0;
+        bytes.reverse();
+        f.write_str(&hex::encode(bytes))
+    }
+}
+
+impl fmt::Debug for Txid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Txid {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(text, &mut bytes)
+            .map_err(|_| ParseIdError(text.to_owned(), "a transaction id (64 hexadecimal digits)"))?;
+        bytes.reverse();
+        Ok(Txid(bytes))
+    }
+}
+
+impl fmt::Display for UtxoHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex::encode(self.0))
+    }
+}
+
+impl fmt::Debug for UtxoHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Outpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.txid, self.vout)
+    }
+}
+
+impl fmt::Debug for Outpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Outpoint {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let wrong = || ParseIdError(text.to_owned(), "an outpoint (txid:vout)");
+        let (txid, vout) = text.split_once(':').ok_or_else(wrong)?;
+        Ok(Outpoint { txid: txid.parse().map_err(|_| wrong())?, vout: vout.parse().map_err(|_| wrong())? })
+    }
+}
+
+macro_rules! serde_as_text {
+    ($($name:ty),*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+serde_as_text!(Txid, Outpoint);
+
+impl FromStr for UtxoHash {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(text, &mut bytes)
+            .map_err(|_| ParseIdError(text.to_owned(), "a UTXO hash (64 hexadecimal digits)"))?;
+        Ok(UtxoHash(bytes))
+    }
+}
+serde_as_text!(UtxoHash);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_reversed_and_round_trips() {
+        let text = "4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b";
+        let txid: Txid = text.parse().unwrap();
+        assert_eq!(txid.0[0], 0x3b);
+        assert_eq!(txid.to_string(), text);
+        let outpoint: Outpoint = format!("{text}:7").parse().unwrap();
+        assert_eq!(outpoint.to_string(), format!("{text}:7"));
+    }
+
+    #[test]
+    fn bad_text_is_refused_with_the_text_in_the_error() {
+        for text in ["", "abc", "zz", &"0".repeat(63), &"0".repeat(66)] {
+            let error = text.parse::<Txid>().unwrap_err();
+            assert!(error.to_string().contains(text));
+        }
+        assert!(format!("{}:-1", "0".repeat(64)).parse::<Outpoint>().is_err());
+    }
+}
