@@ -1,0 +1,85 @@
+//! When do dead letters stop being an exception? Limits beyond which a partition halts, loudly. Pure.
+
+use std::collections::VecDeque;
+
+/// Limits on dead letters of one partition.
+#[derive(Debug, Clone, Copy)]
+pub struct DeadLetterLimits {
+    /// So many in a row halt the partition.
+    pub consecutive: u32,
+    /// Such a share of the events of a minute halts the partition (once at least `consecutive` are among them).
+    pub ratio: f64,
+}
+
+/// Counts dead letters of one partition.
+#[derive(Debug, Default)]
+pub struct DeadLetterGauge {
+    in_a_row: u32,
+    /// (second, events, dead letters), for the last minute.
+    seconds: VecDeque<(u64, u64, u64)>,
+}
+
+const WINDOW_SECONDS: u64 = 60;
+
+impl DeadLetterGauge {
+    /// Counts an event. `Some(why)` when the partition must halt.
+    pub fn count(&mut self, limits: &DeadLetterLimits, is_dead_letter: bool, now_ms: u64) -> Option<String> {
+        let second = now_ms / 1_000;
+        while self.seconds.front().is_some_and(|(then, ..)| then + WINDOW_SECONDS <= second) {
+            self.seconds.pop_front();
+        }
+        if self.seconds.back().is_none_or(|(last, ..)| *last != second) {
+            self.seconds.push_back((second, 0, 0));
+        }
+        if let Some((_, events, dead)) = self.seconds.back_mut() {
+            *events += 1;
+            *dead += u64::from(is_dead_letter);
+        }
+        if !is_dead_letter {
+            self.in_a_row = 0;
+            return None;
+        }
+        self.in_a_row += 1;
+        if self.in_a_row >= limits.consecutive {
+            return Some(format!("{} dead letters in a row", self.in_a_row));
+        }
+        let (events, dead) = self.seconds.iter().fold((0, 0), |sum, second| (sum.0 + second.1, sum.1 + second.2));
+        let share = dead as f64 / events as f64;
+        (dead >= u64::from(limits.consecutive) && share > limits.ratio)
+            .then(|| format!("{dead} of the {events} events of the last minute are dead letters"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: DeadLetterLimits = DeadLetterLimits { consecutive: 3, ratio: 0.05 };
+
+    #[test]
+    fn a_row_of_them_halts() {
+        let mut gauge = DeadLetterGauge::default();
+        assert_eq!(gauge.count(&LIMITS, true, 0), None);
+        assert_eq!(gauge.count(&LIMITS, true, 0), None);
+        assert_eq!(gauge.count(&LIMITS, false, 0), None);
+        assert_eq!(gauge.count(&LIMITS, true, 100_000), None);
+        assert_eq!(gauge.count(&LIMITS, true, 100_000), None);
+        assert!(gauge.count(&LIMITS, true, 100_000).is_some());
+    }
+
+    #[test]
+    fn a_share_of_a_minute_halts_and_older_ones_are_forgotten() {
+        let every_tenth = |gauge: &mut DeadLetterGauge, from: u64| {
+            (0..60).find_map(|step| gauge.count(&LIMITS, step % 10 == 9, from + step * 500))
+        };
+        let mut gauge = DeadLetterGauge::default();
+        let why = every_tenth(&mut gauge, 0).unwrap();
+        assert!(why.starts_with("3 of the 30"), "{why}");
+        let mut calm = DeadLetterGauge::default();
+        assert!((0..20).all(|minute| calm.count(&LIMITS, true, minute * 61_000).is_none() && !calm_reset(&mut calm, minute)));
+    }
+
+    fn calm_reset(gauge: &mut DeadLetterGauge, minute: u64) -> bool {
+        gauge.count(&LIMITS, false, minute * 61_000).is_some()
+    }
+}

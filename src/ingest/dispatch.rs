@@ -1,0 +1,258 @@
+//! Rows to the engine: gathered by size and age, many batches in flight, failures tried again with a growing pause.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{
+    engine::{EngineError, ErrorKind, RecordEngine, Row},
+    ingest::{flight::FlightId, plan::{EventRef, Token, own_state_of}},
+    record::{Key, Outcome, TxState},
+    telemetry::Metrics,
+    tx::Txid,
+};
+
+/// What comes back to the pipeline from the tasks that it started.
+#[derive(Debug)]
+pub enum Done {
+    /// Rows have their outcomes; `last` when their batch is through.
+    Rows {
+        /// Outcomes by token.
+        outcomes: Vec<(Token, Outcome)>,
+        /// Nothing of that batch is left.
+        last: bool,
+    },
+    /// Own records were read.
+    Reads(Vec<(FlightId, Option<TxState>)>),
+    /// A contest is in the log.
+    ContestPublished(FlightId),
+    /// The dead letter of an event is in its topic.
+    DeadLetterPublished(EventRef),
+    /// The store did not answer, or does again.
+    StoreReachable(Result<(), String>),
+    /// Nothing can go on.
+    Fatal(String),
+}
+
+/// Limits of a [`Dispatcher`].
+#[derive(Debug, Clone, Copy)]
+pub struct DispatchSettings {
+    /// Rows a batch.
+    pub batch_size: usize,
+    /// How long a row waits for its batch to fill.
+    pub batch_age: Duration,
+    /// Batches on their way at once.
+    pub in_flight_batches: usize,
+    /// First and longest pause before a failed row is sent again.
+    pub retry_pause: (Duration, Duration),
+}
+
+/// Gathers rows into batches and sends them.
+pub struct Dispatcher {
+    engine: Arc<dyn RecordEngine>,
+    settings: DispatchSettings,
+    metrics: Arc<Metrics>,
+    done: mpsc::UnboundedSender<Done>,
+    tokens: Vec<Token>,
+    rows: Vec<Row>,
+    oldest: Option<Instant>,
+    reads: Vec<(FlightId, Txid)>,
+    in_flight: usize,
+}
+
+impl Dispatcher {
+    /// Results go to `done`.
+    pub fn new(
+        engine: Arc<dyn RecordEngine>,
+        settings: DispatchSettings,
+        metrics: Arc<Metrics>,
+        done: mpsc::UnboundedSender<Done>,
+    ) -> Self {
+        Dispatcher {
+            engine,
+            settings,
+            metrics,
+            done,
+            tokens: Vec::new(),
+            rows: Vec::new(),
+            oldest: None,
+            reads: Vec::new(),
+            in_flight: 0,
+        }
+    }
+
+    /// Adds a row; full batches leave at once.
+    pub fn push(&mut self, token: Token, row: Row) {
+        self.oldest.get_or_insert_with(Instant::now);
+        self.tokens.push(token);
+        self.rows.push(row);
+        if self.rows.len() >= self.settings.batch_size && self.in_flight < self.settings.in_flight_batches {
+            self.send();
+        }
+    }
+
+    /// Adds a read of a master record.
+    pub fn read(&mut self, flight: FlightId, txid: Txid) {
+        self.reads.push((flight, txid));
+    }
+
+    /// Sends what is due: everything when nothing else is on its way or the oldest row has waited long enough.
+    pub fn flush(&mut self) {
+        if !self.reads.is_empty() {
+            self.send_reads();
+        }
+        while !self.rows.is_empty() && self.in_flight < self.settings.in_flight_batches {
+            let full = self.rows.len() >= self.settings.batch_size;
+            let old = self.oldest.is_some_and(|since| since.elapsed() >= self.settings.batch_age);
+            if !(full || old || self.in_flight == 0) {
+                return;
+            }
+            self.send();
+        }
+    }
+
+    /// When [`flush`](Self::flush) has something to do, whatever else happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.oldest.filter(|_| self.in_flight < self.settings.in_flight_batches).map(|since| since + self.settings.batch_age)
+    }
+
+    /// A batch is through.
+    pub fn batch_done(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    /// Whether nothing is gathered or on its way.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.rows.is_empty() && self.reads.is_empty()
+    }
+
+    fn send(&mut self) {
+        let size = self.rows.len().min(self.settings.batch_size);
+        let rest = (self.rows.split_off(size), self.tokens.split_off(size));
+        let (rows, tokens) = (std::mem::replace(&mut self.rows, rest.0), std::mem::replace(&mut self.tokens, rest.1));
+        self.oldest = (!self.rows.is_empty()).then(Instant::now);
+        self.in_flight += 1;
+        self.metrics.store_batch_size.observe(rows.len() as f64);
+        tokio::spawn(apply_until_done(
+            self.engine.clone(),
+            self.settings,
+            self.metrics.clone(),
+            self.done.clone(),
+            tokens,
+            rows,
+        ));
+    }
+
+    fn send_reads(&mut self) {
+        let reads = std::mem::take(&mut self.reads);
+        tokio::spawn(read_until_done(self.engine.clone(), self.settings, self.metrics.clone(), self.done.clone(), reads));
+    }
+}
+
+/// Pauses between tries: doubling, bounded.
+struct Backoff {
+    next: Duration,
+    longest: Duration,
+}
+
+impl Backoff {
+    fn new(settings: &DispatchSettings) -> Self {
+        Backoff { next: settings.retry_pause.0, longest: settings.retry_pause.1 }
+    }
+
+    async fn pause(&mut self) {
+        tokio::time::sleep(self.next).await;
+        self.next = (self.next * 2).min(self.longest);
+    }
+}
+
+/// Reports an error; `true` when the rows can be sent again.
+fn report(metrics: &Metrics, done: &mpsc::UnboundedSender<Done>, error: &EngineError) -> bool {
+    metrics.store_error(error);
+    if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) {
+        return done.send(Done::StoreReachable(Err(error.to_string()))).is_ok();
+    }
+    // The pipeline may have ended already; then nobody needs to know.
+    let _ = done.send(Done::Fatal(error.to_string()));
+    false
+}
+
+async fn apply_until_done(
+    engine: Arc<dyn RecordEngine>,
+    settings: DispatchSettings,
+    metrics: Arc<Metrics>,
+    done: mpsc::UnboundedSender<Done>,
+    mut tokens: Vec<Token>,
+    mut rows: Vec<Row>,
+) {
+    let mut backoff = Backoff::new(&settings);
+    let mut failed_before = false;
+    loop {
+        let started = Instant::now();
+        let results = engine.apply(&rows).await;
+        metrics.store_batch_seconds.observe(started.elapsed().as_secs_f64());
+        let mut outcomes = Vec::with_capacity(results.len());
+        let mut again = (Vec::new(), Vec::new());
+        let mut error = None;
+        for ((token, row), result) in tokens.into_iter().zip(rows).zip(results) {
+            match result {
+                Ok(outcome) => {
+                    metrics.outcome(&row.operation, &outcome);
+                    outcomes.push((token, outcome));
+                }
+                Err(why) => {
+                    error = Some(why);
+                    again.0.push(token);
+                    again.1.push(row);
+                }
+            }
+        }
+        let last = again.0.is_empty();
+        if failed_before && last && done.send(Done::StoreReachable(Ok(()))).is_err() {
+            return;
+        }
+        if done.send(Done::Rows { outcomes, last }).is_err() || last {
+            return;
+        }
+        failed_before = true;
+        if error.is_some_and(|error| !report(&metrics, &done, &error)) {
+            return;
+        }
+        (tokens, rows) = again;
+        backoff.pause().await;
+    }
+}
+
+async fn read_until_done(
+    engine: Arc<dyn RecordEngine>,
+    settings: DispatchSettings,
+    metrics: Arc<Metrics>,
+    done: mpsc::UnboundedSender<Done>,
+    mut reads: Vec<(FlightId, Txid)>,
+) {
+    let mut backoff = Backoff::new(&settings);
+    loop {
+        let keys: Vec<Key> = reads.iter().map(|(_, txid)| Key::master(*txid)).collect();
+        let results = engine.read(&keys).await;
+        let mut states = Vec::with_capacity(results.len());
+        let mut again = Vec::new();
+        let mut error = None;
+        for (read, result) in reads.into_iter().zip(results) {
+            match result {
+                Ok(record) => states.push((read.0, own_state_of(record.as_ref()))),
+                Err(why) => {
+                    error = Some(why);
+                    again.push(read);
+                }
+            }
+        }
+        if done.send(Done::Reads(states)).is_err() || again.is_empty() {
+            return;
+        }
+        if error.is_some_and(|error| !report(&metrics, &done, &error)) {
+            return;
+        }
+        reads = again;
+        backoff.pause().await;
+    }
+}

@@ -1,0 +1,193 @@
+//! One transaction in flight.
+
+use std::sync::Arc;
+
+use crate::{
+    ingest::{
+        plan::{Barred, EventRef, Mode, barred_by, marks_for},
+        prepare::{PreparedSeed, PreparedTx},
+    },
+    record::{Marks, Page, Reason, Rejection},
+    tx::Txid,
+};
+
+/// Names a flight; never reused, so a late answer to an ended one finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlightId {
+    /// Place in the planner's table.
+    pub index: u32,
+    /// Of that place.
+    pub generation: u32,
+}
+
+/// What is to be stored.
+#[derive(Debug, Clone)]
+pub enum Work {
+    /// A whole transaction.
+    Validated(Arc<PreparedTx>),
+    /// Outputs only.
+    Seeded(Arc<PreparedSeed>),
+}
+
+impl Work {
+    /// Its (only, so far) page, live.
+    pub fn page(&self) -> &Arc<Page> {
+        match self {
+            Work::Validated(tx) => &tx.page,
+            Work::Seeded(seed) => &seed.page,
+        }
+    }
+
+    /// Whether another event for the same txid says the same. A transaction id commits to a whole transaction, but to
+    /// nothing that a partial one claims.
+    pub fn agrees_with(&self, other: &Work) -> bool {
+        let same_kind = matches!((self, other), (Work::Validated(_), Work::Validated(_)));
+        same_kind || !self.page().contradicts(other.page())
+    }
+}
+
+/// One group of spends: the inputs that take slots of one page.
+#[derive(Debug, Clone, Default)]
+pub struct Group {
+    /// All its slots name this transaction.
+    pub held: bool,
+    /// Why not, by the last answer.
+    pub refusal: Option<Rejection>,
+    /// The flight whose create carries the spends.
+    pub rides_on: Option<FlightId>,
+}
+
+/// Where a flight stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Parents that are in flight here must end first.
+    AwaitingParents {
+        /// How many.
+        remaining: u32,
+    },
+    /// Spends are on their way.
+    Spending {
+        /// Groups that have not answered.
+        pending: u32,
+    },
+    /// Its own record is being read, before it is parked.
+    ReadingOwn,
+    /// Waits for its next try.
+    Parked,
+    /// Its create is on its way.
+    Creating,
+    /// Its contested create is on its way.
+    StoringContested {
+        /// Why it is contested.
+        reason: Reason,
+    },
+    /// Its contest is on its way into the log.
+    PublishingContest,
+}
+
+/// One transaction in flight.
+#[derive(Debug)]
+pub struct Flight {
+    /// Its name.
+    pub id: FlightId,
+    /// Its transaction.
+    pub txid: Txid,
+    /// What is to be stored.
+    pub work: Work,
+    /// How it is treated.
+    pub mode: Mode,
+    /// The events that asked for it; empty once their partitions were taken away.
+    pub events: Vec<EventRef>,
+    /// Where it stands.
+    pub stage: Stage,
+    /// Parallel to the groups of the transaction.
+    pub groups: Vec<Group>,
+    /// Flights that wait for this one to end.
+    pub children: Vec<FlightId>,
+    /// Tries so far.
+    pub attempts: u32,
+    /// When it was first parked.
+    pub parked_since_ms: Option<u64>,
+    /// Its own record was read and was not live.
+    pub own_state_read: bool,
+    /// It stands in the planner's table of absent parents.
+    pub awaits_registered: bool,
+}
+
+impl Flight {
+    /// A flight that has not started.
+    pub fn new(id: FlightId, txid: Txid, work: Work, mode: Mode, event: EventRef, groups: usize) -> Self {
+        Flight {
+            id,
+            txid,
+            work,
+            mode,
+            events: vec![event],
+            stage: Stage::Spending { pending: 0 },
+            groups: vec![Group::default(); groups],
+            children: Vec::new(),
+            attempts: 0,
+            parked_since_ms: None,
+            own_state_read: false,
+            awaits_registered: false,
+        }
+    }
+
+    /// Whether marks bar its way.
+    pub fn marks(&self) -> Marks {
+        marks_for(self.mode)
+    }
+
+    /// Its first event. A flight whose partitions were all taken away has none left, and publishes nothing for them.
+    pub fn first_event(&self) -> Option<EventRef> {
+        self.events.iter().min().copied()
+    }
+
+    /// The parent transactions, one a group.
+    pub fn parents(&self) -> impl Iterator<Item = Txid> {
+        let groups = match &self.work {
+            Work::Validated(tx) => tx.groups.as_slice(),
+            Work::Seeded(_) => &[],
+        };
+        groups.iter().map(|group| group.parent)
+    }
+
+    fn refusals(&self) -> impl Iterator<Item = (Txid, &Rejection)> {
+        self.parents().zip(&self.groups).filter_map(|(parent, group)| Some((parent, group.refusal.as_ref()?)))
+    }
+
+    /// Parents without a record.
+    pub fn absent_parents(&self) -> impl Iterator<Item = Txid> {
+        self.refusals().filter(|(_, refusal)| matches!(refusal, Rejection::NotFound)).map(|(parent, _)| parent)
+    }
+
+    /// A locked parent, if nothing but locked parents is waited for.
+    pub fn locked_parent(&self) -> Option<Txid> {
+        let waits = |refusal: &Rejection| matches!(refusal, Rejection::NotFound | Rejection::Creating);
+        let undecided = |refusal: &Rejection| {
+            matches!(refusal, Rejection::Conflicting(verdict) if !matches!(verdict, crate::record::Verdict::Conflicting(_)))
+        };
+        if self.refusals().any(|(_, refusal)| waits(refusal) || undecided(refusal)) {
+            return None;
+        }
+        self.refusals().find(|(_, refusal)| matches!(refusal, Rejection::Locked)).map(|(parent, _)| parent)
+    }
+
+    /// What the answers of all groups come to. A transaction is contested only when all its parents exist and are
+    /// decided, so waiting comes before contesting; the first reason in the order of the groups counts.
+    pub fn verdict_on_slots(&self) -> Barred {
+        let Work::Validated(tx) = &self.work else { return Barred::No };
+        let mut contested = Barred::No;
+        let mut waits = false;
+        for (prepared, group) in tx.groups.iter().zip(&self.groups) {
+            let Some(refusal) = group.refusal.as_ref().filter(|_| !group.held) else { continue };
+            match barred_by(refusal, prepared.parent, &prepared.slots, self.mode) {
+                Barred::Pruned => return Barred::Pruned,
+                Barred::Waits => waits = true,
+                reason @ Barred::Contested(_) if contested == Barred::No => contested = reason,
+                Barred::Contested(_) | Barred::No => {}
+            }
+        }
+        if waits { Barred::Waits } else { contested }
+    }
+}

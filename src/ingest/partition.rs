@@ -1,0 +1,141 @@
+//! What is known of one assigned partition.
+
+use crate::{
+    broker::{Assigned, Broker, BrokerError, Committed, Message, TopicPartition},
+    ingest::{dead_letters::DeadLetterGauge, offsets::OffsetTracker, proof::PartitionView},
+    telemetry::PartitionLag,
+};
+
+/// What may be unfinished in one partition before it is paused; it goes on at half.
+#[derive(Debug, Clone, Copy)]
+pub struct PartitionBounds {
+    /// Offsets between the watermark and the position.
+    pub span: u64,
+    /// Bytes of payload that are not completed.
+    pub bytes: u64,
+}
+
+/// One assigned partition.
+#[derive(Debug)]
+pub struct PartitionState {
+    /// Of its assignment.
+    pub epoch: u64,
+    /// Its completions.
+    pub tracker: OffsetTracker,
+    /// Its end, as last heard.
+    pub high_watermark: u64,
+    /// It was read to its end.
+    pub at_end: bool,
+    /// It delivers nothing for now.
+    pub paused: bool,
+    /// Why it does not go on until an operator has looked.
+    pub halted: Option<String>,
+    /// Its dead letters.
+    pub dead_letters: DeadLetterGauge,
+    /// What was committed last.
+    pub committed: Option<Committed>,
+}
+
+impl PartitionState {
+    /// As it is assigned.
+    pub fn new(assigned: &Assigned) -> Self {
+        PartitionState {
+            epoch: assigned.epoch,
+            tracker: OffsetTracker::new(assigned.position),
+            high_watermark: assigned.high_watermark,
+            at_end: assigned.position >= assigned.high_watermark,
+            paused: false,
+            halted: None,
+            dead_letters: DeadLetterGauge::default(),
+            committed: assigned.committed.clone(),
+        }
+    }
+
+    /// Registers a message; `false` for one that was read before.
+    pub fn deliver(&mut self, message: &Message) -> bool {
+        self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len())
+    }
+
+    /// Why it must be paused.
+    pub fn over_bound(&self, bounds: &PartitionBounds) -> Option<&'static str> {
+        self.over(bounds.span, bounds.bytes)
+    }
+
+    /// Why it cannot go on yet.
+    pub fn over_half(&self, bounds: &PartitionBounds) -> Option<&'static str> {
+        self.over(bounds.span / 2, bounds.bytes / 2)
+    }
+
+    fn over(&self, span: u64, bytes: u64) -> Option<&'static str> {
+        if self.tracker.span() > span {
+            Some("offsets")
+        } else if self.tracker.unfinished_bytes() > bytes {
+            Some("bytes")
+        } else {
+            None
+        }
+    }
+
+    /// What others need to know for their proofs.
+    pub fn view(&self, bounds: &PartitionBounds) -> PartitionView {
+        PartitionView {
+            oldest_unfinished: self.tracker.oldest_unfinished(),
+            read_timestamp_ms: self.tracker.read_timestamp_ms(),
+            at_end: self.at_end && self.tracker.position() >= self.high_watermark,
+            at_bound: self.paused && self.over_half(bounds).is_some(),
+        }
+    }
+
+    /// What is known of a partition that another instance holds (or nobody).
+    ///
+    /// What was committed may be old: then it shows less progress than there is, never more. A partition whose
+    /// committed offset is its end has nothing unfinished.
+    pub async fn foreign_view(
+        broker: &dyn Broker,
+        partition: &TopicPartition,
+        committed: Option<Committed>,
+    ) -> Result<PartitionView, BrokerError> {
+        let (low, high) = broker.watermarks(partition).await?;
+        let next = committed.as_ref().map_or(low, |committed| committed.offset);
+        if next >= high {
+            return Ok(PartitionView {
+                oldest_unfinished: None,
+                read_timestamp_ms: i64::MIN,
+                at_end: true,
+                at_bound: false,
+            });
+        }
+        let known = committed.and_then(|committed| serde_json::from_str::<PartitionView>(&committed.metadata).ok());
+        Ok(match known {
+            // Its end may have moved since.
+            Some(view) => PartitionView { at_end: false, oldest_unfinished: view.oldest_unfinished.or(Some((view.read_timestamp_ms, next))), ..view },
+            None => PartitionView {
+                oldest_unfinished: Some((i64::MIN, next)),
+                read_timestamp_ms: i64::MIN,
+                at_end: false,
+                at_bound: false,
+            },
+        })
+    }
+
+    /// The completed prefix, where it (or what is said with it) has changed since the last commit.
+    pub fn to_commit(&self, bounds: &PartitionBounds) -> Option<Committed> {
+        let view = self.view(bounds);
+        let metadata = serde_json::to_string(&view).ok()?;
+        let now = Committed { offset: self.tracker.watermark(), metadata };
+        let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
+        let says_more = self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
+        let never_read = self.committed.is_none() && self.tracker.position() == 0;
+        ((moved && !never_read) || says_more).then_some(now)
+    }
+
+    /// How far behind it is.
+    pub fn lag(&self, now_ms: u64) -> PartitionLag {
+        let oldest = self.tracker.oldest_unfinished().map(|(timestamp_ms, _)| timestamp_ms);
+        PartitionLag {
+            watermark: self.tracker.watermark(),
+            messages: self.high_watermark.saturating_sub(self.tracker.watermark()),
+            seconds: oldest.map_or(0.0, |then| (now_ms as i64).saturating_sub(then).max(0) as f64 / 1_000.0),
+        }
+    }
+}

@@ -1,0 +1,572 @@
+//! The loop: poll → decode → plan → apply → complete → commit offsets.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    api::health::{Condition, Health},
+    broker::{Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Consumer, Message, Polled, Producer, TopicPartition},
+    clock::Clock,
+    engine::RecordEngine,
+    ingest::{
+        dead_letters::DeadLetterLimits,
+        dispatch::{DispatchSettings, Dispatcher, Done},
+        partition::{PartitionBounds, PartitionState},
+        plan::{Action, EventRef, Mode, PlanSettings, Planner},
+        prepare::{Poison, PrepareSettings, Prepared, prepare},
+        proof::{ChainView, PartitionView, proves_missing},
+        publish::Publisher,
+        replay::Modes,
+    },
+    telemetry::Metrics,
+};
+
+/// Everything that the loop needs to know. Units are in the names.
+#[derive(Debug, Clone)]
+pub struct PipelineSettings {
+    /// Topic of validated transactions.
+    pub topic: Arc<str>,
+    /// Group whose committed offsets count.
+    pub group: String,
+    /// What events are prepared for.
+    pub prepare: PrepareSettings,
+    /// Bounds and pauses of the planner.
+    pub plan: PlanSettings,
+    /// Batching.
+    pub dispatch: DispatchSettings,
+    /// Transactions that move at once; beyond it nothing more is read (it resumes at half).
+    pub max_active: usize,
+    /// What may be unfinished in a partition before it is paused.
+    pub bounds: PartitionBounds,
+    /// When dead letters halt a partition.
+    pub dead_letter_limits: DeadLetterLimits,
+    /// How long other partitions must have been read past an event before its parent is missing.
+    pub missing_parent_grace_ms: u64,
+    /// Between commits.
+    pub commit_interval: Duration,
+    /// How long a shutdown waits for what is moving.
+    pub drain_timeout: Duration,
+}
+
+/// What the pipeline works with.
+#[derive(Clone)]
+pub struct PipelineParts {
+    /// The log.
+    pub broker: Arc<dyn Broker>,
+    /// The state.
+    pub engine: Arc<dyn RecordEngine>,
+    /// Where contests and dead letters go.
+    pub publisher: Publisher,
+    /// What is known of the chain, for the proof of a missing parent.
+    pub chain: Arc<dyn ChainProgress>,
+    /// How each event is treated.
+    pub modes: Modes,
+    /// Time.
+    pub clock: Clock,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Health.
+    pub health: Arc<Health>,
+}
+
+/// Tells how far the chain has been handled, whoever handles it.
+#[async_trait::async_trait]
+pub trait ChainProgress: Send + Sync {
+    /// As of now.
+    async fn view(&self) -> Result<ChainView, BrokerError>;
+}
+
+/// Why the pipeline ended, when nobody asked it to.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// The broker cannot go on.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// The store cannot go on.
+    #[error("store: {0}")]
+    Store(String),
+    /// A task of the pipeline died.
+    #[error("internal: {0}")]
+    Internal(String),
+}
+
+/// What a run of the pipeline did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PipelineReport {
+    /// Events completed.
+    pub completed: u64,
+    /// The most transactions that ever waited at once.
+    pub parked_max: u64,
+    /// Contests published.
+    pub contests: u64,
+    /// Dead letters published.
+    pub dead_letters: u64,
+}
+
+struct Chunk {
+    partition: i32,
+    epoch: u64,
+    messages: usize,
+    prepared: JoinHandle<Vec<(Message, Result<Prepared, Poison>)>>,
+}
+
+/// One instance of the pipeline.
+pub struct Pipeline {
+    settings: PipelineSettings,
+    parts: PipelineParts,
+    consumer: Box<dyn Consumer>,
+    planner: Planner,
+    dispatcher: Dispatcher,
+    partitions: BTreeMap<i32, PartitionState>,
+    chunks: VecDeque<Chunk>,
+    unprepared: usize,
+    done_sender: mpsc::UnboundedSender<Done>,
+    done: mpsc::UnboundedReceiver<Done>,
+    publishing: usize,
+    throttled: bool,
+    next_commit: Instant,
+    next_proof: Instant,
+    report: PipelineReport,
+}
+
+impl Pipeline {
+    /// A pipeline over a consumer that has been subscribed.
+    pub fn new(settings: PipelineSettings, parts: PipelineParts, consumer: Box<dyn Consumer>) -> Self {
+        let (done_sender, done) = mpsc::unbounded_channel();
+        let now = Instant::now();
+        Pipeline {
+            planner: Planner::new(settings.plan),
+            dispatcher: Dispatcher::new(
+                parts.engine.clone(),
+                settings.dispatch,
+                parts.metrics.clone(),
+                done_sender.clone(),
+            ),
+            partitions: BTreeMap::new(),
+            chunks: VecDeque::new(),
+            unprepared: 0,
+            done_sender,
+            done,
+            publishing: 0,
+            throttled: false,
+            next_commit: now + settings.commit_interval,
+            next_proof: now,
+            report: PipelineReport::default(),
+            settings,
+            parts,
+            consumer,
+        }
+    }
+
+    /// Runs until `shutdown` (then drains, commits and leaves the group), until everything that was asked for is done, or
+    /// until it cannot go on.
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
+        while !shutdown.is_cancelled() && !self.finished() {
+            let wake = self.wake_at();
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                Some(done) = self.done.recv() => self.on_done(done)?,
+                chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
+                polled = self.consumer.poll() => self.on_polled(polled?).await?,
+                () = tokio::time::sleep_until(wake) => self.on_tick().await?,
+            }
+            self.act();
+        }
+        self.drain().await?;
+        self.commit().await?;
+        self.consumer.close().await?;
+        self.report.parked_max = self.planner.counts().parked_max as u64;
+        Ok(self.report)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.parts.clock.now_ms()
+    }
+
+    /// Whether every partition has been completed up to where this run was to end.
+    fn finished(&self) -> bool {
+        self.parts.modes.ends().is_some_and(|ends| {
+            ends.iter().all(|(number, end)| {
+                *end == 0 || self.partitions.get(number).is_some_and(|state| state.tracker.watermark() >= *end)
+            })
+        })
+    }
+
+    fn wake_at(&self) -> Instant {
+        let now_ms = self.now_ms();
+        let due = self.planner.next_due_ms().map(|due| Instant::now() + Duration::from_millis(due.saturating_sub(now_ms)));
+        [Some(self.next_commit), due, self.dispatcher.deadline()].into_iter().flatten().min().unwrap_or(self.next_commit)
+    }
+
+    async fn on_polled(&mut self, polled: Polled) -> Result<(), PipelineError> {
+        match polled {
+            Polled::Messages(batch) => self.on_messages(batch),
+            Polled::Assigned(assigned) => assigned.into_iter().for_each(|partition| self.on_assigned(partition)),
+            Polled::Revoked { partitions, lost } => self.on_revoked(&partitions, lost).await?,
+            Polled::End(partition) => {
+                if let Some(state) = self.partitions.get_mut(&partition.partition) {
+                    state.at_end = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn on_assigned(&mut self, assigned: Assigned) {
+        let number = assigned.partition.partition;
+        tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
+        self.partitions.insert(number, PartitionState::new(&assigned));
+        self.parts.metrics.rebalances.inc();
+        self.parts.health.set(Condition::Assigned, None);
+        if self.throttled {
+            self.pause(number);
+        }
+    }
+
+    async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
+        tracing::info!(?partitions, lost, "revoked");
+        if !lost {
+            self.drain().await?;
+            self.commit().await?;
+        }
+        let now_ms = self.now_ms();
+        for partition in partitions {
+            self.partitions.remove(&partition.partition);
+            self.planner.revoke(partition.partition, now_ms);
+        }
+        self.consumer.finish_revocation();
+        if self.partitions.is_empty() {
+            self.parts.health.set(Condition::Assigned, Some("no partition is assigned".into()));
+        }
+        Ok(())
+    }
+
+    /// Registers what was read, in order, and has it prepared beside the loop.
+    fn on_messages(&mut self, batch: Batch) {
+        let number = batch.partition.partition;
+        let Some(state) = self.partitions.get_mut(&number).filter(|state| state.epoch == batch.epoch) else { return };
+        state.high_watermark = state.high_watermark.max(batch.high_watermark);
+        state.at_end = false;
+        let messages: Vec<Message> =
+            batch.messages.into_iter().filter(|message| state.deliver(message)).collect();
+        if messages.is_empty() {
+            return;
+        }
+        if let Some(why) = state.over_bound(&self.settings.bounds) {
+            tracing::warn!(partition = number, why, "paused: too much is unfinished");
+            self.pause(number);
+        }
+        self.unprepared += messages.len();
+        let settings = self.settings.prepare;
+        let count = messages.len();
+        let prepared = tokio::spawn(async move {
+            messages.into_iter().map(|message| { let result = prepare(&settings, &message); (message, result) }).collect()
+        });
+        self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, messages: count, prepared });
+        self.throttle();
+    }
+
+    /// Reads nothing more while too much moves; resumes at half.
+    fn throttle(&mut self) {
+        let load = self.planner.counts().active + self.unprepared;
+        let limit = self.settings.max_active;
+        if !self.throttled && load >= limit {
+            self.throttled = true;
+            let all: Vec<i32> = self.partitions.keys().copied().collect();
+            all.into_iter().for_each(|number| self.pause(number));
+        } else if self.throttled && load <= limit / 2 {
+            self.throttled = false;
+            self.resume_all();
+        }
+    }
+
+    fn pause(&mut self, number: i32) {
+        let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+        let Some(state) = self.partitions.get_mut(&number).filter(|state| !state.paused) else { return };
+        match self.consumer.pause(&partition) {
+            Ok(()) => state.paused = true,
+            Err(error) => tracing::warn!(partition = number, %error, "cannot pause"),
+        }
+    }
+
+    fn resume_all(&mut self) {
+        for (number, state) in &mut self.partitions {
+            let room = state.halted.is_none() && state.over_half(&self.settings.bounds).is_none();
+            if state.paused && room && !self.throttled {
+                let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
+                match self.consumer.resume(&partition) {
+                    Ok(()) => state.paused = false,
+                    Err(error) => tracing::warn!(partition = number, %error, "cannot resume"),
+                }
+            }
+        }
+    }
+
+    fn on_prepared(&mut self, chunk: PreparedChunk) {
+        self.unprepared -= chunk.messages.len();
+        let now_ms = self.now_ms();
+        for (message, result) in chunk.messages {
+            let Some(state) = self.partitions.get_mut(&chunk.partition).filter(|state| state.epoch == chunk.epoch) else {
+                return;
+            };
+            let event = EventRef {
+                timestamp_ms: message.timestamp_ms,
+                partition: chunk.partition,
+                offset: message.offset,
+                epoch: chunk.epoch,
+            };
+            if state.halted.is_some() {
+                continue;
+            }
+            let stop = state.dead_letters.count(&self.settings.dead_letter_limits, result.is_err(), now_ms);
+            match result {
+                Ok(prepared) => self.submit(event, prepared, now_ms),
+                Err(poison) => self.bury(event, &message, poison),
+            }
+            if let Some(why) = stop {
+                self.halt(chunk.partition, why);
+            }
+        }
+    }
+
+    fn submit(&mut self, event: EventRef, prepared: Prepared, now_ms: u64) {
+        match prepared {
+            Prepared::Validated(tx) => {
+                let mode = self.parts.modes.of(event.partition, event.offset, &tx.txid);
+                self.planner.submit(event, tx, mode, now_ms);
+            }
+            Prepared::Seeded(seed) => {
+                let mode = self.parts.modes.of(event.partition, event.offset, &seed.txid);
+                self.planner.submit_seed(event, seed, mode, now_ms);
+            }
+        }
+    }
+
+    /// The dead letter is acknowledged before its offset completes.
+    fn bury(&mut self, event: EventRef, message: &Message, poison: Poison) {
+        if self.parts.modes.is_below_frontier(event.partition, event.offset) {
+            return self.complete(event);
+        }
+        self.report.dead_letters += 1;
+        self.publishing += 1;
+        self.parts.publisher.dead_letter(event, message.clone(), poison, self.done_sender.clone());
+    }
+
+    fn halt(&mut self, number: i32, why: String) {
+        tracing::error!(partition = number, why, "halted: the events that follow are left where they are");
+        self.parts.metrics.set_halted(number, true);
+        self.parts.health.set(Condition::Halted, Some(format!("partition {number}: {why}")));
+        if let Some(state) = self.partitions.get_mut(&number) {
+            state.halted = Some(why);
+        }
+        self.pause(number);
+    }
+
+    fn on_done(&mut self, done: Done) -> Result<(), PipelineError> {
+        let now_ms = self.now_ms();
+        match done {
+            Done::Rows { outcomes, last } => {
+                for (token, outcome) in outcomes {
+                    self.planner.outcome(token, outcome, now_ms);
+                }
+                if last {
+                    self.dispatcher.batch_done();
+                }
+            }
+            Done::Reads(states) => {
+                for (flight, state) in states {
+                    self.planner.own_state(flight, state, now_ms);
+                }
+            }
+            Done::ContestPublished(flight) => {
+                self.publishing -= 1;
+                self.planner.contest_published(flight, now_ms);
+            }
+            Done::DeadLetterPublished(event) => {
+                self.publishing -= 1;
+                self.complete(event);
+            }
+            Done::StoreReachable(result) => self.parts.health.set(Condition::Store, result.err()),
+            Done::Fatal(why) => return Err(PipelineError::Store(why)),
+        }
+        Ok(())
+    }
+
+    /// Does what the planner asks for, sends what is due, and reads on when there is room again.
+    fn act(&mut self) {
+        while let Some(action) = self.planner.next_action() {
+            match action {
+                Action::Apply(token, row) => self.dispatcher.push(token, row),
+                Action::ReadOwn(flight, txid) => self.dispatcher.read(flight, txid),
+                Action::PublishContest { flight, txid, event, reason } => {
+                    self.report.contests += 1;
+                    self.publishing += 1;
+                    self.parts.publisher.contest(flight, txid, event, reason, self.done_sender.clone());
+                }
+                Action::Mismatched { event, txid } => self.bury_mismatch(event, txid),
+                Action::Complete(event) => self.complete(event),
+            }
+        }
+        self.dispatcher.flush();
+        self.throttle();
+    }
+
+    fn bury_mismatch(&mut self, event: EventRef, txid: crate::tx::Txid) {
+        if self.parts.modes.is_below_frontier(event.partition, event.offset) {
+            return self.complete(event);
+        }
+        self.report.dead_letters += 1;
+        self.publishing += 1;
+        self.parts.publisher.mismatch(event, txid, self.done_sender.clone());
+    }
+
+    /// A completion whose epoch is gone is dropped: a duplicate beats a loss.
+    fn complete(&mut self, event: EventRef) {
+        if let Some(state) = self.partitions.get_mut(&event.partition).filter(|state| state.epoch == event.epoch) {
+            state.tracker.complete(event.offset);
+            self.report.completed += 1;
+            self.parts.metrics.completed.inc();
+            if state.paused {
+                self.resume_all();
+            }
+        }
+    }
+
+    async fn on_tick(&mut self) -> Result<(), PipelineError> {
+        let now = Instant::now();
+        self.planner.retry_due(self.now_ms());
+        if now >= self.next_commit {
+            self.next_commit = now + self.settings.commit_interval;
+            self.commit().await?;
+            self.observe();
+        }
+        if now >= self.next_proof && self.planner.counts().parked > 0 {
+            self.next_proof = now + self.settings.commit_interval;
+            self.prove_missing_parents().await;
+        }
+        Ok(())
+    }
+
+    /// Commits every completed prefix that has grown, with what other instances need for their proofs.
+    async fn commit(&mut self) -> Result<(), PipelineError> {
+        let offsets: Vec<_> = self
+            .partitions
+            .iter()
+            .filter_map(|(number, state)| {
+                let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
+                Some((partition, state.to_commit(&self.settings.bounds)?))
+            })
+            .collect();
+        if offsets.is_empty() {
+            return Ok(());
+        }
+        match self.consumer.commit(&offsets).await {
+            Ok(()) => {
+                for (partition, committed) in offsets {
+                    if let Some(state) = self.partitions.get_mut(&partition.partition) {
+                        state.committed = Some(committed);
+                    }
+                }
+                self.parts.health.set(Condition::Broker, None);
+            }
+            Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, "offsets are not committed; tried again");
+                self.parts.metrics.commit_failures.inc();
+                self.parts.health.set(Condition::Broker, Some(error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn observe(&self) {
+        let counts = self.planner.counts();
+        self.parts.metrics.parked.set(counts.parked as i64);
+        let now_ms = self.now_ms();
+        for (number, state) in &self.partitions {
+            self.parts.metrics.partition(*number, &state.lag(now_ms));
+        }
+    }
+
+    /// Contests what waits for a parent that will never come.
+    async fn prove_missing_parents(&mut self) {
+        let mut waiting = self.planner.waiting_for_absent();
+        if waiting.is_empty() {
+            return;
+        }
+        let (views, chain) = match self.views().await {
+            Ok(views) => views,
+            Err(error) => return tracing::warn!(%error, "cannot look whether a parent is missing"),
+        };
+        waiting.sort_unstable();
+        let grace_ms = self.settings.missing_parent_grace_ms as i64;
+        let now_ms = self.now_ms();
+        for (event, flight) in waiting {
+            let order = (event.timestamp_ms, event.partition, event.offset);
+            if !proves_missing(order, &views, chain, grace_ms) {
+                break;
+            }
+            self.planner.parent_is_missing(flight, now_ms);
+        }
+    }
+
+    async fn views(&self) -> Result<(Vec<(i32, PartitionView)>, ChainView), BrokerError> {
+        let count = self.parts.broker.partitions(&self.settings.topic).await?.unwrap_or(0);
+        let foreign: Vec<TopicPartition> = (0..count)
+            .filter(|number| !self.partitions.contains_key(number))
+            .map(|partition| TopicPartition { topic: self.settings.topic.clone(), partition })
+            .collect();
+        let committed = self.parts.broker.committed(&self.settings.group, &foreign).await?;
+        let mut views: Vec<(i32, PartitionView)> =
+            self.partitions.iter().map(|(number, state)| (*number, state.view(&self.settings.bounds))).collect();
+        for (partition, committed) in foreign.iter().zip(committed) {
+            let view = PartitionState::foreign_view(self.parts.broker.as_ref(), partition, committed).await?;
+            views.push((partition.partition, view));
+        }
+        Ok((views, self.parts.chain.view().await?))
+    }
+
+    /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.
+    async fn drain(&mut self) -> Result<(), PipelineError> {
+        let deadline = Instant::now() + self.settings.drain_timeout;
+        while self.planner.counts().active > 0 || !self.dispatcher.is_idle() || !self.chunks.is_empty() || self.publishing > 0 {
+            let flush = self.dispatcher.deadline().unwrap_or(deadline).min(deadline);
+            tokio::select! {
+                biased;
+                Some(done) = self.done.recv() => self.on_done(done)?,
+                chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
+                () = tokio::time::sleep_until(flush) => {
+                    if Instant::now() >= deadline {
+                        tracing::warn!(in_flight = self.planner.counts().active, "drain timed out");
+                        break;
+                    }
+                }
+            }
+            self.act();
+        }
+        Ok(())
+    }
+}
+
+struct PreparedChunk {
+    partition: i32,
+    epoch: u64,
+    messages: Vec<(Message, Result<Prepared, Poison>)>,
+}
+
+/// The oldest chunk, once it is prepared: they are worked on in the order in which they were read.
+async fn next_chunk(chunks: &mut VecDeque<Chunk>) -> Result<PreparedChunk, PipelineError> {
+    let Some(chunk) = chunks.front_mut() else { return std::future::pending().await };
+    let messages = (&mut chunk.prepared).await.map_err(|error| PipelineError::Internal(error.to_string()))?;
+    let (partition, epoch) = (chunk.partition, chunk.epoch);
+    debug_assert_eq!(messages.len(), chunk.messages);
+    chunks.pop_front();
+    Ok(PreparedChunk { partition, epoch, messages })
+}

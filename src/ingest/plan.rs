@@ -1,0 +1,660 @@
+//! What each transaction in flight does next: `(state, event or outcome) -> (state', actions)`. Pure: no I/O, no clock,
+//! no runtime; time is an argument.
+//!
+//! The life of a transaction (`DESIGN.md` section 6): wait for parents that are in flight here → take every input's slot,
+//! all groups at once → create → done. What bars its way parks it (an absent, half-created, locked or undecided parent)
+//! or has it contested (everything else). Nothing here gives back, overwrites or flags.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use crate::{
+    ingest::{
+        flight::{Flight, FlightId, Group, Stage, Work},
+        parked::Parked,
+        prepare::{PreparedSeed, PreparedTx},
+    },
+    record::{
+        self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Rules, Spend, TxState, Verdict,
+    },
+    engine::Row,
+    tx::Txid,
+};
+
+/// Where an event was read, and under which epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EventRef {
+    /// Milliseconds since the epoch, as the topic has it.
+    pub timestamp_ms: i64,
+    /// Partition of the topic of validated transactions.
+    pub partition: i32,
+    /// Its offset.
+    pub offset: u64,
+    /// Of the assignment under which it was read.
+    pub epoch: u64,
+}
+
+/// How a transaction is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The fast path, and contests.
+    Normal,
+    /// Below the frontier of a rebuild, known to have been contested: stored contested at once, takes nothing, tells
+    /// nobody.
+    RebuildContested,
+    /// Below the frontier of a rebuild, known to have won at first: ignores marks, and waits where others would contest.
+    RebuildWon,
+}
+
+/// Which row an outcome belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    /// A group of spends of a flight.
+    Spend(FlightId, u32),
+    /// The create of a flight.
+    Create(FlightId),
+    /// The contested create of a flight.
+    StoreContested(FlightId),
+}
+
+/// What the pipeline must do next.
+#[derive(Debug)]
+pub enum Action {
+    /// Send to the engine; answer with [`Planner::outcome`].
+    Apply(Token, Row),
+    /// Read the transaction's own master; answer with [`Planner::own_state`].
+    ReadOwn(FlightId, Txid),
+    /// Publish a contest; once acknowledged, answer with [`Planner::contest_published`].
+    PublishContest {
+        /// Whose.
+        flight: FlightId,
+        /// The contestant.
+        txid: Txid,
+        /// Its first event.
+        event: EventRef,
+        /// Why.
+        reason: Reason,
+    },
+    /// An event whose content contradicts what is stored; once its dead letter is acknowledged it is complete.
+    Mismatched {
+        /// The event.
+        event: EventRef,
+        /// Its transaction.
+        txid: Txid,
+    },
+    /// Everything that this event asks for is in the store.
+    Complete(EventRef),
+}
+
+/// Bounds and pauses of the planner.
+#[derive(Debug, Clone, Copy)]
+pub struct PlanSettings {
+    /// First pause before a parked transaction is tried again, ms; doubles up to `retry_max_ms`.
+    pub retry_min_ms: u64,
+    /// Longest pause, ms.
+    pub retry_max_ms: u64,
+    /// How long a transaction waits on a locked parent before it is contested, ms.
+    pub flag_grace_ms: u64,
+    /// What operations do.
+    pub rules: Rules,
+}
+
+/// Counts for metrics and backpressure.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PlanCounts {
+    /// Transactions that are moving.
+    pub active: usize,
+    /// Transactions that wait for a parent.
+    pub parked: usize,
+    /// The most that ever waited at once.
+    pub parked_max: usize,
+}
+
+/// All transactions in flight.
+#[derive(Debug)]
+pub struct Planner {
+    settings: PlanSettings,
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    generation: u32,
+    by_txid: TxidMap<FlightId>,
+    /// Parked flights by the absent parent they wait for: its arrival here wakes them.
+    awaited: TxidMap<Vec<FlightId>>,
+    parked: Parked,
+    actions: VecDeque<Action>,
+    /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
+    ready: VecDeque<FlightId>,
+    waiting: usize,
+    parked_max: usize,
+}
+
+/// Keyed by transaction id, with a fixed hash: iteration order must not be random (and is never relied upon).
+pub type TxidMap<V> = std::collections::HashMap<Txid, V, foldhash::fast::FixedState>;
+
+impl Planner {
+    /// Nothing in flight.
+    pub fn new(settings: PlanSettings) -> Self {
+        Planner {
+            settings,
+            flights: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            by_txid: TxidMap::default(),
+            awaited: TxidMap::default(),
+            parked: Parked::default(),
+            actions: VecDeque::new(),
+            ready: VecDeque::new(),
+            waiting: 0,
+            parked_max: 0,
+        }
+    }
+
+    /// What is to be done next, in order.
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// How much is in flight.
+    pub fn counts(&self) -> PlanCounts {
+        let all = self.flights.len() - self.free.len();
+        PlanCounts { active: all - self.waiting, parked: self.waiting, parked_max: self.parked_max }
+    }
+
+    /// A validated transaction arrives.
+    pub fn submit(&mut self, event: EventRef, tx: Arc<PreparedTx>, mode: Mode, now_ms: u64) {
+        let groups = tx.groups.len();
+        if let Some(id) = self.join_or_launch(event, tx.txid, Work::Validated(tx), mode, groups) {
+            if mode == Mode::RebuildContested {
+                self.store_contested(id, Reason::Found);
+            } else {
+                self.launch(id);
+            }
+        }
+        self.settle_ready(now_ms);
+    }
+
+    /// A partial transaction arrives.
+    pub fn submit_seed(&mut self, event: EventRef, seed: Arc<PreparedSeed>, mode: Mode, now_ms: u64) {
+        if let Some(id) = self.join_or_launch(event, seed.txid, Work::Seeded(seed), mode, 0) {
+            self.create(id);
+        }
+        self.settle_ready(now_ms);
+    }
+
+    /// A second event for a transaction in flight joins the first; a new one wakes those that wait for it.
+    fn join_or_launch(
+        &mut self,
+        event: EventRef,
+        txid: Txid,
+        work: Work,
+        mode: Mode,
+        groups: usize,
+    ) -> Option<FlightId> {
+        if let Some(&id) = self.by_txid.get(&txid)
+            && let Some(flight) = self.get(id)
+        {
+            if flight.work.agrees_with(&work) {
+                flight.events.push(event);
+            } else {
+                self.actions.push_back(Action::Mismatched { event, txid });
+            }
+            return None;
+        }
+        self.generation = self.generation.wrapping_add(1);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            (self.flights.len() - 1) as u32
+        });
+        let id = FlightId { index, generation: self.generation };
+        let mut flight = Flight::new(id, txid, work, mode, event, groups);
+        for waiter in self.awaited.remove(&txid).unwrap_or_default() {
+            if self.unpark(waiter) {
+                flight.children.push(waiter);
+            }
+        }
+        self.flights[index as usize] = Some(flight);
+        self.by_txid.insert(txid, id);
+        Some(id)
+    }
+
+    /// A parked flight waits for a parent that has just arrived instead.
+    fn unpark(&mut self, id: FlightId) -> bool {
+        let Some(flight) = self.get(id) else { return false };
+        if let Stage::Parked = flight.stage {
+            flight.stage = Stage::AwaitingParents { remaining: 1 };
+            self.parked.remove(id);
+            return true;
+        }
+        false
+    }
+
+    fn get(&mut self, id: FlightId) -> Option<&mut Flight> {
+        self.flights.get_mut(id.index as usize)?.as_mut().filter(|flight| flight.id == id)
+    }
+
+    /// Waits for the parents that are in flight here, else starts at once.
+    fn launch(&mut self, id: FlightId) {
+        let mut remaining = 0;
+        for parent in self.parents_in_flight(id, |_| true) {
+            if let Some(parent) = self.get(parent) {
+                parent.children.push(id);
+                remaining += 1;
+            }
+        }
+        if remaining == 0 {
+            self.ready.push_back(id);
+        } else {
+            self.await_parents(id, remaining);
+        }
+    }
+
+    fn await_parents(&mut self, id: FlightId, remaining: u32) {
+        if let Some(flight) = self.get(id) {
+            flight.stage = Stage::AwaitingParents { remaining };
+            self.count_waiting(1);
+        }
+    }
+
+    fn count_waiting(&mut self, by: isize) {
+        self.waiting = self.waiting.saturating_add_signed(by);
+        self.parked_max = self.parked_max.max(self.waiting);
+    }
+
+    /// The distinct parents of the groups that `wanted` picks and that are in flight here.
+    fn parents_in_flight(&mut self, id: FlightId, wanted: impl Fn(&Group) -> bool) -> Vec<FlightId> {
+        let Some(flight) = self.get(id) else { return Vec::new() };
+        let Work::Validated(tx) = &flight.work else { return Vec::new() };
+        let parents: Vec<Txid> = tx
+            .groups
+            .iter()
+            .zip(&flight.groups)
+            .filter(|(_, group)| wanted(group))
+            .map(|(prepared, _)| prepared.parent)
+            .collect();
+        let mut found: Vec<FlightId> = parents.iter().filter_map(|parent| self.by_txid.get(parent).copied()).collect();
+        found.dedup();
+        found
+    }
+
+    /// Starts everything whose parents have ended.
+    fn settle_ready(&mut self, now_ms: u64) {
+        while let Some(id) = self.ready.pop_front() {
+            self.take_slots(id, now_ms);
+        }
+    }
+
+    /// Sends the spends of every group that is not held yet; with none left, creates.
+    fn take_slots(&mut self, id: FlightId, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        let Work::Validated(tx) = &flight.work else { return self.create(id) };
+        let tx = tx.clone();
+        let marks = flight.marks();
+        let mut rows = Vec::new();
+        for (index, (group, prepared)) in flight.groups.iter_mut().zip(&tx.groups).enumerate() {
+            if !group.held {
+                group.refusal = None;
+                let row = Row { key: prepared.key(), operation: Operation::Spend(tx.spend(prepared, marks)) };
+                rows.push(Action::Apply(Token::Spend(id, index as u32), row));
+            }
+        }
+        flight.stage = Stage::Spending { pending: rows.len() as u32 };
+        let none = rows.is_empty();
+        self.actions.extend(rows);
+        if none {
+            self.slots_answered(id, now_ms);
+        }
+    }
+
+    /// The engine's answer to a row.
+    pub fn outcome(&mut self, token: Token, outcome: Outcome, now_ms: u64) {
+        match token {
+            Token::Spend(id, group) => self.spend_answered(id, group, outcome, now_ms),
+            Token::Create(id) => self.create_answered(id, outcome, now_ms),
+            Token::StoreContested(id) => self.stored_contested(id, outcome, now_ms),
+        }
+        self.settle_ready(now_ms);
+    }
+
+    fn spend_answered(&mut self, id: FlightId, group: u32, outcome: Outcome, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        let Some(state) = flight.groups.get_mut(group as usize) else { return };
+        match outcome {
+            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => state.held = true,
+            Outcome::Rejected(rejection) => state.refusal = Some(rejection),
+        }
+        if let Stage::Spending { pending } = &mut flight.stage {
+            *pending -= 1;
+            if *pending == 0 {
+                self.slots_answered(id, now_ms);
+            }
+        }
+    }
+
+    /// All groups have answered: create, wait, or contest.
+    fn slots_answered(&mut self, id: FlightId, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        match flight.verdict_on_slots() {
+            Barred::No => self.create(id),
+            Barred::Pruned => self.finish(id),
+            Barred::Contested(reason) => self.store_contested(id, reason),
+            Barred::Waits => {
+                // A transaction that is live already must not wait for parents that were pruned since.
+                if flight.own_state_read {
+                    self.park(id, now_ms);
+                } else {
+                    flight.stage = Stage::ReadingOwn;
+                    let txid = flight.txid;
+                    self.actions.push_back(Action::ReadOwn(id, txid));
+                }
+            }
+        }
+    }
+
+    /// How the transaction's own record stands; `None`: there is none.
+    pub fn own_state(&mut self, id: FlightId, state: Option<TxState>, now_ms: u64) {
+        if let Some(flight) = self.get(id) {
+            match state {
+                Some(TxState::Live | TxState::Pruned(_)) => self.finish(id),
+                _ => {
+                    flight.own_state_read = true;
+                    self.park(id, now_ms);
+                }
+            }
+        }
+        self.settle_ready(now_ms);
+    }
+
+    fn park(&mut self, id: FlightId, now_ms: u64) {
+        let in_flight = self.parents_in_flight(id, |group| group.refusal.is_some());
+        if !in_flight.is_empty() {
+            let remaining = in_flight.len() as u32;
+            for parent in in_flight {
+                if let Some(parent) = self.get(parent) {
+                    parent.children.push(id);
+                }
+            }
+            return self.await_parents(id, remaining);
+        }
+        let settings = self.settings;
+        let Some(flight) = self.get(id) else { return };
+        let since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
+        if let Some(parent) = flight.locked_parent()
+            && flight.mode == Mode::Normal
+            && now_ms.saturating_sub(since_ms) >= settings.flag_grace_ms
+        {
+            return self.store_contested(id, Reason::Locked { parent });
+        }
+        let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(settings.retry_max_ms);
+        flight.attempts += 1;
+        flight.stage = Stage::Parked;
+        let register = !std::mem::replace(&mut flight.awaits_registered, true);
+        let absent = flight.absent_parents();
+        self.parked.insert(id, now_ms + pause);
+        self.count_waiting(1);
+        if register {
+            for parent in absent {
+                self.awaited.entry(parent).or_default().push(id);
+            }
+        }
+    }
+
+    /// Tries again what has been parked long enough.
+    pub fn retry_due(&mut self, now_ms: u64) {
+        while let Some(id) = self.parked.pop_due(now_ms) {
+            self.count_waiting(-1);
+            self.ready.push_back(id);
+        }
+        self.settle_ready(now_ms);
+    }
+
+    /// When [`retry_due`](Self::retry_due) has something to do, ms since the epoch.
+    pub fn next_due_ms(&self) -> Option<u64> {
+        self.parked.next_due_ms()
+    }
+
+    /// The parked transactions that wait for an absent parent, by their first event.
+    pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId)> {
+        let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
+        parked
+            .filter(|flight| flight.mode == Mode::Normal && flight.absent_parents().next().is_some())
+            .filter_map(|flight| flight.events.iter().min().map(|event| (*event, flight.id)))
+            .collect()
+    }
+
+    /// A parent of a parked transaction is proven missing: it is contested.
+    pub fn parent_is_missing(&mut self, id: FlightId, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        let (Stage::Parked, Some(parent)) = (&flight.stage, flight.absent_parents().next()) else { return };
+        self.parked.remove(id);
+        self.count_waiting(-1);
+        self.store_contested(id, Reason::MissingParent { parent });
+        self.settle_ready(now_ms);
+    }
+
+    /// Creates the transaction, live, with the spends of the children that wait for it.
+    fn create(&mut self, id: FlightId) {
+        let Some(flight) = self.get(id) else { return };
+        let mut page = flight.work.page().clone();
+        let children = flight.children.clone();
+        flight.stage = Stage::Creating;
+        let key = Key::Page(page.txid, page.number);
+        for child in children {
+            page = self.ride(child, key, page, id);
+        }
+        let row = Row { key, operation: Operation::Create(page) };
+        self.actions.push_back(Action::Apply(Token::Create(id), row));
+    }
+
+    /// Lets a waiting child's spends ride on its parent's create: created and spent in one write. What the spend
+    /// operation would refuse is left for the child to find out.
+    fn ride(&mut self, child: FlightId, key: Key, page: Arc<Page>, parent: FlightId) -> Arc<Page> {
+        let rules = self.settings.rules;
+        let Some(flight) = self.get(child) else { return page };
+        let (Work::Validated(tx), Stage::AwaitingParents { .. }) = (&flight.work, &flight.stage) else { return page };
+        let marks = flight.marks();
+        let Some((index, prepared)) = tx.groups.iter().enumerate().find(|(_, group)| group.key() == key) else {
+            return page;
+        };
+        let mut record = Some(Record::Page(page));
+        let effect = record::apply(&rules, &mut record, &Operation::Spend(tx.spend(prepared, marks)));
+        if let Some(flight) = self.get(child) {
+            flight.groups[index].rides_on = effect.outcome.is_done().then_some(parent);
+        }
+        match record {
+            Some(Record::Page(page)) => page,
+            _ => unreachable!("a spend neither removes a page nor changes what kind of record it is"),
+        }
+    }
+
+    fn create_answered(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        match outcome {
+            Outcome::Applied(_) => {
+                let children = flight.children.clone();
+                for child in children {
+                    self.boarded(child, id);
+                }
+                self.finish(id);
+            }
+            // Somebody else's create: the spends that rode on ours are not there.
+            Outcome::AlreadyApplied(_) => self.finish(id),
+            Outcome::Rejected(Rejection::OtherContent) => self.mismatched(id),
+            Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_))) => match flight.mode {
+                Mode::Normal | Mode::RebuildContested => self.store_contested(id, Reason::Found),
+                // It had won when its first event was read, and lost since: the decision that says so was applied.
+                Mode::RebuildWon => self.finish(id),
+            },
+            // Half created by somebody who may still be at it.
+            Outcome::Rejected(_) => self.park(id, now_ms),
+        }
+    }
+
+    fn boarded(&mut self, child: FlightId, parent: FlightId) {
+        if let Some(flight) = self.get(child) {
+            for group in flight.groups.iter_mut().filter(|group| group.rides_on == Some(parent)) {
+                group.held = true;
+            }
+        }
+    }
+
+    fn store_contested(&mut self, id: FlightId, reason: Reason) {
+        let Some(flight) = self.get(id) else { return };
+        flight.stage = Stage::StoringContested { reason };
+        let mut page = flight.work.page().clone();
+        let contested = Arc::make_mut(&mut page);
+        contested.conflicting = true;
+        if let Some(master) = &mut contested.master {
+            master.verdict = Some(Verdict::Pending);
+        }
+        let row = Row { key: Key::Page(page.txid, page.number), operation: Operation::CreateContested(page) };
+        self.actions.push_back(Action::Apply(Token::StoreContested(id), row));
+    }
+
+    fn stored_contested(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        let Stage::StoringContested { reason } = flight.stage else { return };
+        let publish = match outcome {
+            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => true,
+            // Live, yet a slot does not name it: a node forgot a spend, and the sequencer mends that. But a parent that
+            // was pruned, or is absent, proves nothing against a live transaction.
+            Outcome::Rejected(Rejection::Exists(TxState::Live)) => {
+                !matches!(reason, Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Found)
+            }
+            Outcome::Rejected(Rejection::Exists(TxState::Creating)) => return self.park(id, now_ms),
+            Outcome::Rejected(Rejection::OtherContent) => return self.mismatched(id),
+            Outcome::Rejected(_) => false,
+        };
+        if publish && flight.mode == Mode::Normal {
+            flight.stage = Stage::PublishingContest;
+            let event = flight.first_event();
+            let txid = flight.txid;
+            self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
+        } else {
+            self.finish(id);
+        }
+    }
+
+    /// The contest of a flight is in the log: its fate is the sequencer's now.
+    pub fn contest_published(&mut self, id: FlightId, now_ms: u64) {
+        self.finish(id);
+        self.settle_ready(now_ms);
+    }
+
+    fn mismatched(&mut self, id: FlightId) {
+        let Some(flight) = self.get(id) else { return };
+        let txid = flight.txid;
+        for event in std::mem::take(&mut flight.events) {
+            self.actions.push_back(Action::Mismatched { event, txid });
+        }
+        self.finish(id);
+    }
+
+    /// Completes the events of a flight and lets its children go on.
+    fn finish(&mut self, id: FlightId) {
+        let Some(flight) = self.remove(id) else { return };
+        self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event)));
+        for child in flight.children {
+            let Some(flight) = self.get(child) else { continue };
+            if let Stage::AwaitingParents { remaining } = &mut flight.stage {
+                *remaining -= 1;
+                if *remaining == 0 {
+                    self.count_waiting(-1);
+                    self.ready.push_back(child);
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, id: FlightId) -> Option<Flight> {
+        self.get(id)?;
+        let flight = self.flights[id.index as usize].take()?;
+        self.free.push(id.index);
+        self.by_txid.remove(&flight.txid);
+        if flight.awaits_registered {
+            for parent in flight.parents() {
+                if let Some(waiters) = self.awaited.get_mut(&parent) {
+                    waiters.retain(|waiter| *waiter != id);
+                    if waiters.is_empty() {
+                        self.awaited.remove(&parent);
+                    }
+                }
+            }
+        }
+        Some(flight)
+    }
+
+    /// A partition was taken away: what only waits on its behalf is dropped (whoever has it now reads it again); what is
+    /// moving ends by itself, and its completion is not counted.
+    pub fn revoke(&mut self, partition: i32, now_ms: u64) {
+        let mut dropped = Vec::new();
+        for flight in self.flights.iter_mut().flatten() {
+            flight.events.retain(|event| event.partition != partition);
+            if flight.events.is_empty() && matches!(flight.stage, Stage::Parked) {
+                dropped.push(flight.id);
+            }
+        }
+        for id in dropped {
+            self.parked.remove(id);
+            self.count_waiting(-1);
+            self.finish(id);
+        }
+        self.settle_ready(now_ms);
+    }
+}
+
+/// What stands between a transaction and its create, once every group has answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Barred {
+    /// Nothing: every slot is held.
+    No,
+    /// It was created, mined and pruned long ago.
+    Pruned,
+    /// A parent that is absent, half created, locked or undecided.
+    Waits,
+    /// Everything else.
+    Contested(Reason),
+}
+
+/// What one refusal means for the spender of `parent`'s slots.
+pub fn barred_by(rejection: &Rejection, parent: Txid, spend: &Spend, mode: Mode) -> Barred {
+    let input = |offset: u32| {
+        spend.slots.iter().find(|slot| slot.offset == offset).map_or(0, |slot| slot.input)
+    };
+    let first_input = spend.slots.first().map_or(0, |slot| slot.input);
+    if let Rejection::SpenderPruned(_) = rejection {
+        return Barred::Pruned;
+    }
+    if mode == Mode::RebuildWon {
+        return Barred::Waits;
+    }
+    match *rejection {
+        Rejection::Conflicting(Verdict::Conflicting(_)) => Barred::Contested(Reason::ConflictingParent { parent }),
+        Rejection::Pruned(_) => Barred::Contested(Reason::PrunedParent { parent }),
+        Rejection::Immature(_) => Barred::Contested(Reason::Immature { input: first_input }),
+        Rejection::NoSuchOutput(offset) => Barred::Contested(Reason::NoSuchOutput { input: input(offset) }),
+        Rejection::HashMismatch(offset) | Rejection::OutputMismatch(offset) => {
+            Barred::Contested(Reason::Mismatch { input: input(offset) })
+        }
+        Rejection::Frozen(offset) => Barred::Contested(Reason::Frozen { input: input(offset) }),
+        Rejection::Contested(offset) => Barred::Contested(Reason::History { input: input(offset) }),
+        Rejection::SpentBy(offset, holder) => {
+            Barred::Contested(Reason::DoubleSpend { input: input(offset), winner: holder.txid })
+        }
+        Rejection::NotYetSpendable(offset, _) => Barred::Contested(Reason::NotYetSpendable { input: input(offset) }),
+        // Absent, half created, locked, undecided; and what a spend never answers waits too, rather than guess.
+        _ => Barred::Waits,
+    }
+}
+
+/// Marks bar the way of everybody but those who are known to have won.
+pub fn marks_for(mode: Mode) -> Marks {
+    match mode {
+        Mode::RebuildWon => Marks::Ignore,
+        Mode::Normal | Mode::RebuildContested => Marks::Respect,
+    }
+}
+
+/// How a transaction stands by its own master record.
+pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
+    record.and_then(Record::page).map(Page::state)
+}
+

@@ -1,0 +1,219 @@
+//! From a message to work: decode, check, hash. Pure, and the only part that is done outside the order of the log.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::{
+    broker::Message,
+    event::{DeadLetterClass, Event, Seeded, Validated},
+    record::{Key, Marks, Page, Spend, SpendSlot, build},
+    tx::{Network, Transaction, Txid, utxo_hash},
+};
+
+/// What the store is set up for; the same for every event.
+#[derive(Debug, Clone, Copy)]
+pub struct PrepareSettings {
+    /// Decides which outputs get a slot.
+    pub network: Network,
+    /// Slots a page.
+    pub utxo_batch_size: u32,
+}
+
+/// A transaction that is ready to be worked on.
+#[derive(Debug)]
+pub struct PreparedTx {
+    /// Its id.
+    pub txid: Txid,
+    /// Height of the block that it can first be in.
+    pub height: u32,
+    /// Its inputs, by the page that they take slots of; in the order of the first input of each.
+    pub groups: Vec<SpendGroup>,
+    /// Its page, live.
+    pub page: Arc<Page>,
+}
+
+/// The inputs that take slots of one page.
+#[derive(Debug)]
+pub struct SpendGroup {
+    /// The transaction whose outputs are spent.
+    pub parent: Txid,
+    /// Its page.
+    pub page: u32,
+    /// The slots, in the order of the inputs.
+    pub slots: Vec<SpendSlot>,
+}
+
+impl SpendGroup {
+    /// The record whose slots are taken.
+    pub fn key(&self) -> Key {
+        Key::Page(self.parent, self.page)
+    }
+}
+
+impl PreparedTx {
+    /// The operation that takes a group's slots.
+    pub fn spend(&self, group: &SpendGroup, marks: Marks) -> Spend {
+        Spend { spender: self.txid, height: self.height, slots: group.slots.clone(), marks }
+    }
+}
+
+/// A partial transaction that is ready to be stored.
+#[derive(Debug)]
+pub struct PreparedSeed {
+    /// Its id.
+    pub txid: Txid,
+    /// Its page, live and mined in block 0.
+    pub page: Arc<Page>,
+}
+
+/// What became of a message.
+#[derive(Debug)]
+pub enum Prepared {
+    /// A whole transaction.
+    Validated(Arc<PreparedTx>),
+    /// Outputs only.
+    Seeded(Arc<PreparedSeed>),
+}
+
+/// A message that can never be worked on, by what it alone shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Poison {
+    /// Which kind of wrong.
+    pub class: DeadLetterClass,
+    /// What is wrong, with the field.
+    pub message: String,
+}
+
+impl Poison {
+    fn new(class: DeadLetterClass, message: impl ToString) -> Self {
+        Poison { class, message: message.to_string() }
+    }
+}
+
+/// Decodes and checks a message of the topic of validated transactions.
+pub fn prepare(settings: &PrepareSettings, message: &Message) -> Result<Prepared, Poison> {
+    let decode = |error: &dyn ToString| Poison::new(DeadLetterClass::Decode, error.to_string());
+    match Event::decode(&message.payload).map_err(|error| decode(&error))? {
+        Event::Validated(validated) => prepare_validated(settings, message, &validated).map(Prepared::Validated),
+        Event::Seeded(seeded) => prepare_seeded(settings, message, &seeded).map(Prepared::Seeded),
+        other => Err(decode(&format!("a {} event does not belong in this topic", other.name()))),
+    }
+}
+
+fn check_key(message: &Message, txid: &Txid) -> Result<(), Poison> {
+    if message.key.as_ref() == txid.0 {
+        return Ok(());
+    }
+    let key = hex::encode(&message.key);
+    Err(Poison::new(DeadLetterClass::Decode, format!("the key {key} is not the transaction's id {txid} (internal order)")))
+}
+
+fn check_pages(slots: usize, settings: &PrepareSettings) -> Result<(), Poison> {
+    if slots <= settings.utxo_batch_size as usize {
+        return Ok(());
+    }
+    let most = settings.utxo_batch_size;
+    Err(Poison::new(
+        DeadLetterClass::Unsupported,
+        format!("{slots} outputs need more than one page of {most}: multi-page transactions are not built yet"),
+    ))
+}
+
+fn prepare_validated(
+    settings: &PrepareSettings,
+    message: &Message,
+    validated: &Validated<'_>,
+) -> Result<Arc<PreparedTx>, Poison> {
+    let tx = Transaction::parse(validated.tx).map_err(|error| Poison::new(DeadLetterClass::Decode, error))?;
+    let txid = tx.txid();
+    check_key(message, &txid)?;
+    if tx.is_coinbase() {
+        let why = "inputs: a coinbase comes with its block, not as a validated transaction";
+        return Err(Poison::new(DeadLetterClass::Invalid, why));
+    }
+    tx.check().map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
+    check_pages(tx.output_count(), settings)?;
+    let body = message.payload.slice_ref(validated.tx);
+    let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
+    let page = build::transaction_page(
+        &tx,
+        body,
+        build::Creation {
+            txid,
+            network: settings.network,
+            height: validated.height,
+            locked: validated.locked,
+            created_at: message.timestamp_ms.max(0) as u64,
+        },
+    );
+    Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page: Arc::new(page) }))
+}
+
+/// The inputs by page, in the order of the first input of each.
+pub fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) -> Vec<SpendGroup> {
+    let mut groups: Vec<SpendGroup> = Vec::new();
+    let mut places = std::collections::HashMap::with_hasher(foldhash::fast::FixedState::default());
+    for (index, input) in tx.inputs().enumerate() {
+        let Some(previous) = input.previous else { continue };
+        let outpoint = input.outpoint;
+        let (parent, page) = (outpoint.txid, outpoint.vout / utxo_batch_size);
+        let slot = SpendSlot {
+            offset: outpoint.vout % utxo_batch_size,
+            input: index as u32,
+            utxo_hash: utxo_hash(&parent, outpoint.vout, previous.script, previous.satoshis),
+            satoshis: previous.satoshis,
+            script: body.slice_ref(previous.script),
+        };
+        // One input is by far the most common: the map is for the wide ones.
+        let place = match groups.len() {
+            0 => None,
+            1..=8 => groups.iter().position(|group| group.parent == parent && group.page == page),
+            _ => {
+                if places.is_empty() {
+                    places.extend(groups.iter().enumerate().map(|(place, group)| ((group.parent, group.page), place)));
+                }
+                places.get(&(parent, page)).copied()
+            }
+        };
+        match place {
+            Some(place) => groups[place].slots.push(slot),
+            None => {
+                if !places.is_empty() {
+                    places.insert((parent, page), groups.len());
+                }
+                groups.push(SpendGroup { parent, page, slots: vec![slot] });
+            }
+        }
+    }
+    groups
+}
+
+fn prepare_seeded(
+    settings: &PrepareSettings,
+    message: &Message,
+    seeded: &Seeded<'_>,
+) -> Result<Arc<PreparedSeed>, Poison> {
+    check_key(message, &seeded.txid)?;
+    let slots = seeded.outputs.last().map_or(0, |output| output.vout as usize + 1);
+    if slots == 0 {
+        return Err(Poison::new(DeadLetterClass::Invalid, "outputs: a partial transaction needs at least one"));
+    }
+    check_pages(slots, settings)?;
+    let outputs = seeded.outputs.iter().map(|output| build::SeededOutput {
+        vout: output.vout,
+        satoshis: output.satoshis,
+        script: message.payload.slice_ref(output.script),
+    });
+    let page = build::seeded_page(
+        outputs,
+        build::Seed {
+            txid: seeded.txid,
+            network: settings.network,
+            height: seeded.height,
+            coinbase: seeded.coinbase,
+            created_at: message.timestamp_ms.max(0) as u64,
+        },
+    );
+    Ok(Arc::new(PreparedSeed { txid: seeded.txid, page: Arc::new(page) }))
+}

@@ -1,0 +1,128 @@
+//! Contests and dead letters: published until they are acknowledged, beside the loop.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::{
+    broker::{BrokerErrorKind, Message, Produce, Producer},
+    event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
+    ingest::{dispatch::Done, flight::FlightId, plan::EventRef, prepare::Poison},
+    record::Reason,
+    telemetry::Metrics,
+    tx::Txid,
+};
+
+/// Where the pipeline's own messages go.
+#[derive(Clone)]
+pub struct Publisher {
+    /// Acknowledges.
+    pub producer: Arc<dyn Producer>,
+    /// Topic whose events are consumed: the place that contests and dead letters name.
+    pub source_topic: Arc<str>,
+    /// `utxo.chain`
+    pub chain_topic: String,
+    /// `utxo.dead-letters`
+    pub dead_letter_topic: String,
+    /// First and longest pause between tries.
+    pub retry_pause: (Duration, Duration),
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Publisher {
+    /// Puts a contest into the log; answers with [`Done::ContestPublished`].
+    pub fn contest(
+        &self,
+        flight: FlightId,
+        txid: Txid,
+        event: EventRef,
+        reason: Reason,
+        done: mpsc::UnboundedSender<Done>,
+    ) {
+        self.metrics.contests.inc();
+        let position = Position {
+            topic: self.source_topic.to_string(),
+            partition: event.partition,
+            offset: event.offset,
+            timestamp_ms: event.timestamp_ms,
+        };
+        let payload = Event::Contest(Contest { txid, position, reason }).encode();
+        let message = Produce {
+            topic: self.chain_topic.clone(),
+            partition: Some(0),
+            key: Bytes::copy_from_slice(&txid.0),
+            payload: payload.into(),
+            ..Produce::default()
+        };
+        self.publish(message, Done::ContestPublished(flight), done);
+    }
+
+    /// Puts a message aside, untouched, saying whence and why; answers with [`Done::DeadLetterPublished`].
+    pub fn dead_letter(&self, event: EventRef, source: Message, poison: Poison, done: mpsc::UnboundedSender<Done>) {
+        self.metrics.dead_letter(poison.class);
+        let letter = DeadLetter {
+            topic: self.source_topic.to_string(),
+            partition: event.partition,
+            offset: event.offset,
+            stage: "prepare".to_owned(),
+            class: poison.class,
+            message: poison.message,
+            timestamp_ms: event.timestamp_ms,
+        };
+        tracing::warn!(
+            partition = event.partition,
+            offset = event.offset,
+            class = %letter.class,
+            why = letter.message,
+            "dead letter"
+        );
+        let mut headers = source.headers;
+        headers.extend(letter.to_headers());
+        let message = Produce {
+            topic: self.dead_letter_topic.clone(),
+            partition: None,
+            key: source.key,
+            payload: source.payload,
+            headers,
+            timestamp_ms: None,
+        };
+        self.publish(message, Done::DeadLetterPublished(event), done);
+    }
+
+    fn publish(&self, message: Produce, answer: Done, done: mpsc::UnboundedSender<Done>) {
+        let publisher = self.clone();
+        tokio::spawn(async move {
+            let answer = match publisher.produce_until_done(message).await {
+                Ok(()) => answer,
+                Err(error) => Done::Fatal(error),
+            };
+            // A pipeline that has ended meanwhile reads the event again when it starts.
+            let _ = done.send(answer);
+        });
+    }
+
+    async fn produce_until_done(&self, message: Produce) -> Result<(), String> {
+        let (mut pause, longest) = self.retry_pause;
+        loop {
+            match self.producer.produce(message.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, "not produced; tried again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(longest);
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+/// What is wrong with an event that contradicts what is stored.
+pub fn mismatch(txid: Txid) -> Poison {
+    Poison {
+        class: DeadLetterClass::SeedMismatch,
+        message: format!("outputs: transaction {txid} is stored with other content"),
+    }
+}
