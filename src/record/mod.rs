@@ -1,13 +1,15 @@
 //! What one record is, and what one operation does to it.
 //!
-//! [`apply`] is a pure function: `(record, operation) -> (record', outcome)`. No I/O, no clock, no async. Engines make
+//! [`apply`] is a pure function: `(key, record, operation) -> (record', outcome)`. No I/O, no clock, no async. Engines make
 //! it atomic and durable: the memory and fjall engines call it, the Aerospike engine compiles each operation to one
 //! `operate` that does the same.
 
 mod operation;
+mod ops;
 mod page;
 
 pub use operation::*;
+pub use ops::{Effect, apply};
 pub use page::*;
 
 use crate::tx::Txid;
