@@ -4,6 +4,8 @@
 //! it atomic and durable: the memory and fjall engines call it, the Aerospike engine compiles each operation to one
 //! `operate` that does the same.
 
+pub mod build;
+
 mod operation;
 mod ops;
 mod page;

@@ -30,6 +30,11 @@ mod stamp;
 mod stored_output;
 mod unset_mined;
 
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod testing;
+
 use std::sync::Arc;
 
 use super::{Key, Master, Operation, Outcome, Page, Record, Rejection, Reply, Rules, Sequenced, Stamp, TxState};
