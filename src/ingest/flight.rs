@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
+    broker::Message,
     ingest::{
         plan::{Barred, EventRef, Mode, barred_by, marks_for},
         prepare::{PreparedSeed, PreparedTx},
@@ -35,6 +36,14 @@ impl Work {
         match self {
             Work::Validated(tx) => &tx.page,
             Work::Seeded(seed) => &seed.page,
+        }
+    }
+
+    /// The message that asked for it.
+    pub fn source(&self) -> &Message {
+        match self {
+            Work::Validated(tx) => &tx.source,
+            Work::Seeded(seed) => &seed.source,
         }
     }
 

@@ -18,10 +18,10 @@ use crate::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
         partition::{PartitionBounds, PartitionState},
-        plan::{Action, EventRef, Mode, PlanSettings, Planner},
+        plan::{Action, EventRef, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, proves_missing},
-        publish::Publisher,
+        publish::{Publisher, mismatch},
         replay::Modes,
     },
     telemetry::Metrics,
@@ -202,7 +202,8 @@ impl Pipeline {
     fn wake_at(&self) -> Instant {
         let now_ms = self.now_ms();
         let due = self.planner.next_due_ms().map(|due| Instant::now() + Duration::from_millis(due.saturating_sub(now_ms)));
-        [Some(self.next_commit), due, self.dispatcher.deadline()].into_iter().flatten().min().unwrap_or(self.next_commit)
+        let proof = (self.planner.counts().parked > 0).then_some(self.next_proof);
+        [due, proof, self.dispatcher.deadline()].into_iter().flatten().fold(self.next_commit, Instant::min)
     }
 
     async fn on_polled(&mut self, polled: Polled) -> Result<(), PipelineError> {
@@ -388,6 +389,8 @@ impl Pipeline {
             Done::ContestPublished(flight) => {
                 self.publishing -= 1;
                 self.planner.contest_published(flight, now_ms);
+                // The next in line may be proven missing now.
+                self.next_proof = Instant::now();
             }
             Done::DeadLetterPublished(event) => {
                 self.publishing -= 1;
@@ -410,21 +413,15 @@ impl Pipeline {
                     self.publishing += 1;
                     self.parts.publisher.contest(flight, txid, event, reason, self.done_sender.clone());
                 }
-                Action::Mismatched { event, txid } => self.bury_mismatch(event, txid),
+                Action::Mismatched { event, work } => {
+                    let txid = work.page().txid;
+                    self.bury(event, work.source(), mismatch(txid));
+                }
                 Action::Complete(event) => self.complete(event),
             }
         }
         self.dispatcher.flush();
         self.throttle();
-    }
-
-    fn bury_mismatch(&mut self, event: EventRef, txid: crate::tx::Txid) {
-        if self.parts.modes.is_below_frontier(event.partition, event.offset) {
-            return self.complete(event);
-        }
-        self.report.dead_letters += 1;
-        self.publishing += 1;
-        self.parts.publisher.mismatch(event, txid, self.done_sender.clone());
     }
 
     /// A completion whose epoch is gone is dropped: a duplicate beats a loss.

@@ -78,8 +78,8 @@ pub enum Action {
     Mismatched {
         /// The event.
         event: EventRef,
-        /// Its transaction.
-        txid: Txid,
+        /// What it claims.
+        work: Work,
     },
     /// Everything that this event asks for is in the store.
     Complete(EventRef),
@@ -195,7 +195,7 @@ impl Planner {
             if flight.work.agrees_with(&work) {
                 flight.events.push(event);
             } else {
-                self.actions.push_back(Action::Mismatched { event, txid });
+                self.actions.push_back(Action::Mismatched { event, work });
             }
             return None;
         }
@@ -523,13 +523,14 @@ impl Planner {
             Outcome::Rejected(Rejection::OtherContent) => return self.mismatched(id),
             Outcome::Rejected(_) => false,
         };
-        if publish && flight.mode == Mode::Normal {
-            flight.stage = Stage::PublishingContest;
-            let event = flight.first_event();
-            let txid = flight.txid;
-            self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
-        } else {
-            self.finish(id);
+        match flight.first_event() {
+            Some(event) if publish && flight.mode == Mode::Normal => {
+                flight.stage = Stage::PublishingContest;
+                let txid = flight.txid;
+                self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
+            }
+            // Its partitions were taken away: whoever has them now reads the event again, and contests it.
+            _ => self.finish(id),
         }
     }
 
@@ -541,9 +542,9 @@ impl Planner {
 
     fn mismatched(&mut self, id: FlightId) {
         let Some(flight) = self.get(id) else { return };
-        let txid = flight.txid;
+        let work = flight.work.clone();
         for event in std::mem::take(&mut flight.events) {
-            self.actions.push_back(Action::Mismatched { event, txid });
+            self.actions.push_back(Action::Mismatched { event, work: work.clone() });
         }
         self.finish(id);
     }

@@ -31,6 +31,8 @@ pub struct PreparedTx {
     pub groups: Vec<SpendGroup>,
     /// Its page, live.
     pub page: Arc<Page>,
+    /// Where it was read, for a dead letter.
+    pub source: Message,
 }
 
 /// The inputs that take slots of one page.
@@ -65,6 +67,8 @@ pub struct PreparedSeed {
     pub txid: Txid,
     /// Its page, live and mined in block 0.
     pub page: Arc<Page>,
+    /// Where it was read, for a dead letter.
+    pub source: Message,
 }
 
 /// What became of a message.
@@ -147,7 +151,7 @@ fn prepare_validated(
             created_at: message.timestamp_ms.max(0) as u64,
         },
     );
-    Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page: Arc::new(page) }))
+    Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page: Arc::new(page), source: message.clone() }))
 }
 
 /// The inputs by page, in the order of the first input of each.
@@ -215,5 +219,5 @@ fn prepare_seeded(
             created_at: message.timestamp_ms.max(0) as u64,
         },
     );
-    Ok(Arc::new(PreparedSeed { txid: seeded.txid, page: Arc::new(page) }))
+    Ok(Arc::new(PreparedSeed { txid: seeded.txid, page: Arc::new(page), source: message.clone() }))
 }

@@ -1,1 +1,121 @@
-//! (being built)
+//! The multi-record protocols over one-record operations, and reads.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    engine::{EngineError, ErrorKind, RecordEngine, Row},
+    record::{Key, Outcome, Page, Record, Rules},
+    tx::{Network, Txid},
+};
+
+/// What a store is set up for.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreSettings {
+    /// Decides which outputs get a slot.
+    pub network: Network,
+    /// What operations do.
+    pub rules: Rules,
+    /// Slots a page; fixed for the life of a set.
+    pub utxo_batch_size: u32,
+    /// Rows a batch.
+    pub batch_size: usize,
+    /// Batches on their way at once.
+    pub concurrency: usize,
+    /// First and longest pause before a failed row is sent again.
+    pub retry_pause: (Duration, Duration),
+}
+
+/// A store: an engine, and how it is used. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    /// Where the records live.
+    pub engine: Arc<dyn RecordEngine>,
+    /// How it is used.
+    pub settings: StoreSettings,
+}
+
+impl Store {
+    /// A store on an engine that is open.
+    pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
+        Store { engine, settings }
+    }
+
+    /// Applies rows of which no two need an order, in batches; what failed and may be retried is sent again until it has
+    /// an outcome. `outcome[i]` belongs to `rows[i]`.
+    pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, EngineError> {
+        let engine = &self.engine;
+        self.until_done(rows, |rows| async move { engine.apply(&rows).await }).await
+    }
+
+    /// Applies one operation.
+    pub async fn apply_one(&self, row: Row) -> Result<Outcome, EngineError> {
+        let mut outcomes = self.apply(vec![row]).await?;
+        Ok(outcomes.pop().unwrap_or_else(|| unreachable!("one outcome for one row")))
+    }
+
+    /// Reads records; `record[i]` belongs to `keys[i]`.
+    pub async fn read(&self, keys: Vec<Key>) -> Result<Vec<Option<Record>>, EngineError> {
+        let engine = &self.engine;
+        self.until_done(keys, |keys| async move { engine.read(&keys).await }).await
+    }
+
+    /// Reads master records; `None`: there is none.
+    pub async fn masters(&self, txids: &[Txid]) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
+        let records = self.read(txids.iter().map(|txid| Key::master(*txid)).collect()).await?;
+        Ok(records.into_iter().map(into_page).collect())
+    }
+
+    /// Reads one master record.
+    pub async fn master(&self, txid: Txid) -> Result<Option<Arc<Page>>, EngineError> {
+        Ok(self
+            .read(vec![Key::master(txid)])
+            .await?
+            .into_iter()
+            .next()
+            .flatten()
+            .and_then(|record| into_page(Some(record))))
+    }
+
+    async fn until_done<I, O, F>(&self, items: Vec<I>, send: impl Fn(Vec<I>) -> F) -> Result<Vec<O>, EngineError>
+    where
+        I: Clone,
+        F: Future<Output = Vec<Result<O, EngineError>>>,
+    {
+        let mut outputs: Vec<Option<O>> = items.iter().map(|_| None).collect();
+        let mut pending: Vec<usize> = (0..items.len()).collect();
+        let (mut pause, longest) = self.settings.retry_pause;
+        loop {
+            let mut failed = Vec::new();
+            let batches = pending.chunks(self.settings.batch_size.max(1)).collect::<Vec<_>>();
+            for wave in batches.chunks(self.settings.concurrency.max(1)) {
+                let sent = wave.iter().map(|batch| send(batch.iter().map(|&place| items[place].clone()).collect()));
+                for (batch, results) in wave.iter().zip(futures_util::future::join_all(sent).await) {
+                    for (&place, result) in batch.iter().zip(results) {
+                        match result {
+                            Ok(output) => outputs[place] = Some(output),
+                            Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
+                                tracing::warn!(%error, "tried again");
+                                failed.push(place);
+                            }
+                            Err(error) => return Err(error),
+                        }
+                    }
+                }
+            }
+            if failed.is_empty() {
+                return Ok(outputs.into_iter().flatten().collect());
+            }
+            pending = failed;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+}
+
+/// The page in a record, where it is one.
+pub fn into_page(record: Option<Record>) -> Option<Arc<Page>> {
+    match record {
+        Some(Record::Page(page)) => Some(page),
+        _ => None,
+    }
+}

@@ -1,0 +1,135 @@
+//! How a rebuild treats each event (`DESIGN.md` section 7, "Rebuild"). Pure.
+//!
+//! Below the frontier (what the live group had committed) the log has already been decided. A transaction's mode follows
+//! its *first mention* in the decisions, because what it was then is what it had been from the start: contested, or live.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    event::{Decision, DecisionBody},
+    ingest::plan::{Mode, TxidMap},
+    record::Reason,
+    tx::Txid,
+};
+
+/// How each event is treated.
+#[derive(Debug, Clone, Default)]
+pub enum Modes {
+    /// The fast path, and contests.
+    #[default]
+    Live,
+    /// Below a frontier.
+    Rebuild(Arc<Rebuild>),
+}
+
+/// What a rebuild knows before it reads the first event.
+#[derive(Debug, Default)]
+pub struct Rebuild {
+    /// Where the live group had committed, by partition: the first offset that is treated normally.
+    pub frontier: BTreeMap<i32, u64>,
+    /// What the decisions say first of each transaction.
+    pub mentions: FirstMentions,
+    /// The run ends at the frontier (a shadow rebuild, for comparison).
+    pub stop_at_frontier: bool,
+}
+
+impl Modes {
+    /// How the event of `txid` at this place is treated.
+    pub fn of(&self, partition: i32, offset: u64, txid: &Txid) -> Mode {
+        match self {
+            Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset) => match rebuild.mentions.get(txid) {
+                Some(Mention::Contested) => Mode::RebuildContested,
+                Some(Mention::Live) | None => Mode::RebuildWon,
+            },
+            _ => Mode::Normal,
+        }
+    }
+
+    /// Whether nothing may be published for the event at this place.
+    pub fn is_below_frontier(&self, partition: i32, offset: u64) -> bool {
+        matches!(self, Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset))
+    }
+
+    /// Where each partition ends, for a run that ends.
+    pub fn ends(&self) -> Option<&BTreeMap<i32, u64>> {
+        match self {
+            Modes::Rebuild(rebuild) if rebuild.stop_at_frontier => Some(&rebuild.frontier),
+            _ => None,
+        }
+    }
+}
+
+impl Rebuild {
+    fn is_below(&self, partition: i32, offset: u64) -> bool {
+        self.frontier.get(&partition).is_some_and(|end| offset < *end)
+    }
+}
+
+/// What a transaction was when a decision first named it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mention {
+    /// Contested, or a stub.
+    Contested,
+    /// Live.
+    Live,
+}
+
+/// First mentions, by transaction.
+#[derive(Debug, Clone, Default)]
+pub struct FirstMentions(TxidMap<Mention>);
+
+impl FirstMentions {
+    /// From the decisions that count, in their order, and then the contests that have none yet.
+    pub fn new<'a>(
+        decisions: impl IntoIterator<Item = &'a Decision>,
+        undecided: impl IntoIterator<Item = Txid>,
+    ) -> Self {
+        let mut mentions = FirstMentions::default();
+        for decision in decisions {
+            mentions.read(&decision.body);
+        }
+        for txid in undecided {
+            mentions.note(txid, Mention::Contested);
+        }
+        mentions
+    }
+
+    /// The first mention of `txid`.
+    pub fn get(&self, txid: &Txid) -> Option<Mention> {
+        self.0.get(txid).copied()
+    }
+
+    fn note(&mut self, txid: Txid, mention: Mention) {
+        self.0.entry(txid).or_insert(mention);
+    }
+
+    fn note_if_live(&mut self, txid: Txid, live: bool) {
+        self.note(txid, if live { Mention::Live } else { Mention::Contested });
+    }
+
+    fn read(&mut self, body: &DecisionBody) {
+        match body {
+            DecisionBody::Accepted { txid, inputs, losers, .. } => {
+                self.note(*txid, Mention::Contested);
+                losers.iter().for_each(|loser| self.note(*loser, Mention::Live));
+                // A holder that was live is among the losers; the others were contested, or made a stub.
+                for holder in inputs.iter().filter_map(|input| input.holder) {
+                    if holder.txid != *txid {
+                        self.note(holder.txid, Mention::Contested);
+                    }
+                }
+            }
+            DecisionBody::Conflicting { txid, reason, live, .. } => {
+                self.note_if_live(*txid, *live);
+                if let Reason::DoubleSpend { winner, .. } = reason {
+                    self.note(*winner, Mention::Live);
+                }
+            }
+            DecisionBody::Cone { members, .. } => {
+                members.iter().for_each(|member| self.note_if_live(member.txid, member.live));
+            }
+            // A contest that is passed over is no mention.
+            DecisionBody::PassedOver { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {}
+        }
+    }
+}
