@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::{
     broker::Message,
     event::{DeadLetterClass, Event, Seeded, Validated},
-    record::{Key, Marks, Page, Spend, SpendSlot, build},
+    record::{Key, Marks, Page, Spend, SpendSlot, StoredOutput, build},
     tx::{Network, Transaction, Txid, utxo_hash},
 };
 
@@ -140,17 +140,11 @@ fn prepare_validated(
     check_pages(tx.output_count(), settings)?;
     let body = message.payload.slice_ref(validated.tx);
     let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
-    let page = build::transaction_page(
-        &tx,
-        body,
-        build::Creation {
-            txid,
-            network: settings.network,
-            height: validated.height,
-            locked: validated.locked,
-            created_at: message.timestamp_ms.max(0) as u64,
-        },
-    );
+    let setting = setting(settings, validated.height, message);
+    let start = build::Start { locked: validated.locked, ..build::Start::default() };
+    let mut pages = build::pages_of(&tx, body, txid, &setting, &start)
+        .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
+    let page = pages.swap_remove(0);
     Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page: Arc::new(page), source: message.clone() }))
 }
 
@@ -200,24 +194,23 @@ fn prepare_seeded(
 ) -> Result<Arc<PreparedSeed>, Poison> {
     check_key(message, &seeded.txid)?;
     let slots = seeded.outputs.last().map_or(0, |output| output.vout as usize + 1);
-    if slots == 0 {
-        return Err(Poison::new(DeadLetterClass::Invalid, "outputs: a partial transaction needs at least one"));
-    }
     check_pages(slots, settings)?;
     let outputs = seeded.outputs.iter().map(|output| build::SeededOutput {
         vout: output.vout,
-        satoshis: output.satoshis,
-        script: message.payload.slice_ref(output.script),
+        output: StoredOutput { satoshis: output.satoshis, script: message.payload.slice_ref(output.script) },
     });
-    let page = build::seeded_page(
-        outputs,
-        build::Seed {
-            txid: seeded.txid,
-            network: settings.network,
-            height: seeded.height,
-            coinbase: seeded.coinbase,
-            created_at: message.timestamp_ms.max(0) as u64,
-        },
-    );
+    let seed = build::Seed { txid: seeded.txid, coinbase: seeded.coinbase, outputs: outputs.collect() };
+    let page = build::seeded_page(&seed, &setting(settings, seeded.height, message))
+        .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
     Ok(Arc::new(PreparedSeed { txid: seeded.txid, page: Arc::new(page), source: message.clone() }))
+}
+
+/// `createdAt` is the time of the event, so that a rebuild writes the same.
+fn setting(settings: &PrepareSettings, height: u32, message: &Message) -> build::Setting {
+    build::Setting {
+        network: settings.network,
+        height,
+        batch_size: settings.utxo_batch_size,
+        created_at: u64::try_from(message.timestamp_ms).unwrap_or(0),
+    }
 }

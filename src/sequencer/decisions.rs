@@ -1,0 +1,191 @@
+//! The write-ahead log of what was decided: `utxo.decisions`, one partition.
+//!
+//! The *first* record in the topic for an identity (chain offset, step) is the one that counts, whoever wrote it; steps of
+//! a chain offset are contiguous and `Closed` is the last. So after a crash, and with two sequencers at once, everybody
+//! applies the same.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::{
+    broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition},
+    event::{Decision, DecisionBody, Event},
+};
+
+/// Decisions by chain offset. Pure: fed with messages in the order of the topic.
+#[derive(Debug, Default)]
+pub struct DecisionTable {
+    by_offset: BTreeMap<u64, Decided>,
+}
+
+#[derive(Debug)]
+struct Decided {
+    first_seen_at: u64,
+    steps: Vec<DecisionBody>,
+}
+
+/// A message in the decisions topic that is none, or that does not follow.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadDecision {
+    /// Cannot be decoded, or is another event.
+    #[error("offset {0} of the decisions topic holds no decision: {1}")]
+    NotADecision(u64, String),
+    /// Skips a step.
+    #[error("offset {at} of the decisions topic holds step {found} on chain offset {chain_offset}, where step {expected} is next")]
+    Gap {
+        /// Offset in the decisions topic.
+        at: u64,
+        /// What it decides on.
+        chain_offset: u64,
+        /// Its step.
+        found: u32,
+        /// The step that would follow.
+        expected: u32,
+    },
+}
+
+impl DecisionTable {
+    /// Takes one message; repeats of a step that is known are ignored.
+    pub fn absorb(&mut self, message: &Message) -> Result<(), BadDecision> {
+        let wrong = |why: String| BadDecision::NotADecision(message.offset, why);
+        let decision = match Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))? {
+            Event::Decision(decision) => decision,
+            other => return Err(wrong(format!("a {} event", other.name()))),
+        };
+        let decided = self
+            .by_offset
+            .entry(decision.chain_offset)
+            .or_insert_with(|| Decided { first_seen_at: message.offset, steps: Vec::new() });
+        let expected = decided.steps.len() as u32;
+        if decision.step > expected {
+            let chain_offset = decision.chain_offset;
+            return Err(BadDecision::Gap { at: message.offset, chain_offset, found: decision.step, expected });
+        }
+        if decision.step == expected {
+            decided.steps.push(decision.body);
+        }
+        Ok(())
+    }
+
+    /// The decision that counts.
+    pub fn get(&self, chain_offset: u64, step: u32) -> Option<&DecisionBody> {
+        self.by_offset.get(&chain_offset)?.steps.get(step as usize)
+    }
+
+    /// Every decision, by chain offset and step.
+    pub fn iter(&self) -> impl Iterator<Item = Decision> + '_ {
+        self.by_offset.iter().flat_map(|(chain_offset, decided)| {
+            decided.steps.iter().zip(0..).map(|(body, step)| Decision {
+                chain_offset: *chain_offset,
+                step,
+                body: body.clone(),
+            })
+        })
+    }
+
+    /// The greatest chain offset that has a decision.
+    pub fn last_chain_offset(&self) -> Option<u64> {
+        self.by_offset.keys().next_back().copied()
+    }
+
+    /// Forgets what lies below a chain offset that is handled.
+    pub fn forget_below(&mut self, chain_offset: u64) {
+        self.by_offset = self.by_offset.split_off(&chain_offset);
+    }
+
+    /// Where in the topic the decisions on `chain_offset` and later ones begin, if there are any.
+    pub fn first_position_from(&self, chain_offset: u64) -> Option<u64> {
+        self.by_offset.range(chain_offset..).map(|(_, decided)| decided.first_seen_at).min()
+    }
+}
+
+/// Why decisions cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum DecisionError {
+    /// The broker.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// The topic's content.
+    #[error(transparent)]
+    Bad(#[from] BadDecision),
+}
+
+/// The decisions topic, open.
+pub struct DecisionLog {
+    table: DecisionTable,
+    topic: String,
+    reader: Box<dyn Reader>,
+    producer: Arc<dyn Producer>,
+}
+
+const READ_WAIT: Duration = Duration::from_millis(100);
+
+impl DecisionLog {
+    /// Opens the topic and reads it from `from` to its end.
+    pub async fn open(
+        broker: &dyn Broker,
+        producer: Arc<dyn Producer>,
+        topic: &str,
+        from: u64,
+    ) -> Result<Self, DecisionError> {
+        let partition = TopicPartition { topic: topic.into(), partition: 0 };
+        let (_, high) = broker.watermarks(&partition).await?;
+        let reader = broker.read(&partition, from).await?;
+        let mut log = DecisionLog { table: DecisionTable::default(), topic: topic.to_owned(), reader, producer };
+        log.read_up_to(high).await?;
+        Ok(log)
+    }
+
+    /// What has been read.
+    pub fn table(&self) -> &DecisionTable {
+        &self.table
+    }
+
+    async fn read_up_to(&mut self, end: u64) -> Result<(), DecisionError> {
+        while self.reader.position() < end {
+            for message in self.reader.next(READ_WAIT).await? {
+                self.table.absorb(&message)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes a decision, reads it back, and answers with the one that counts: this one, or an earlier one for the same
+    /// identity.
+    pub async fn publish(
+        &mut self,
+        chain_offset: u64,
+        step: u32,
+        body: DecisionBody,
+    ) -> Result<DecisionBody, DecisionError> {
+        let payload: Bytes = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode().into();
+        let message = Produce {
+            topic: self.topic.clone(),
+            partition: Some(0),
+            key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
+            payload,
+            ..Produce::default()
+        };
+        let mut pause = Duration::from_millis(10);
+        let delivered = loop {
+            match self.producer.produce(message.clone()).await {
+                Ok(delivered) => break delivered,
+                Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, "decision not acknowledged; published again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        self.read_up_to(delivered.offset + 1).await?;
+        Ok(self.table.get(chain_offset, step).cloned().unwrap_or(body))
+    }
+
+    /// Forgets what is handled; answers from where the topic must be read by whoever goes on at `chain_offset`.
+    pub fn handled_below(&mut self, chain_offset: u64) -> u64 {
+        self.table.forget_below(chain_offset);
+        self.table.first_position_from(chain_offset).unwrap_or_else(|| self.reader.position())
+    }
+}

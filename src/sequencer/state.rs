@@ -1,0 +1,79 @@
+//! The chain's own state. It travels in the metadata of the committed chain offset, so that it is always the state *of
+//! that offset*.
+
+use serde::{Deserialize, Serialize};
+
+/// Which blocks the chain has seen when its offset was committed, and where its sources and decisions go on.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChainState {
+    /// `sequence` of the last block or reorg that was handled; 0 before the first.
+    #[serde(rename = "seq")]
+    pub sequence: u64,
+    /// Tip of the longest chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tip: Option<Tip>,
+    /// Offset in `utxo.block-mined` to feed from.
+    #[serde(rename = "mined")]
+    pub block_mined_next: u64,
+    /// Offset in `utxo.reorgs` to feed from.
+    #[serde(rename = "reorgs")]
+    pub reorgs_next: u64,
+    /// Offset in `utxo.decisions` from which the decisions on what is not handled yet must be read.
+    #[serde(rename = "decisions")]
+    pub decisions_from: u64,
+}
+
+/// The last block of the longest chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tip {
+    /// Block hash, internal order.
+    #[serde(with = "hex::serde")]
+    pub hash: [u8; 32],
+    /// Its height.
+    pub height: u32,
+    /// Its local id.
+    #[serde(rename = "id")]
+    pub block_id: u32,
+}
+
+/// What is wrong with the metadata of a committed chain offset.
+#[derive(Debug, thiserror::Error)]
+#[error("the metadata of the committed chain offset is not the chain's state: {0}")]
+pub struct BadState(#[from] serde_json::Error);
+
+impl ChainState {
+    /// Reads the metadata of a commit; a group that never committed is at the beginning.
+    pub fn from_metadata(metadata: &str) -> Result<Self, BadState> {
+        if metadata.is_empty() { Ok(ChainState::default()) } else { Ok(serde_json::from_str(metadata)?) }
+    }
+
+    /// The metadata for a commit: well below Kafka's 4,096 bytes.
+    pub fn to_metadata(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| unreachable!("numbers and hexadecimal text always serialise"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_round_trips_and_bad_metadata_is_refused() {
+        let state = ChainState {
+            sequence: u64::MAX,
+            tip: Some(Tip { hash: [0xab; 32], height: u32::MAX, block_id: 7 }),
+            block_mined_next: u64::MAX,
+            reorgs_next: 2,
+            decisions_from: 3,
+        };
+        let metadata = state.to_metadata();
+        assert!(metadata.len() < 512, "{metadata}");
+        assert_eq!(ChainState::from_metadata(&metadata).unwrap(), state);
+        assert_eq!(ChainState::from_metadata("").unwrap(), ChainState::default());
+        for bad in ["{", "{\"seq\":1}", "[]", "{\"seq\":1,\"mined\":0,\"reorgs\":0,\"decisions\":0,\"x\":1}"] {
+            assert!(ChainState::from_metadata(bad).is_err(), "{bad}");
+        }
+    }
+}
