@@ -1,0 +1,187 @@
+//! Events of `utxo.block-mined` and `utxo.reorgs`.
+
+use super::{
+    codec::{DecodeError, Problem, Sink, Source, Wire},
+    declare,
+    json::{self, Json, JsonError, Node, Plain, TxidList},
+};
+use crate::tx::Txid;
+
+declare! {
+    /// A block and the transactions in it.
+    pub struct Block<'a> {
+        /// Sequence number of the block, local to the node; 0 is the genesis or a seeded block.
+        pub block_id: u32,
+        /// Block hash, internal order.
+        pub hash: [u8; 32],
+        /// Hash of the block before it, internal order.
+        pub previous: [u8; 32],
+        /// Height.
+        pub height: u32,
+        /// Header time, seconds since the epoch.
+        pub time: u32,
+        /// The block is on the longest chain.
+        pub longest_chain: bool,
+        /// The coinbase transaction, in standard format.
+        pub coinbase: &'a [u8],
+        /// The other transactions, in the order of the block.
+        pub subtrees: Vec<Subtree<'a>>,
+    }
+}
+
+declare! {
+    /// A run of transactions of a block; its place in the list is the *subtree index*.
+    pub struct Subtree<'a> {
+        /// How many transactions.
+        pub count: u64,
+        /// Which.
+        pub transactions: SubtreeTransactions<'a>,
+    }
+    check counted;
+}
+
+/// The transactions of a [`Subtree`]: a concatenation of 32-byte ids in internal order, without the coinbase.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SubtreeTransactions<'a> {
+    /// In the message: `count` times 32 bytes.
+    Inline(&'a [u8]),
+    /// In the object store.
+    Object {
+        /// Key of the object.
+        key: &'a str,
+        /// SHA-256 of its content.
+        sha256: [u8; 32],
+    },
+}
+
+impl<'a> SubtreeTransactions<'a> {
+    /// The ids that are in the message; `None` when they are in the object store.
+    pub fn inline(&self) -> Option<impl ExactSizeIterator<Item = Txid> + use<'a>> {
+        match self {
+            SubtreeTransactions::Inline(txids) => Some(txids.as_chunks().0.iter().map(|txid| Txid(*txid))),
+            SubtreeTransactions::Object { .. } => None,
+        }
+    }
+}
+
+declare! {
+    /// A block was mined.
+    pub struct BlockMined<'a> {
+        /// Rises by one over the events of both block topics together; the first is 1.
+        pub sequence: u64,
+        /// The block.
+        pub block: Block<'a>,
+    }
+    check mined_in_sequence;
+}
+
+declare! {
+    /// The longest chain changed.
+    pub struct Reorg<'a> {
+        /// Rises by one over the events of both block topics together; the first is 1.
+        pub sequence: u64,
+        /// Blocks that left the longest chain, ascending by height.
+        pub disconnected: Vec<Block<'a>>,
+        /// Blocks that are on it now, ascending by height.
+        pub connected: Vec<Block<'a>>,
+    }
+    check reorganised_in_order;
+}
+
+fn counted(subtree: &Subtree<'_>) -> Result<(), DecodeError> {
+    match &subtree.transactions {
+        SubtreeTransactions::Inline(txids) if subtree.count.checked_mul(32) != Some(txids.len() as u64) => {
+            let rule = format!("{} transactions do not have {} bytes of ids", subtree.count, txids.len());
+            Err(DecodeError::rule("count", rule))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn mined_in_sequence(mined: &BlockMined<'_>) -> Result<(), DecodeError> {
+    numbered(mined.sequence)
+}
+
+fn reorganised_in_order(reorg: &Reorg<'_>) -> Result<(), DecodeError> {
+    numbered(reorg.sequence)?;
+    ascending("disconnected", &reorg.disconnected)?;
+    ascending("connected", &reorg.connected)
+}
+
+fn numbered(sequence: u64) -> Result<(), DecodeError> {
+    match sequence {
+        0 => Err(DecodeError::rule("sequence", "0 is not used: the first is 1")),
+        _ => Ok(()),
+    }
+}
+
+fn ascending(field: &str, blocks: &[Block<'_>]) -> Result<(), DecodeError> {
+    match blocks.windows(2).position(|pair| pair[0].height >= pair[1].height) {
+        Some(index) => {
+            let height = blocks[index + 1].height;
+            let rule = format!("{height} is not above the height of the block before it");
+            Err(DecodeError::rule(format!("{field}[{}].height", index + 1), rule))
+        }
+        None => Ok(()),
+    }
+}
+
+const INLINE: u32 = 0;
+const OBJECT: u32 = 1;
+
+impl<'wire, 'a> Wire<'wire> for SubtreeTransactions<'a>
+where
+    'wire: 'a,
+{
+    const LEAST: usize = 4 + 8;
+
+    fn encode(&self, sink: &mut Sink) {
+        match self {
+            SubtreeTransactions::Inline(txids) => {
+                sink.put(INLINE);
+                sink.put(*txids);
+            }
+            SubtreeTransactions::Object { key, sha256 } => {
+                sink.put(OBJECT);
+                sink.put(*key);
+                sink.put(sha256);
+            }
+        }
+    }
+
+    fn decode(source: &mut Source<'wire>) -> Result<Self, DecodeError> {
+        let within = |field| move |error: DecodeError| error.within(field);
+        match source.take()? {
+            INLINE => source.take().map(SubtreeTransactions::Inline).map_err(within("inline")),
+            OBJECT => Ok(SubtreeTransactions::Object {
+                key: source.take().map_err(within("object.key"))?,
+                sha256: source.take().map_err(within("object.sha256"))?,
+            }),
+            other => Err(Problem::Tag(other).into()),
+        }
+    }
+}
+
+impl Json for SubtreeTransactions<'_> {
+    fn write(&self, out: &mut String) {
+        match self {
+            SubtreeTransactions::Inline(txids) => json::write_single(out, "inline", &TxidList(txids)),
+            SubtreeTransactions::Object { key, sha256 } => json::write_variant(out, "object", |object| {
+                object.field("key", key);
+                object.field("sha256", &Plain(*sha256));
+            }),
+        }
+    }
+
+    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+        if let Some(txids) = node.single("inline") {
+            sink.put(INLINE);
+            return TxidList::transcode(txids, sink).map_err(|error| error.within("inline"));
+        }
+        json::transcode_variant(node, &["inline", "object"], |_, object| {
+            sink.put(OBJECT);
+            object.field::<&str>("key", sink)?;
+            object.field::<Plain<32>>("sha256", sink)
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! The envelope of dead letters: message headers that say whence and why. Key and payload are the source's, untouched.
+
+use bytes::Bytes;
+
+use super::{
+    codec::{Source, Wire},
+    declare,
+    json::{self, JsonError},
+};
+
+const PREFIX: &str = "utxo-dead-letter-";
+
+declare! {
+    /// Whence a message comes that could not be handled, and why it could not.
+    pub struct DeadLetter {
+        /// Topic of the source message.
+        pub topic: String,
+        /// Its partition.
+        pub partition: i32,
+        /// Its own offset.
+        pub offset: u64,
+        /// The step of the pipeline that gave it up.
+        pub stage: String,
+        /// Why, as a class.
+        pub class: DeadLetterClass,
+        /// Why, in one line that names the field.
+        pub message: String,
+        /// Milliseconds since the epoch of the source message, as its topic records it.
+        pub timestamp_ms: i64,
+    }
+}
+
+declare! {
+    /// Why a message is a dead letter.
+    #[derive(Copy, Eq)]
+    pub enum DeadLetterClass {
+        /// The bytes are no event that the topic may carry, its transaction does not parse, or it is not the key's.
+        Decode = 0, "decode",
+        /// The event alone shows that it cannot be: an overspend, no outputs, an input without previous output.
+        Invalid = 1, "invalid",
+        /// A parent was proven never to have been produced before it.
+        MissingParent = 2, "missing-parent",
+        /// A seeded transaction, and a later event for it that says otherwise.
+        SeedMismatch = 3, "seed-mismatch",
+    }
+}
+
+impl DeadLetterClass {
+    /// All of them.
+    pub const ALL: [DeadLetterClass; 4] = [
+        DeadLetterClass::Decode,
+        DeadLetterClass::Invalid,
+        DeadLetterClass::MissingParent,
+        DeadLetterClass::SeedMismatch,
+    ];
+
+    /// Its name in headers, JSON and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeadLetterClass::Decode => "decode",
+            DeadLetterClass::Invalid => "invalid",
+            DeadLetterClass::MissingParent => "missing-parent",
+            DeadLetterClass::SeedMismatch => "seed-mismatch",
+        }
+    }
+}
+
+/// A message whose headers do not make it a dead letter. One line that names the header.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// It is not there.
+    #[error("header `{PREFIX}{0}` is missing")]
+    Missing(&'static str),
+    /// It is not what it should be.
+    #[error("header `{PREFIX}{0}` is not {1}")]
+    Malformed(&'static str, &'static str),
+}
+
+impl DeadLetter {
+    /// The headers to be put behind those of the source message.
+    pub fn to_headers(&self) -> Vec<(String, Bytes)> {
+        [
+            ("topic", self.topic.clone()),
+            ("partition", self.partition.to_string()),
+            ("offset", self.offset.to_string()),
+            ("stage", self.stage.clone()),
+            ("class", self.class.name().to_owned()),
+            ("message", self.message.clone()),
+            ("timestamp-ms", self.timestamp_ms.to_string()),
+        ]
+        .into_iter()
+        .map(|(name, value)| (format!("{PREFIX}{name}"), Bytes::from(value)))
+        .collect()
+    }
+
+    /// Reads the headers of a dead letter. Others are ignored; of several with one name the last counts, since a
+    /// message that was replayed and failed again carries the older ones in front.
+    ///
+    /// # Errors
+    /// A header is missing or malformed.
+    pub fn from_headers(headers: &[(String, Bytes)]) -> Result<Self, HeaderError> {
+        let text = |name| text_of(headers, name);
+        Ok(DeadLetter {
+            topic: text("topic")?.to_owned(),
+            partition: number_of(headers, "partition")?,
+            offset: number_of(headers, "offset")?,
+            stage: text("stage")?.to_owned(),
+            class: class_named(text("class")?).ok_or(HeaderError::Malformed("class", "a known class"))?,
+            message: text("message")?.to_owned(),
+            timestamp_ms: number_of(headers, "timestamp-ms")?,
+        })
+    }
+
+    /// One line of JSON.
+    pub fn to_json(&self) -> String {
+        let mut line = String::new();
+        json::write_object(self, &mut line);
+        line
+    }
+
+    /// What [`to_json`](Self::to_json) writes.
+    ///
+    /// # Errors
+    /// The text is no JSON object, lacks a field, has one too many, or one with a value that it must not have.
+    pub fn from_json(text: &str) -> Result<Self, JsonError> {
+        let mut sink = super::Sink::new(Vec::new());
+        json::transcode_object::<Self>(&json::Node::parse(text)?, &mut sink)?;
+        Ok(DeadLetter::decode(&mut Source::new(&sink.into_bytes()))?)
+    }
+}
+
+fn class_named(name: &str) -> Option<DeadLetterClass> {
+    DeadLetterClass::ALL.into_iter().find(|class| class.name() == name)
+}
+
+fn text_of<'h>(headers: &'h [(String, Bytes)], name: &'static str) -> Result<&'h str, HeaderError> {
+    let named = |header: &&(String, Bytes)| header.0.strip_prefix(PREFIX) == Some(name);
+    let (_, value) = headers.iter().rfind(named).ok_or(HeaderError::Missing(name))?;
+    std::str::from_utf8(value).map_err(|_| HeaderError::Malformed(name, "UTF-8"))
+}
+
+fn number_of<N: std::str::FromStr>(headers: &[(String, Bytes)], name: &'static str) -> Result<N, HeaderError> {
+    text_of(headers, name)?.parse().map_err(|_| HeaderError::Malformed(name, "a decimal number in its range"))
+}

@@ -1,0 +1,213 @@
+//! [`declare!`]: one declaration from which follow the type, its binary and JSON forms, and its table in `schemas/`.
+
+/// Declares structures and enums of the log, in the order in which their fields are written.
+///
+/// - `pub struct Name { … }` and `pub enum Name { … }` define the type. Each field's documentation is its meaning in
+///   `schemas/`. An enum's variants give their tag and their name in JSON: `Variant = tag, "name" { … },`.
+/// - `describe struct`, `describe enum` do the same for a type that is defined elsewhere; the match over its variants
+///   is exhaustive, so that a new one cannot be forgotten.
+/// - `check path;` is called with what was decoded.
+macro_rules! declare {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident $(<$lt:lifetime>)? {
+            $( $(#[doc = $doc:literal])+ pub $field:ident: $type:ty, )+
+        }
+        $(check $check:path;)?
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $name $(<$lt>)? { $( $(#[doc = $doc])+ pub $field: $type, )+ }
+
+        declare! {
+            describe struct $name $(<$lt>)? { $( $(#[doc = $doc])+ $field: $type, )+ }
+            $(check $check;)?
+        }
+    };
+
+    (
+        describe struct $name:ident $(<$lt:lifetime>)? {
+            $( $(#[doc = $doc:literal])+ $field:ident: $type:ty, )+
+        }
+        $(check $check:path;)?
+    ) => {
+        impl<'wire, $($lt)?> $crate::event::codec::Wire<'wire> for $name<$($lt)?> where $('wire: $lt)? {
+            const LEAST: usize = 0 $(
+                + <$type as $crate::event::codec::Wire<'wire>>::LEAST
+            )+;
+
+            fn encode(&self, sink: &mut $crate::event::codec::Sink) {
+                $( $crate::event::codec::Wire::encode(&self.$field, sink); )+
+            }
+
+            fn decode(
+                source: &mut $crate::event::codec::Source<'wire>,
+            ) -> Result<Self, $crate::event::DecodeError> {
+                let value = $name { $(
+                    $field: <$type as $crate::event::codec::Wire>::decode(source)
+                        .map_err(|error| error.within(stringify!($field)))?,
+                )+ };
+                $( $check(&value)?; )?
+                Ok(value)
+            }
+        }
+
+        impl<$($lt)?> $crate::event::json::Fields for $name<$($lt)?> {
+            fn write_fields(&self, object: &mut $crate::event::json::ObjectWriter<'_>) {
+                $( object.field(stringify!($field), &self.$field); )+
+            }
+
+            fn transcode_fields(
+                object: &mut $crate::event::json::ObjectReader<'_>,
+                sink: &mut $crate::event::codec::Sink,
+            ) -> Result<(), $crate::event::JsonError> {
+                $( object.field::<$type>(stringify!($field), sink)?; )+
+                Ok(())
+            }
+        }
+
+        impl<$($lt)?> $crate::event::json::Json for $name<$($lt)?> {
+            fn write(&self, out: &mut String) {
+                $crate::event::json::write_object(self, out);
+            }
+
+            fn transcode(
+                node: &$crate::event::json::Node,
+                sink: &mut $crate::event::codec::Sink,
+            ) -> Result<(), $crate::event::JsonError> {
+                $crate::event::json::transcode_object::<Self>(node, sink)
+            }
+        }
+
+        #[cfg(test)]
+        impl<$($lt)?> $crate::event::schema::Described for $name<$($lt)?> {
+            fn shape() -> $crate::event::schema::Shape {
+                $crate::event::schema::Shape::structure(stringify!($name), &Self::rows())
+            }
+        }
+
+        #[cfg(test)]
+        impl<$($lt)?> $crate::event::schema::Structure for $name<$($lt)?> {
+            fn rows() -> Vec<$crate::event::schema::Row> {
+                use $crate::event::schema::{Described, Row};
+                vec![ $( Row {
+                    field: stringify!($field),
+                    shape: <$type>::shape(),
+                    meaning: concat!($($doc),+).trim(),
+                }, )+ ]
+            }
+        }
+    };
+
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident $(<$lt:lifetime>)? { $(
+            $(#[doc = $about:literal])+
+            $variant:ident = $tag:literal, $text:literal $({
+                $( $(#[doc = $doc:literal])+ $field:ident: $type:ty, )+
+            })?,
+        )+ }
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum $name $(<$lt>)? { $(
+            $(#[doc = $about])+
+            $variant $({ $( $(#[doc = $doc])+ $field: $type, )+ })?,
+        )+ }
+
+        declare! {
+            describe enum $name $(<$lt>)? { $(
+                $(#[doc = $about])+
+                $variant = $tag, $text $({ $( $(#[doc = $doc])+ $field: $type, )+ })?,
+            )+ }
+        }
+    };
+
+    (
+        describe enum $name:ident $(<$lt:lifetime>)? { $(
+            $(#[doc = $about:literal])+
+            $variant:ident = $tag:literal, $text:literal $({
+                $( $(#[doc = $doc:literal])+ $field:ident: $type:ty, )+
+            })?,
+        )+ }
+    ) => {
+        impl<'wire, $($lt)?> $crate::event::codec::Wire<'wire> for $name<$($lt)?> where $('wire: $lt)? {
+            const LEAST: usize = 4 + $crate::event::codec::least(&[
+                $( 0 $($( + <$type as $crate::event::codec::Wire<'wire>>::LEAST )+)?, )+
+            ]);
+
+            fn encode(&self, sink: &mut $crate::event::codec::Sink) {
+                match self { $(
+                    $name::$variant { $($($field,)+)? } => {
+                        sink.put::<u32>($tag);
+                        $($( $crate::event::codec::Wire::encode($field, sink); )+)?
+                    }
+                )+ }
+            }
+
+            fn decode(
+                source: &mut $crate::event::codec::Source<'wire>,
+            ) -> Result<Self, $crate::event::DecodeError> {
+                Ok(match source.take::<u32>()? {
+                    $( $tag => $name::$variant { $($(
+                        $field: $crate::event::codec::Wire::decode(source)
+                            .map_err(|error| error.within(concat!($text, ".", stringify!($field))))?,
+                    )+)? }, )+
+                    other => return Err($crate::event::Problem::Tag(other).into()),
+                })
+            }
+        }
+
+        impl<$($lt)?> $crate::event::json::Json for $name<$($lt)?> {
+            fn write(&self, out: &mut String) {
+                match self { $(
+                    $name::$variant { $($($field,)+)? } => $crate::event::json::write_variant(out, $text, |_object| {
+                        $($( _object.field(stringify!($field), $field); )+)?
+                    }),
+                )+ }
+            }
+
+            fn transcode(
+                node: &$crate::event::json::Node,
+                sink: &mut $crate::event::codec::Sink,
+            ) -> Result<(), $crate::event::JsonError> {
+                $crate::event::json::transcode_variant(node, &[$($text),+], |variant, _object| {
+                    match variant { $(
+                        $text => {
+                            sink.put::<u32>($tag);
+                            $($( _object.field::<$type>(stringify!($field), sink)?; )+)?
+                        }
+                    )+
+                        _ => {}
+                    }
+                    Ok(())
+                })
+            }
+        }
+
+        #[cfg(test)]
+        impl<$($lt)?> $crate::event::schema::Described for $name<$($lt)?> {
+            fn shape() -> $crate::event::schema::Shape {
+                $crate::event::schema::Shape::choice(stringify!($name))
+            }
+        }
+
+        #[cfg(test)]
+        impl<$($lt)?> $crate::event::schema::Choice for $name<$($lt)?> {
+            fn variants() -> Vec<$crate::event::schema::Variant> {
+                use $crate::event::schema::Variant;
+                vec![ $( Variant {
+                    tag: $tag,
+                    text: $text,
+                    meaning: concat!($($about),+).trim(),
+                    rows: vec![ $($( $crate::event::schema::Row {
+                        field: stringify!($field),
+                        shape: <$type as $crate::event::schema::Described>::shape(),
+                        meaning: concat!($($doc),+).trim(),
+                    }, )+)? ],
+                }, )+ ]
+            }
+        }
+    };
+}
+pub(super) use declare;
