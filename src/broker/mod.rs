@@ -3,7 +3,10 @@
 //! An *offset* is always the next message to read. [`kafka`] is the only place that names rdkafka; [`memory`] is for
 //! tests and simulation.
 
-use std::{sync::Arc, time::Duration};
+pub mod memory;
+mod partitioner;
+
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -15,6 +18,12 @@ pub struct TopicPartition {
     pub topic: Arc<str>,
     /// Partition number.
     pub partition: i32,
+}
+
+impl fmt::Display for TopicPartition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.topic, self.partition)
+    }
 }
 
 /// One message as it was read. Payload and key share the arena of the batch they came in.
@@ -33,6 +42,9 @@ pub struct Message {
 }
 
 /// Messages of one partition, in order, read under one epoch.
+///
+/// An offset that was delivered under an epoch may, rarely, be delivered again under the same one (the client fetches
+/// again after a pause; [`memory::MemoryFaults::duplicate`] does it on purpose): pass over what is not new.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// Where they come from.
@@ -69,6 +81,9 @@ pub struct Committed {
     pub metadata: String,
 }
 
+/// The most bytes of metadata that a commit may carry (Kafka's `offset.metadata.max.bytes` by default).
+pub const MAX_COMMIT_METADATA: usize = 4096;
+
 /// What a consumer hears.
 #[derive(Debug)]
 pub enum Polled {
@@ -84,17 +99,22 @@ pub enum Polled {
         /// They already belong to somebody else: drain and commit nothing.
         lost: bool,
     },
-    /// A partition has been read to its end (as far as is known).
+    /// A partition has been read to its end (as far as is known): once each time that happens, also for an empty one.
     End(TopicPartition),
 }
 
 /// A member of a consumer group.
 #[async_trait]
 pub trait Consumer: Send {
-    /// The next thing to hear. Cancel safe. Errors that heal by themselves are logged, not returned.
+    /// The next thing to hear. Cancel safe: what a dropped future would have returned comes with the next call. Errors
+    /// that heal by themselves are logged, not returned.
+    ///
+    /// [`BrokerErrorKind::OutOfRange`] comes once for a partition whose position is not there; the partition stays
+    /// assigned and silent until a [`seek`](Self::seek).
     async fn poll(&mut self) -> Result<Polled, BrokerError>;
 
-    /// Commits offsets for partitions of the current assignment (others are refused), synchronously.
+    /// Commits offsets for partitions of the current assignment, synchronously. When one of them is not assigned (or
+    /// was lost), the whole call is refused as [`BrokerErrorKind::NotAssigned`] and nothing is committed.
     async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError>;
 
     /// Reads on from `offset`, under a new epoch, which is returned; messages of the old epoch may still come, marked as such.
@@ -106,10 +126,12 @@ pub trait Consumer: Send {
     /// Delivers again.
     fn resume(&mut self, partition: &TopicPartition) -> Result<(), BrokerError>;
 
-    /// Lets a revocation go through.
+    /// Lets the revocations that were heard go through: from now on others may own the partitions.
     fn finish_revocation(&mut self);
 
-    /// Leaves the group. Bounded in time.
+    /// Leaves the group, with everything that is assigned and without a last [`Polled::Revoked`]: drain and commit
+    /// before. Bounded in time; later calls fail with [`BrokerErrorKind::Fatal`]. A consumer dropped without it is a
+    /// member that crashed.
     async fn close(&mut self) -> Result<(), BrokerError>;
 }
 
@@ -224,4 +246,28 @@ pub enum BrokerErrorKind {
     Refused,
     /// The client is unusable.
     Fatal,
+}
+
+impl BrokerError {
+    /// An error of `kind` while doing `operation`.
+    pub fn new(kind: BrokerErrorKind, operation: &'static str, message: impl Into<String>) -> Self {
+        BrokerError { kind, operation, message: message.into() }
+    }
+
+    fn unknown_topic(operation: &'static str, topic: &str) -> Self {
+        Self::new(BrokerErrorKind::Refused, operation, format!("topic {topic} does not exist"))
+    }
+
+    fn unknown_partition(operation: &'static str, at: &TopicPartition) -> Self {
+        Self::new(BrokerErrorKind::Refused, operation, format!("partition {at} does not exist"))
+    }
+
+    fn not_assigned(operation: &'static str, at: &TopicPartition) -> Self {
+        Self::new(BrokerErrorKind::NotAssigned, operation, format!("{at} is not assigned to this member"))
+    }
+
+    fn out_of_range(operation: &'static str, at: &TopicPartition, offset: u64, low: u64, high: u64) -> Self {
+        let message = format!("{at}: offset {offset} is out of range: the partition holds {low}..{high}");
+        Self::new(BrokerErrorKind::OutOfRange, operation, message)
+    }
 }
