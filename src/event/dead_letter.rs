@@ -42,16 +42,19 @@ declare! {
         MissingParent = 2, "missing-parent",
         /// A seeded transaction, and a later event for it that says otherwise.
         SeedMismatch = 3, "seed-mismatch",
+        /// Well formed, but beyond what this version can store.
+        Unsupported = 4, "unsupported",
     }
 }
 
 impl DeadLetterClass {
     /// All of them.
-    pub const ALL: [DeadLetterClass; 4] = [
+    pub const ALL: [DeadLetterClass; 5] = [
         DeadLetterClass::Decode,
         DeadLetterClass::Invalid,
         DeadLetterClass::MissingParent,
         DeadLetterClass::SeedMismatch,
+        DeadLetterClass::Unsupported,
     ];
 
     /// Its name in headers, JSON and metrics.
@@ -61,6 +64,7 @@ impl DeadLetterClass {
             DeadLetterClass::Invalid => "invalid",
             DeadLetterClass::MissingParent => "missing-parent",
             DeadLetterClass::SeedMismatch => "seed-mismatch",
+            DeadLetterClass::Unsupported => "unsupported",
         }
     }
 }

@@ -48,6 +48,8 @@ declare! {
             reason: Reason,
             /// Block height at the decision.
             height: u32,
+            /// It had been live until now (a rebuild makes it live first).
+            live: bool,
         },
         /// Transactions that descend from a conflicting one, and are conflicting with it.
         Cone = 3, "cone" {
@@ -87,6 +89,8 @@ declare! {
         pub txid: Txid,
         /// The transaction through whose outputs it was found.
         pub parent: Txid,
+        /// It had been live until now; otherwise it was contested, or is only a stub.
+        pub live: bool,
     }
 }
 

@@ -101,7 +101,7 @@ pub fn prepare(settings: &PrepareSettings, message: &Message) -> Result<Prepared
     match Event::decode(&message.payload).map_err(|error| decode(&error))? {
         Event::Validated(validated) => prepare_validated(settings, message, &validated).map(Prepared::Validated),
         Event::Seeded(seeded) => prepare_seeded(settings, message, &seeded).map(Prepared::Seeded),
-        other => Err(decode(&format!("a {} event does not belong in this topic", other.name()))),
+        other => Err(decode(&format!("a {} event does not belong in this topic", other.kind().name()))),
     }
 }
 

@@ -51,7 +51,7 @@ impl DecisionTable {
         let wrong = |why: String| BadDecision::NotADecision(message.offset, why);
         let decision = match Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))? {
             Event::Decision(decision) => decision,
-            other => return Err(wrong(format!("a {} event", other.name()))),
+            other => return Err(wrong(format!("a {} event", other.kind().name()))),
         };
         let decided = self
             .by_offset

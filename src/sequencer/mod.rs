@@ -1,1 +1,220 @@
-//! (being built)
+//! The one consumer of `utxo.chain`: it handles each event in order and finishes it before the next.
+//!
+//! Evaluate, write the decision ahead, apply: [`evaluate`] is pure, [`decisions`] is the log, [`steps`] makes each handler
+//! read as if it decided everything itself. [`feed`] brings blocks and reorgs into the chain, in sequence.
+
+mod block;
+mod contest;
+pub mod decisions;
+pub mod evaluate;
+pub mod feed;
+pub mod handler;
+pub mod progress;
+pub mod state;
+pub mod steps;
+mod verdict;
+mod worker;
+
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    api::health::Condition,
+    broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
+};
+
+pub use block::hex_reversed;
+pub use handler::{SequencerParts, SequencerSettings, SequencerTopics, Stop};
+use worker::{Progress, Worker};
+
+/// How the chain is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ChainMode {
+    /// Everything is decided as it comes.
+    #[default]
+    Live,
+    /// Below this chain offset everything has been decided: nothing is decided, and nothing is published.
+    Rebuild {
+        /// Where the live group had committed.
+        frontier: u64,
+        /// The run ends there.
+        stop_at_frontier: bool,
+    },
+}
+
+/// A member of the group that consumes `utxo.chain`. At most one of them holds its one partition.
+pub struct Sequencer {
+    parts: SequencerParts,
+    mode: ChainMode,
+    consumer: Box<dyn Consumer>,
+    holding: Option<Holding>,
+    progress: mpsc::UnboundedReceiver<(u64, Progress)>,
+    progress_sender: mpsc::UnboundedSender<(u64, Progress)>,
+}
+
+/// The chain partition is ours.
+struct Holding {
+    partition: TopicPartition,
+    epoch: u64,
+    messages: mpsc::UnboundedSender<Batch>,
+    task: JoinHandle<()>,
+    to_commit: Option<Committed>,
+    handled: u64,
+    halted: bool,
+}
+
+impl Sequencer {
+    /// A sequencer over a consumer that has been subscribed to the chain topic.
+    pub fn new(parts: SequencerParts, mode: ChainMode, consumer: Box<dyn Consumer>) -> Self {
+        let (progress_sender, progress) = mpsc::unbounded_channel();
+        Sequencer { parts, mode, consumer, holding: None, progress, progress_sender }
+    }
+
+    /// Runs until `shutdown`, until a rebuild has reached its end, or until the broker or the store cannot go on. What is
+    /// being handled at a shutdown is left where it is: it is handled again from its beginning.
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Stop> {
+        let mut next_commit = Instant::now();
+        let outcome = loop {
+            if self.finished() {
+                break Ok(());
+            }
+            let step = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break Ok(()),
+                Some((epoch, progress)) = self.progress.recv() => self.on_progress(epoch, progress),
+                polled = self.consumer.poll() => match polled {
+                    Ok(polled) => self.on_polled(polled).await,
+                    Err(error) => Err(error.into()),
+                },
+                () = tokio::time::sleep_until(next_commit) => {
+                    next_commit = Instant::now() + self.parts.settings.commit_interval;
+                    self.commit().await
+                }
+            };
+            if let Err(stop) = step {
+                break Err(stop);
+            }
+        };
+        self.let_go().await;
+        let committed = self.commit().await;
+        let closed = self.consumer.close().await;
+        outcome?;
+        committed?;
+        Ok(closed?)
+    }
+
+    fn finished(&self) -> bool {
+        match self.mode {
+            ChainMode::Rebuild { frontier, stop_at_frontier: true } => {
+                frontier == 0 || self.holding.as_ref().is_some_and(|holding| holding.handled >= frontier)
+            }
+            _ => false,
+        }
+    }
+
+    async fn on_polled(&mut self, polled: Polled) -> Result<(), Stop> {
+        match polled {
+            Polled::Messages(batch) => {
+                if let Some(holding) = self.holding.as_ref().filter(|holding| holding.epoch == batch.epoch) {
+                    // A worker that has ended has said why.
+                    let _ = holding.messages.send(batch);
+                }
+            }
+            Polled::Assigned(assigned) => {
+                for assigned in assigned {
+                    self.take_hold(assigned)?;
+                }
+            }
+            Polled::Revoked { lost, .. } => {
+                self.let_go().await;
+                if !lost {
+                    self.commit().await?;
+                }
+                self.holding = None;
+                self.consumer.finish_revocation();
+            }
+            Polled::End(_) => {}
+        }
+        Ok(())
+    }
+
+    fn take_hold(&mut self, assigned: Assigned) -> Result<(), Stop> {
+        let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
+        let state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
+        tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
+        let (messages, received) = mpsc::unbounded_channel();
+        let worker = Worker::new(self.parts.clone(), self.mode, state, assigned.epoch, self.progress_sender.clone());
+        self.holding = Some(Holding {
+            partition: assigned.partition,
+            epoch: assigned.epoch,
+            messages,
+            task: tokio::spawn(worker.run(received)),
+            to_commit: None,
+            handled: assigned.position,
+            halted: false,
+        });
+        Ok(())
+    }
+
+    fn on_progress(&mut self, epoch: u64, progress: Progress) -> Result<(), Stop> {
+        let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == epoch) else { return Ok(()) };
+        match progress {
+            Progress::Handled(committed) => {
+                holding.handled = committed.offset;
+                self.parts.metrics.chain_offset.set(committed.offset as i64);
+                holding.to_commit = Some(committed);
+                Ok(())
+            }
+            Progress::Stopped(stop @ Stop::Halt(_)) => {
+                let why = stop.to_string();
+                tracing::error!("the chain is halted: {why}");
+                holding.halted = true;
+                self.parts.metrics.set_chain_halted(true);
+                self.parts.health.set(Condition::Chain, Some(why));
+                match self.mode {
+                    // Nobody will look: a rebuild that cannot go on has failed.
+                    ChainMode::Rebuild { .. } => Err(stop),
+                    ChainMode::Live => Ok(()),
+                }
+            }
+            Progress::Stopped(stop) => Err(stop),
+        }
+    }
+
+    /// Ends the worker, wherever it stands: what it was handling is handled again from its beginning.
+    async fn let_go(&mut self) {
+        if let Some(holding) = &mut self.holding {
+            holding.task.abort();
+            let _ = (&mut holding.task).await;
+            let epoch = holding.epoch;
+            while let Ok((of, progress)) = self.progress.try_recv() {
+                if let (true, Progress::Handled(committed)) = (of == epoch, progress) {
+                    holding.handled = committed.offset;
+                    holding.to_commit = Some(committed);
+                }
+            }
+        }
+    }
+
+    async fn commit(&mut self) -> Result<(), Stop> {
+        let Some(holding) = &mut self.holding else { return Ok(()) };
+        let Some(committed) = holding.to_commit.clone() else { return Ok(()) };
+        match self.consumer.commit(&[(holding.partition.clone(), committed)]).await {
+            Ok(()) => {
+                holding.to_commit = None;
+                Ok(())
+            }
+            Err(error) if error.kind == BrokerErrorKind::Fatal => Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, "the chain offset is not committed; tried again");
+                self.parts.metrics.commit_failures.inc();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What the group of a sequencer is called: its own, so that rebalances of validated transactions leave the chain alone.
+pub fn chain_group(group: &str) -> String {
+    format!("{group}.chain")
+}

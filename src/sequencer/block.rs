@@ -1,0 +1,305 @@
+//! `BlockMined` on the longest chain: create the coinbase, set every listed transaction mined, never skip one.
+
+use bytes::Bytes;
+
+use crate::{
+    engine::Row,
+    event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
+    record::{
+        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Rejection, Sequenced, TxState, Verdict, build,
+    },
+    sequencer::{
+        Stop,
+        contest::Findings,
+        decisions::DecisionLog,
+        evaluate::evaluate_listed,
+        handler::{At, Handler},
+        state::Tip,
+        steps::Steps,
+    },
+    tx::{Transaction, Txid},
+};
+
+/// A listed transaction that is not set mined yet.
+#[derive(Debug, Clone, Copy)]
+struct Listed {
+    txid: Txid,
+    subtree: u32,
+}
+
+/// How a listed transaction stood when it was to be set mined.
+enum Standing {
+    Mined,
+    Missing,
+    Conflicting,
+}
+
+/// Txids that a message about a waiting block names at the most.
+const NAMED: usize = 10;
+
+impl Handler {
+    /// Handles a block. A repeat of a sequence number is passed over.
+    pub async fn block_mined(
+        &mut self,
+        at: At,
+        log: &mut DecisionLog,
+        mined: &BlockMined<'_>,
+        message: &Bytes,
+    ) -> Result<(), Stop> {
+        let block = &mined.block;
+        if mined.sequence <= self.state.sequence {
+            tracing::debug!(sequence = mined.sequence, "a repeated block is passed over");
+            return Ok(());
+        }
+        self.check_follows(mined)?;
+        let mut listed = listed(block)?;
+        let mut steps = Steps::new(log, at.offset, at.making);
+        while let Some(body) = steps.existing() {
+            if body == DecisionBody::Closed {
+                break;
+            }
+            self.carry_out(at, &mut steps, body).await?;
+        }
+        let coinbase = self.create_coinbase(block, message).await?;
+        listed.insert(0, Listed { txid: coinbase, subtree: 0 });
+        self.set_all_mined(at, &mut steps, block, listed).await?;
+        if steps.any() {
+            steps.decide(async { Ok(DecisionBody::Closed) }).await?;
+        }
+        self.put_block(at, block).await?;
+        self.state.sequence = mined.sequence;
+        self.state.tip = Some(Tip { hash: block.hash, height: block.height, block_id: block.block_id });
+        self.parts.metrics.tip(block.height);
+        Ok(())
+    }
+
+    fn check_follows(&self, mined: &BlockMined<'_>) -> Result<(), Stop> {
+        let (block, expected) = (&mined.block, self.state.sequence + 1);
+        let name = hex_reversed(&block.hash);
+        if mined.sequence != expected {
+            return Err(Stop::Halt(format!("block {name} has sequence {}, but {expected} is next", mined.sequence)));
+        }
+        if !block.longest_chain {
+            return Err(Stop::Halt(format!("block {name} is on a side chain: side chains are not built yet")));
+        }
+        match self.state.tip {
+            Some(tip) if tip.hash != block.previous => Err(Stop::Halt(format!(
+                "block {name} at height {} follows {}, but the tip is {} at height {}",
+                block.height,
+                hex_reversed(&block.previous),
+                hex_reversed(&tip.hash),
+                tip.height
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    async fn create_coinbase(&self, block: &Block<'_>, message: &Bytes) -> Result<Txid, Stop> {
+        let name = hex_reversed(&block.hash);
+        let wrong = |why: String| Stop::Halt(format!("the coinbase of block {name}: {why}"));
+        let tx = Transaction::parse(block.coinbase).map_err(|error| wrong(error.to_string()))?;
+        if !tx.is_coinbase() {
+            return Err(wrong("it is no coinbase".to_owned()));
+        }
+        let txid = tx.txid();
+        let settings = &self.parts.store.settings;
+        let setting = build::Setting {
+            network: settings.network,
+            height: block.height,
+            batch_size: settings.utxo_batch_size,
+            created_at: u64::from(block.time) * 1_000,
+        };
+        let mined_in = MinedIn { block_id: block.block_id, height: block.height, subtree: 0 };
+        let start = build::Start { listed: build::Listed::LongestChain(mined_in), ..build::Start::default() };
+        let body = message.slice_ref(block.coinbase);
+        let mut pages = build::pages_of(&tx, body, txid, &setting, &start).map_err(|error| wrong(error.to_string()))?;
+        if pages.len() > 1 {
+            return Err(wrong("it needs more than one page: multi-page transactions are not built yet".to_owned()));
+        }
+        let page = pages.swap_remove(0);
+        let row = Row { key: Key::master(txid), operation: Operation::Create(page.into()) };
+        match self.parts.store.apply_one(row).await? {
+            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(txid),
+            Outcome::Rejected(Rejection::OtherContent) => Err(wrong(format!("{txid} is stored with other content"))),
+            Outcome::Rejected(rejection) => {
+                Err(wrong(format!("{txid} cannot be stored: {} ({rejection:?})", rejection.code())))
+            }
+        }
+    }
+
+    /// Sets mined what is there, lets listed transactions that are conflicting win as soon as their parents are live, and
+    /// waits for the rest.
+    async fn set_all_mined(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        block: &Block<'_>,
+        listed: Vec<Listed>,
+    ) -> Result<(), Stop> {
+        let mut open = listed;
+        let name = hex_reversed(&block.hash);
+        loop {
+            let mut left = Vec::new();
+            let mut won = false;
+            let standings = self.set_mined(at, block, &open).await?;
+            for (listed, standing) in open.iter().zip(standings) {
+                match standing {
+                    Standing::Mined => continue,
+                    Standing::Missing => {}
+                    Standing::Conflicting => won |= self.let_win(at, steps, block, listed.txid).await?,
+                }
+                left.push(*listed);
+            }
+            if left.is_empty() {
+                return Ok(());
+            }
+            if won {
+                open = left;
+                continue;
+            }
+            let what = format!("block {name} at height {}", block.height);
+            open = self
+                .wait_until(at, &what, || async {
+                    self.parts.metrics.waiting_for(left.len());
+                    if self.any_arrived(&left).await? { Ok(Ok(left.clone())) } else { Ok(Err(names(&left))) }
+                })
+                .await?;
+            self.parts.metrics.waiting_for(0);
+        }
+    }
+
+    /// Whether anything can be set mined, or can win, that could not before.
+    async fn any_arrived(&self, waiting: &[Listed]) -> Result<bool, Stop> {
+        let txids: Vec<Txid> = waiting.iter().map(|listed| listed.txid).collect();
+        for page in self.parts.store.masters(&txids).await?.into_iter().flatten() {
+            match page.state() {
+                TxState::Live => return Ok(true),
+                TxState::Conflicting(_) if self.parents_are_live(&page).await? => return Ok(true),
+                _ => {}
+            }
+        }
+        Ok(false)
+    }
+
+    async fn set_mined(&self, at: At, block: &Block<'_>, open: &[Listed]) -> Result<Vec<Standing>, Stop> {
+        let mut standings = Vec::with_capacity(open.len());
+        for batch in open.chunks(self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1)) {
+            let rows = batch.iter().map(|listed| {
+                let mined_in = MinedIn { block_id: block.block_id, height: block.height, subtree: listed.subtree };
+                at.row(Phase::Apply, Key::master(listed.txid), Sequenced::SetMined { mined_in, longest_chain: true })
+            });
+            for (outcome, listed) in self.apply(rows.collect()).await?.into_iter().zip(batch) {
+                standings.push(standing(outcome, listed)?);
+            }
+        }
+        Ok(standings)
+    }
+
+    async fn parents_are_live(&self, page: &Page) -> Result<bool, Stop> {
+        let parents = self.inputs_of(page)?.into_iter().map(|(outpoint, _)| outpoint.txid);
+        let parents = crate::sequencer::handler::distinct(parents);
+        let masters = self.parts.store.masters(&parents).await?;
+        Ok(masters.iter().all(|master| {
+            master.as_ref().is_some_and(|page| matches!(page.state(), TxState::Live | TxState::Pruned(_)))
+        }))
+    }
+
+    /// A listed transaction that is conflicting wins: its rivals and their cones become conflicting. `false`: its own
+    /// parents have to become live first.
+    async fn let_win(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, txid: Txid) -> Result<bool, Stop> {
+        let Some(page) = self.parts.store.master(txid).await? else { return Ok(false) };
+        if !self.parents_are_live(&page).await? {
+            return Ok(false);
+        }
+        // Stamped like what is applied: the event has already applied something, and a listed transaction wins whoever
+        // takes its free slots for it.
+        let body = steps
+            .decide(async {
+                let Findings::Inputs(inputs) = self.findings(at, Phase::Apply, &page, block.height, true).await? else {
+                    return Err(Stop::Halt(format!("block {} lists {txid}, which was pruned", hex_reversed(&block.hash))));
+                };
+                let body = evaluate_listed(txid, block.height, &inputs).map_err(|reason| {
+                    Stop::Halt(format!("block {} lists {txid}, which cannot be live: {reason:?}", hex_reversed(&block.hash)))
+                })?;
+                self.check_rivals(block, &body).await?;
+                Ok(body)
+            })
+            .await?;
+        self.carry_out(at, steps, body).await?;
+        Ok(true)
+    }
+
+    /// A rival that is mined on this chain too makes the block impossible.
+    async fn check_rivals(&self, block: &Block<'_>, body: &DecisionBody) -> Result<(), Stop> {
+        let DecisionBody::Accepted { txid, losers, .. } = body else { return Ok(()) };
+        for rival in self.parts.store.masters(losers).await?.into_iter().flatten() {
+            if rival.master.as_ref().is_some_and(|master| master.unmined_since.is_none()) {
+                let name = hex_reversed(&block.hash);
+                return Err(Stop::Halt(format!("block {name} lists {txid}, whose rival {} is mined", rival.txid)));
+            }
+        }
+        Ok(())
+    }
+
+    async fn put_block(&self, at: At, block: &Block<'_>) -> Result<(), Stop> {
+        let record = BlockRecord {
+            block_id: block.block_id,
+            hash: block.hash,
+            previous: block.previous,
+            height: block.height,
+            time: block.time,
+            longest_chain: block.longest_chain,
+            progress: block.subtrees.iter().map(|subtree| subtree.count).sum::<u64>() + 1,
+            chain_pos: Some(at.stamp(Phase::Apply)),
+        };
+        self.apply(vec![at.row(Phase::Apply, Key::Block(block.block_id), Sequenced::PutBlock(record))]).await?;
+        Ok(())
+    }
+}
+
+/// Listed transactions in the order of the block, the coinbase left out.
+fn listed(block: &Block<'_>) -> Result<Vec<Listed>, Stop> {
+    let mut listed = Vec::new();
+    for (subtree, transactions) in (0..).zip(&block.subtrees) {
+        match &transactions.transactions {
+            SubtreeTransactions::Inline(_) => {
+                listed.extend(transactions.txids().map(|txid| Listed { txid, subtree }));
+            }
+            SubtreeTransactions::Object { key, .. } => {
+                return Err(Stop::Halt(format!(
+                    "block {} refers to the object `{key}`: subtrees by reference are not built yet",
+                    hex_reversed(&block.hash)
+                )));
+            }
+        }
+    }
+    Ok(listed)
+}
+
+fn standing(outcome: Outcome, listed: &Listed) -> Result<Standing, Stop> {
+    match outcome {
+        Outcome::Applied(_) | Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::StaleStamp(_)) => {
+            Ok(Standing::Mined)
+        }
+        Outcome::Rejected(Rejection::Conflicting(Verdict::Pending | Verdict::Conflicting(_))) => {
+            Ok(Standing::Conflicting)
+        }
+        Outcome::Rejected(Rejection::NotFound | Rejection::Creating | Rejection::Conflicting(Verdict::Accepted)) => {
+            Ok(Standing::Missing)
+        }
+        Outcome::Rejected(rejection) => Err(Stop::Halt(format!("{} cannot be set mined: {rejection:?}", listed.txid))),
+    }
+}
+
+fn names(listed: &[Listed]) -> String {
+    let mut names: Vec<String> = listed.iter().take(NAMED).map(|listed| listed.txid.to_string()).collect();
+    if listed.len() > NAMED {
+        names.push(format!("and {} more", listed.len() - NAMED));
+    }
+    names.join(", ")
+}
+
+/// A block hash as explorers show it.
+pub fn hex_reversed(hash: &[u8; 32]) -> String {
+    Txid(*hash).to_string()
+}

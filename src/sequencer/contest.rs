@@ -1,0 +1,295 @@
+//! `Contest` and `Reconsider`: evaluate, write the decision ahead, apply.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    broker::{Message, TopicPartition},
+    event::{Contest, DeadLetter, DeadLetterClass, DecisionBody},
+    record::{
+        Key, Outcome, Page, Phase, Reason, Reply, Respend, RespendChecks, RespendSlot, Sequenced, SpendSlot,
+        SpendingData, TxState, Verdict,
+    },
+    sequencer::{
+        Stop,
+        decisions::DecisionLog,
+        evaluate::{Found, Input, Refusal, evaluate, refusal, reopened_by_its_event},
+        handler::{At, Handler, distinct, subject},
+        steps::{Making, Steps},
+    },
+    tx::{Outpoint, Txid},
+};
+
+/// What may open a verdict again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reopen {
+    /// A later event of the transaction itself, contested for this reason.
+    ByEvent(Reason),
+    /// A `Reconsider`.
+    Reconsider,
+}
+
+/// What was found of all inputs.
+pub enum Findings {
+    /// Input by input.
+    Inputs(Vec<Input>),
+    /// The transaction was live, mined and pruned.
+    Pruned,
+}
+
+impl Handler {
+    /// Handles a contest.
+    pub async fn contest(&self, at: At, log: &mut DecisionLog, contest: &Contest) -> Result<(), Stop> {
+        let mut steps = Steps::new(log, at.offset, at.making);
+        let body = self.decide_on(at, &mut steps, contest.txid, Reopen::ByEvent(contest.reason)).await?;
+        if let DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } = body {
+            self.bury(at, contest, parent).await?;
+        }
+        steps.decide(async { Ok(DecisionBody::Closed) }).await?;
+        Ok(())
+    }
+
+    /// Handles a `Reconsider`.
+    pub async fn reconsider(&self, at: At, log: &mut DecisionLog, txid: Txid) -> Result<(), Stop> {
+        let mut steps = Steps::new(log, at.offset, at.making);
+        self.decide_on(at, &mut steps, txid, Reopen::Reconsider).await?;
+        steps.decide(async { Ok(DecisionBody::Closed) }).await?;
+        Ok(())
+    }
+
+    /// Decides until the transaction itself has its verdict: a live rival that has to give way comes first.
+    async fn decide_on(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        txid: Txid,
+        reopen: Reopen,
+    ) -> Result<DecisionBody, Stop> {
+        loop {
+            let body = steps.decide(self.judge(at, txid, reopen)).await?;
+            self.carry_out(at, steps, body.clone()).await?;
+            if subject(&body) == Some(txid) {
+                return Ok(body);
+            }
+        }
+    }
+
+    /// What a contest means, by what the store shows. Does only what is harmless.
+    async fn judge(&self, at: At, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
+        let passed_over = DecisionBody::PassedOver { txid };
+        let Some(page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(passed_over) };
+        let (was_live, reopened) = match page.state() {
+            TxState::Live => (true, false),
+            TxState::Conflicting(Verdict::Pending) => (false, false),
+            TxState::Conflicting(Verdict::Conflicting(reason)) if reopen.opens(reason) => (false, true),
+            _ => return Ok(passed_over),
+        };
+        let height = page.master.as_ref().and_then(|master| master.unmined_since).unwrap_or(self.height());
+        let may_wait = !matches!(reopen, Reopen::Reconsider | Reopen::ByEvent(Reason::MissingParent { .. }));
+        let Findings::Inputs(inputs) =
+            self.findings(at, Phase::Evaluate, &page, height, may_wait).await?
+        else {
+            return Ok(passed_over);
+        };
+        if was_live {
+            return self.judge_live(&page, &inputs).await;
+        }
+        match evaluate(txid, false, self.height(), &inputs) {
+            // The verdict that it has holds.
+            DecisionBody::Conflicting { .. } if reopened => Ok(passed_over),
+            body => Ok(body),
+        }
+    }
+
+    /// A live transaction whose slots do not all name it: a node forgot a spend. The one that is mined stays, else the
+    /// present holder.
+    async fn judge_live(&self, page: &Page, inputs: &[Input]) -> Result<DecisionBody, Stop> {
+        let txid = page.txid;
+        if inputs.iter().all(|input| input.found == Found::Held) {
+            return Ok(DecisionBody::PassedOver { txid });
+        }
+        let mined = |page: &Page| page.master.as_ref().is_some_and(|master| master.unmined_since.is_none());
+        if !mined(page) {
+            return Ok(evaluate(txid, true, self.height(), inputs));
+        }
+        let rival = inputs.iter().find_map(|input| match input.found {
+            Found::HeldByLive(holder) => Some(holder),
+            _ => None,
+        });
+        if let Some(rival) = rival {
+            let holder = self.parts.store.master(rival.txid).await?;
+            if holder.is_some_and(|holder| mined(&holder)) {
+                return Err(Stop::Halt(format!("{txid} and {} spend the same output and are both mined", rival.txid)));
+            }
+            let reason = Reason::DoubleSpend { input: rival.input, winner: txid };
+            return Ok(DecisionBody::Conflicting { txid: rival.txid, reason, height: self.height(), live: true });
+        }
+        if let Some(Found::Refused(reason)) =
+            inputs.iter().map(|input| input.found).find(|found| matches!(found, Found::Refused(_)))
+        {
+            return Err(Stop::Halt(format!("{txid} is mined, and yet an input of it cannot be spent: {reason:?}")));
+        }
+        Ok(evaluate(txid, true, self.height(), inputs))
+    }
+
+    /// Takes what is free, contests holders that are not live, and reads again.
+    pub async fn findings(
+        &self,
+        at: At,
+        phase: Phase,
+        page: &Page,
+        height: u32,
+        may_wait: bool,
+    ) -> Result<Findings, Stop> {
+        let txid = page.txid;
+        let slots = self.inputs_of(page)?;
+        let mut found: BTreeMap<u32, Input> = BTreeMap::new();
+        let mut undecided: BTreeMap<Txid, bool> = BTreeMap::new();
+        let mut open: Vec<(Outpoint, SpendSlot)> = slots;
+        let mut pause = std::time::Duration::from_millis(5);
+        while !open.is_empty() {
+            let outcomes = self.apply(open.iter().map(|(outpoint, slot)| self.take(at, phase, txid, *outpoint, slot, height)).collect()).await?;
+            let mut again = Vec::new();
+            let mut holders = Vec::new();
+            let mut waits = false;
+            for ((outpoint, slot), outcome) in open.into_iter().zip(outcomes) {
+                let index = slot.input;
+                let verdict = match outcome {
+                    Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Found::Held,
+                    Outcome::Rejected(rejection) => match refusal(&rejection, index, outpoint.txid) {
+                        Refusal::Pruned => return Ok(Findings::Pruned),
+                        Refusal::Stale => return Err(Stop::Behind(at.offset)),
+                        Refusal::Reason(reason) => Found::Refused(reason),
+                        Refusal::Absent if !may_wait => {
+                            Found::Refused(Reason::MissingParent { parent: outpoint.txid })
+                        }
+                        // Its own contest stands behind this event: should it win, the child gets a second chance.
+                        Refusal::Wait if !may_wait => {
+                            Found::Refused(Reason::ConflictingParent { parent: outpoint.txid })
+                        }
+                        // It existed when the contestant was contested, so it comes back.
+                        Refusal::Absent | Refusal::Wait => {
+                            waits = true;
+                            again.push((outpoint, slot));
+                            continue;
+                        }
+                        Refusal::Holder(holder) => match self.known_holder(txid, holder, &undecided) {
+                            Some(found) => found,
+                            None => {
+                                holders.push(holder.txid);
+                                again.push((outpoint, slot));
+                                continue;
+                            }
+                        },
+                    },
+                };
+                found.insert(index, Input { index, outpoint, found: verdict });
+            }
+            undecided.extend(self.contest_holders(at, phase, holders).await?);
+            open = again;
+            if waits {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(std::time::Duration::from_millis(500));
+            }
+        }
+        Ok(Findings::Inputs(found.into_values().collect()))
+    }
+
+    /// What a holder means, once it is known whether it is live. The contestant itself under another input is no rival.
+    fn known_holder(&self, txid: Txid, holder: SpendingData, undecided: &BTreeMap<Txid, bool>) -> Option<Found> {
+        if holder.txid == txid {
+            return Some(Found::HeldByUndecided(holder));
+        }
+        Some(if *undecided.get(&holder.txid)? { Found::HeldByLive(holder) } else { Found::HeldByUndecided(holder) })
+    }
+
+    fn take(
+        &self,
+        at: At,
+        phase: Phase,
+        to: Txid,
+        outpoint: Outpoint,
+        slot: &SpendSlot,
+        height: u32,
+    ) -> crate::engine::Row {
+        let respend = Respend {
+            to,
+            slots: vec![RespendSlot { slot: slot.clone(), from: None }],
+            checks: RespendChecks::Spend { height },
+        };
+        at.row(phase, self.place(outpoint).0, Sequenced::Respend(respend))
+    }
+
+    /// Contests holders that are not live (an absent one becomes a stub, so that it cannot become live behind our back).
+    /// Answers which of them are live. A tombstone counts as live: its slot was its own when it was pruned.
+    pub async fn contest_holders(
+        &self,
+        at: At,
+        phase: Phase,
+        holders: Vec<Txid>,
+    ) -> Result<BTreeMap<Txid, bool>, Stop> {
+        let holders = distinct(holders);
+        let rows = holders.iter().map(|txid| at.row(phase, Key::master(*txid), Sequenced::MarkContested)).collect();
+        let outcomes = self.apply(rows).await?;
+        let mut live = BTreeMap::new();
+        for (txid, outcome) in holders.into_iter().zip(outcomes) {
+            let is_live = match outcome {
+                Outcome::AlreadyApplied(Reply::State(TxState::Live | TxState::Pruned(_))) => true,
+                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => false,
+                // Stamped later in this very event (its verdict was carried out): its state says the rest.
+                Outcome::Rejected(_) => {
+                    let master = self.parts.store.master(txid).await?;
+                    master.is_some_and(|page| matches!(page.state(), TxState::Live | TxState::Pruned(_)))
+                }
+            };
+            live.insert(txid, is_live);
+        }
+        Ok(live)
+    }
+
+    /// The dead letter of a transaction whose parent is missing: acknowledged before the chain offset completes.
+    async fn bury(&self, at: At, contest: &Contest, parent: Txid) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let position = &contest.position;
+        let partition = TopicPartition { topic: position.topic.as_str().into(), partition: position.partition };
+        let source = self.source(&partition, position.offset).await?;
+        let letter = DeadLetter {
+            topic: position.topic.clone(),
+            partition: position.partition,
+            offset: position.offset,
+            stage: "sequencer".to_owned(),
+            class: DeadLetterClass::MissingParent,
+            message: format!("inputs: parent {parent} of {} was never produced before it", contest.txid),
+            timestamp_ms: position.timestamp_ms,
+        };
+        self.parts.metrics.dead_letter(letter.class);
+        tracing::warn!(txid = %contest.txid, %parent, "dead letter: missing parent");
+        let mut message = self.message(&self.parts.topics.dead_letters, None, source.key, source.payload);
+        message.headers = source.headers;
+        message.headers.extend(letter.to_headers());
+        self.produce(vec![message]).await
+    }
+
+    /// Reads one message again.
+    async fn source(&self, partition: &TopicPartition, offset: u64) -> Result<Message, Stop> {
+        let mut reader = self.parts.broker.read(partition, offset).await?;
+        let tries = 100;
+        for _ in 0..tries {
+            let messages = reader.next(std::time::Duration::from_millis(100)).await?;
+            if let Some(message) = messages.into_iter().next() {
+                return Ok(message);
+            }
+        }
+        Err(Stop::Halt(format!("cannot read offset {offset} of {} partition {} again", partition.topic, partition.partition)))
+    }
+}
+
+impl Reopen {
+    fn opens(self, reason: Reason) -> bool {
+        match self {
+            Reopen::Reconsider => true,
+            Reopen::ByEvent(_) => reopened_by_its_event(reason),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Feeds `utxo.chain` from the block-mined and reorg topics, in the order of their `sequence`.
+//!
+//! Whoever holds the chain partition feeds it. What a zombie feeds twice is passed over by its sequence number.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::{
+    broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition},
+    event::{DeadLetter, DeadLetterClass, Event},
+    sequencer::{handler::SequencerTopics, state::ChainState},
+    telemetry::Metrics,
+};
+
+/// Header of a fed event: its own offset in the topic that it comes from.
+pub const SOURCE_OFFSET: &str = "utxo-source-offset";
+
+/// The two topics that are fed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// `utxo.block-mined`
+    BlockMined,
+    /// `utxo.reorgs`
+    Reorgs,
+}
+
+/// What the feed does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// The head of this topic is next.
+    Feed(Source),
+    /// The head of this topic was fed before.
+    Skip(Source),
+    /// What is next has not come yet.
+    Wait,
+    /// Both topics have gone past what is next.
+    Gap,
+}
+
+/// Merges by sequence. Pure: `next` is the sequence to come, the others the heads of the two topics.
+pub fn choose(next: u64, block_mined: Option<u64>, reorg: Option<u64>) -> Choice {
+    for (source, head) in [(Source::BlockMined, block_mined), (Source::Reorgs, reorg)] {
+        match head {
+            Some(sequence) if sequence < next => return Choice::Skip(source),
+            Some(sequence) if sequence == next => return Choice::Feed(source),
+            _ => {}
+        }
+    }
+    if block_mined.is_some() && reorg.is_some() { Choice::Gap } else { Choice::Wait }
+}
+
+struct Tap {
+    topic: TopicPartition,
+    reader: Box<dyn Reader>,
+    heads: VecDeque<(u64, Message)>,
+}
+
+/// The feed of one holder of the chain partition.
+pub struct Feed {
+    block_mined: Tap,
+    reorgs: Tap,
+    next: u64,
+    gap_told: bool,
+    producer: Arc<dyn Producer>,
+    topics: SequencerTopics,
+    metrics: Arc<Metrics>,
+}
+
+/// Messages fed at once.
+const BATCH: usize = 256;
+const IDLE: Duration = Duration::from_millis(20);
+
+impl Feed {
+    /// A feed that goes on after `state`.
+    pub async fn open(
+        broker: &dyn Broker,
+        producer: Arc<dyn Producer>,
+        topics: SequencerTopics,
+        metrics: Arc<Metrics>,
+        state: &ChainState,
+    ) -> Result<Self, BrokerError> {
+        Ok(Feed {
+            block_mined: Tap::open(broker, &topics.block_mined, state.block_mined_next).await?,
+            reorgs: Tap::open(broker, &topics.reorgs, state.reorgs_next).await?,
+            next: state.sequence + 1,
+            gap_told: false,
+            producer,
+            topics,
+            metrics,
+        })
+    }
+
+    /// Feeds until it cannot go on. Cancel safe: what was fed twice is passed over.
+    pub async fn run(mut self) -> Result<(), BrokerError> {
+        loop {
+            self.listen().await?;
+            let batch = self.gather().await?;
+            if !batch.is_empty() {
+                produce_until_done(self.producer.as_ref(), batch).await?;
+            }
+        }
+    }
+
+    async fn listen(&mut self) -> Result<(), BrokerError> {
+        for tap in [&mut self.block_mined, &mut self.reorgs] {
+            if tap.heads.len() < BATCH {
+                for message in tap.reader.next(IDLE).await? {
+                    match sequence_of(&message) {
+                        Ok(sequence) => tap.heads.push_back((sequence, message)),
+                        Err(why) => {
+                            let letter = dead_letter(&self.topics, &self.metrics, &tap.topic, message, why);
+                            produce_until_done(self.producer.as_ref(), vec![letter]).await?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn gather(&mut self) -> Result<Vec<Produce>, BrokerError> {
+        let mut batch = Vec::new();
+        while batch.len() < BATCH {
+            let heads = (self.block_mined.head(), self.reorgs.head());
+            match choose(self.next, heads.0, heads.1) {
+                Choice::Feed(source) => {
+                    if let Some((_, message)) = self.tap(source).heads.pop_front() {
+                        batch.push(self.fed(message));
+                        self.next += 1;
+                        self.gap_told = false;
+                    }
+                }
+                Choice::Skip(source) => {
+                    self.tap(source).heads.pop_front();
+                }
+                Choice::Wait => break,
+                Choice::Gap => {
+                    self.tell_gap(heads);
+                    break;
+                }
+            }
+        }
+        Ok(batch)
+    }
+
+    fn tell_gap(&mut self, heads: (Option<u64>, Option<u64>)) {
+        if !std::mem::replace(&mut self.gap_told, true) {
+            tracing::error!(
+                missing = self.next,
+                block_mined = heads.0,
+                reorgs = heads.1,
+                "a sequence number is missing in both topics; the chain waits for it"
+            );
+        }
+    }
+
+    fn tap(&mut self, source: Source) -> &mut Tap {
+        match source {
+            Source::BlockMined => &mut self.block_mined,
+            Source::Reorgs => &mut self.reorgs,
+        }
+    }
+
+    fn fed(&self, message: Message) -> Produce {
+        Produce {
+            topic: self.topics.chain.clone(),
+            partition: Some(0),
+            key: message.key,
+            payload: message.payload,
+            headers: vec![(SOURCE_OFFSET.to_owned(), Bytes::from(message.offset.to_string()))],
+            timestamp_ms: Some(message.timestamp_ms),
+        }
+    }
+}
+
+impl Tap {
+    async fn open(broker: &dyn Broker, topic: &str, offset: u64) -> Result<Self, BrokerError> {
+        let topic = TopicPartition { topic: topic.into(), partition: 0 };
+        let reader = broker.read(&topic, offset).await?;
+        Ok(Tap { topic, reader, heads: VecDeque::new() })
+    }
+
+    fn head(&self) -> Option<u64> {
+        self.heads.front().map(|(sequence, _)| *sequence)
+    }
+}
+
+/// Where a fed event comes from, for the state that is committed with it.
+pub fn source_offset(message: &Message) -> Option<u64> {
+    let (_, value) = message.headers.iter().find(|(name, _)| name == SOURCE_OFFSET)?;
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+fn sequence_of(message: &Message) -> Result<u64, String> {
+    match Event::decode(&message.payload) {
+        Ok(Event::BlockMined(block)) => Ok(block.sequence),
+        Ok(Event::Reorg(reorg)) => Ok(reorg.sequence),
+        Ok(other) => Err(format!("a {} event does not belong in this topic", other.kind().name())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn dead_letter(
+    topics: &SequencerTopics,
+    metrics: &Metrics,
+    source: &TopicPartition,
+    message: Message,
+    why: String,
+) -> Produce {
+    metrics.dead_letter(DeadLetterClass::Decode);
+    tracing::error!(topic = %source.topic, offset = message.offset, why, "dead letter");
+    let letter = DeadLetter {
+        topic: source.topic.to_string(),
+        partition: source.partition,
+        offset: message.offset,
+        stage: "feed".to_owned(),
+        class: DeadLetterClass::Decode,
+        message: why,
+        timestamp_ms: message.timestamp_ms,
+    };
+    let mut headers = message.headers;
+    headers.extend(letter.to_headers());
+    Produce {
+        topic: topics.dead_letters.clone(),
+        partition: None,
+        key: message.key,
+        payload: message.payload,
+        headers,
+        timestamp_ms: None,
+    }
+}
+
+async fn produce_until_done(producer: &dyn Producer, messages: Vec<Produce>) -> Result<(), BrokerError> {
+    loop {
+        match producer.produce_all(messages.clone()).await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                tracing::warn!(%error, "not produced; tried again");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merges_by_sequence_and_waits_for_what_is_missing() {
+        assert_eq!(choose(5, Some(5), None), Choice::Feed(Source::BlockMined));
+        assert_eq!(choose(5, Some(6), Some(5)), Choice::Feed(Source::Reorgs));
+        assert_eq!(choose(5, Some(4), Some(5)), Choice::Skip(Source::BlockMined));
+        assert_eq!(choose(5, Some(6), Some(3)), Choice::Skip(Source::Reorgs));
+        assert_eq!(choose(5, Some(6), None), Choice::Wait);
+        assert_eq!(choose(5, None, None), Choice::Wait);
+        assert_eq!(choose(5, Some(6), Some(7)), Choice::Gap);
+    }
+}

@@ -1,0 +1,260 @@
+//! What the handlers of chain events share.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::{
+    api::health::{Condition, Health},
+    broker::{Broker, BrokerError, BrokerErrorKind, Produce, Producer},
+    clock::Clock,
+    engine::{EngineError, Row},
+    event::{DecisionBody, Event, OutcomeEvent, OutcomeKind},
+    record::{Body, Key, Operation, Outcome, Page, Phase, Sequenced, SpendSlot, Stamp},
+    sequencer::{decisions::DecisionError, state::ChainState, steps::Making},
+    store::Store,
+    telemetry::Metrics,
+    tx::{Outpoint, Transaction, Txid, utxo_hash},
+};
+
+/// Topics that the sequencer reads and writes.
+#[derive(Debug, Clone)]
+pub struct SequencerTopics {
+    /// `utxo.block-mined`
+    pub block_mined: String,
+    /// `utxo.reorgs`
+    pub reorgs: String,
+    /// `utxo.chain`
+    pub chain: String,
+    /// `utxo.decisions`
+    pub decisions: String,
+    /// `utxo.outcomes`
+    pub outcomes: String,
+    /// `utxo.dead-letters`
+    pub dead_letters: String,
+}
+
+/// Limits of the sequencer.
+#[derive(Debug, Clone, Copy)]
+pub struct SequencerSettings {
+    /// How long a block waits for its transactions before the chain counts as halted.
+    pub block_wait: Duration,
+    /// Transactions set mined a batch.
+    pub mined_batch_size: usize,
+    /// Members of a cone that one decision names.
+    pub cone_chunk: usize,
+    /// Between commits.
+    pub commit_interval: Duration,
+}
+
+/// What the sequencer works with.
+#[derive(Clone)]
+pub struct SequencerParts {
+    /// The log.
+    pub broker: Arc<dyn Broker>,
+    /// Acknowledges.
+    pub producer: Arc<dyn Producer>,
+    /// The state.
+    pub store: Store,
+    /// Topics.
+    pub topics: SequencerTopics,
+    /// Limits.
+    pub settings: SequencerSettings,
+    /// Time.
+    pub clock: Clock,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Health.
+    pub health: Arc<Health>,
+}
+
+/// Why the sequencer does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// Somebody must look: what is in the log cannot be applied.
+    #[error("{0}")]
+    Halt(String),
+    /// Records hold stamps of later events: another sequencer is ahead of this one.
+    #[error("chain offset {0}: the store is ahead: another sequencer has handled later events")]
+    Behind(u64),
+    /// The broker.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] EngineError),
+    /// The decisions.
+    #[error(transparent)]
+    Decisions(#[from] DecisionError),
+}
+
+/// The chain event that is being handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct At {
+    /// Its offset.
+    pub offset: u64,
+    /// Whether something new may be decided, and published.
+    pub making: Making,
+}
+
+impl At {
+    /// The stamp of a phase of handling it.
+    pub fn stamp(&self, phase: Phase) -> Stamp {
+        Stamp { offset: self.offset, phase }
+    }
+
+    /// A row with an operation of the sequencer.
+    pub fn row(&self, phase: Phase, key: Key, operation: Sequenced) -> Row {
+        Row { key, operation: Operation::Sequenced(self.stamp(phase), operation) }
+    }
+}
+
+/// Handles chain events, one at a time.
+pub struct Handler {
+    /// What it works with.
+    pub parts: SequencerParts,
+    /// The chain, as of the last handled event.
+    pub state: ChainState,
+}
+
+/// First and longest pause between looks at something that is waited for.
+const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
+impl Handler {
+    /// The page and slot of an outpoint.
+    pub fn place(&self, outpoint: Outpoint) -> (Key, u32) {
+        let size = self.parts.store.settings.utxo_batch_size;
+        (Key::Page(outpoint.txid, outpoint.vout / size), outpoint.vout % size)
+    }
+
+    /// Height of the tip; 0 before the first block.
+    pub fn height(&self) -> u32 {
+        self.state.tip.map_or(0, |tip| tip.height)
+    }
+
+    /// The inputs of a stored transaction as slots to take, with what they spend. A partial transaction has none.
+    pub fn inputs_of(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
+        let Some(Body::Transaction(body)) = page.master.as_ref().and_then(|master| master.body.as_ref()) else {
+            return Ok(Vec::new());
+        };
+        let tx = Transaction::parse(body)
+            .map_err(|error| Stop::Halt(format!("the stored body of {} is damaged: {error}", page.txid)))?;
+        if tx.is_coinbase() {
+            return Ok(Vec::new());
+        }
+        let slots = tx.inputs().zip(0..).filter_map(|(input, index)| {
+            let (outpoint, previous) = (input.outpoint, input.previous?);
+            let slot = SpendSlot {
+                offset: self.place(outpoint).1,
+                input: index,
+                utxo_hash: utxo_hash(&outpoint.txid, outpoint.vout, previous.script, previous.satoshis),
+                satoshis: previous.satoshis,
+                script: body.slice_ref(previous.script),
+            };
+            Some((outpoint, slot))
+        });
+        Ok(slots.collect())
+    }
+
+    /// Applies rows; a refusal because of a later stamp counts as done (that later event has seen to it).
+    pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, Stop> {
+        Ok(self.parts.store.apply(rows).await?)
+    }
+
+    /// Waits until `look` finds what it looks for; says so, and reports the chain as halted, when it takes long.
+    pub async fn wait_until<T, F>(&self, at: At, what: &str, mut look: impl FnMut() -> F) -> Result<T, Stop>
+    where
+        F: Future<Output = Result<Result<T, String>, Stop>>,
+    {
+        let started = self.parts.clock.now_ms();
+        let (mut pause, longest) = LOOK_AGAIN;
+        let mut told = false;
+        loop {
+            let missing = match look().await? {
+                Ok(found) => {
+                    if told {
+                        self.parts.health.set(Condition::Chain, None);
+                        self.parts.metrics.set_chain_halted(false);
+                    }
+                    return Ok(found);
+                }
+                Err(missing) => missing,
+            };
+            let waited_ms = self.parts.clock.now_ms().saturating_sub(started);
+            if !told && waited_ms >= self.parts.settings.block_wait.as_millis() as u64 {
+                told = true;
+                let why = format!("chain offset {}: {what}: still waiting for {missing}", at.offset);
+                tracing::error!("{why}");
+                self.parts.health.set(Condition::Chain, Some(why));
+                self.parts.metrics.set_chain_halted(true);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Waits until each of these transactions has a body.
+    pub async fn wait_for_bodies(&self, at: At, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
+        self.wait_until(at, "a decision names what is not there", || async {
+            let masters = self.parts.store.masters(txids).await?;
+            let missing: Vec<String> = txids
+                .iter()
+                .zip(&masters)
+                .filter(|(_, master)| master.as_ref().is_none_or(|page| page.utxos.is_none() && page.pruned.is_none()))
+                .map(|(txid, _)| txid.to_string())
+                .collect();
+            if missing.is_empty() { Ok(Ok(masters.into_iter().flatten().collect())) } else { Ok(Err(missing.join(", "))) }
+        })
+        .await
+    }
+
+    /// Tells validators and clients what became of transactions. Nothing is told twice by a rebuild.
+    pub async fn tell(&self, at: At, outcomes: Vec<(Txid, OutcomeKind)>) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let messages = outcomes.into_iter().map(|(txid, kind)| {
+            self.parts.metrics.verdict(&kind);
+            let event = Event::Outcome(OutcomeEvent { txid, chain_offset: at.offset, kind });
+            self.message(&self.parts.topics.outcomes, None, Bytes::copy_from_slice(&txid.0), event.encode().into())
+        });
+        self.produce(messages.collect()).await
+    }
+
+    /// A message for one of the topics.
+    pub fn message(&self, topic: &str, partition: Option<i32>, key: Bytes, payload: Bytes) -> Produce {
+        Produce { topic: topic.to_owned(), partition, key, payload, ..Produce::default() }
+    }
+
+    /// Produces messages until all are acknowledged. A retry may repeat what had been acknowledged.
+    pub async fn produce(&self, messages: Vec<Produce>) -> Result<(), Stop> {
+        let (mut pause, longest) = LOOK_AGAIN;
+        while !messages.is_empty() {
+            match self.parts.producer.produce_all(messages.clone()).await {
+                Ok(_) => break,
+                Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, "not produced; tried again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(longest);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Distinct ids, in order.
+pub fn distinct(txids: impl IntoIterator<Item = Txid>) -> Vec<Txid> {
+    txids.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Whose fate a decision settles.
+pub fn subject(body: &DecisionBody) -> Option<Txid> {
+    match body {
+        DecisionBody::PassedOver { txid }
+        | DecisionBody::Accepted { txid, .. }
+        | DecisionBody::Conflicting { txid, .. } => Some(*txid),
+        DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => None,
+    }
+}

@@ -1,0 +1,71 @@
+//! The decisions on one chain event, taken one after the other.
+//!
+//! A handler is written as if it decided everything itself: each [`Steps::decide`] answers with the decision that is in
+//! the log already, or else makes one, writes it ahead and reads it back. So what a crash interrupted goes on where it
+//! stood, and a rebuild applies what was decided without deciding anything.
+
+use crate::{
+    event::DecisionBody,
+    sequencer::{Stop, decisions::DecisionLog},
+};
+
+/// Whether new decisions may be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Making {
+    /// They may.
+    Allowed,
+    /// Below the frontier of a rebuild everything has been decided.
+    Replaying,
+}
+
+/// The decisions on one chain event.
+pub struct Steps<'a> {
+    log: &'a mut DecisionLog,
+    chain_offset: u64,
+    next: u32,
+    making: Making,
+}
+
+impl<'a> Steps<'a> {
+    /// Before the first step of the event at `chain_offset`.
+    pub fn new(log: &'a mut DecisionLog, chain_offset: u64, making: Making) -> Self {
+        Steps { log, chain_offset, next: 0, making }
+    }
+
+    /// The next decision, if it is in the log already.
+    pub fn existing(&mut self) -> Option<DecisionBody> {
+        let body = self.log.table().get(self.chain_offset, self.next).cloned();
+        self.next += u32::from(body.is_some());
+        body
+    }
+
+    /// Whether the next decision is in the log already.
+    pub fn has_existing(&self) -> bool {
+        self.log.table().get(self.chain_offset, self.next).is_some()
+    }
+
+    /// Whether any decision was taken.
+    pub fn any(&self) -> bool {
+        self.next > 0
+    }
+
+    /// The next decision: the one in the log, or what `make` comes to.
+    pub async fn decide(
+        &mut self,
+        make: impl Future<Output = Result<DecisionBody, Stop>>,
+    ) -> Result<DecisionBody, Stop> {
+        if let Some(body) = self.existing() {
+            return Ok(body);
+        }
+        if self.making == Making::Replaying {
+            return Err(Stop::Halt(format!(
+                "chain offset {}: step {} was never decided, though it lies below the frontier",
+                self.chain_offset, self.next
+            )));
+        }
+        let body = make.await?;
+        let step = self.next;
+        self.next += 1;
+        Ok(self.log.publish(self.chain_offset, step, body).await?)
+    }
+}

@@ -1,0 +1,360 @@
+//! Applies a verdict: flags the losers and what descends from them, moves the slots, settles what is left behind, and
+//! gives second chances.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use bytes::Bytes;
+
+use crate::{
+    event::{Action, Command, ConeMember, DecidedInput, DecisionBody, Event, OutcomeKind},
+    record::{
+        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Respend, RespendChecks, RespendSlot, Sequenced,
+        SpendingData, TxState, Verdict,
+    },
+    sequencer::{
+        Stop,
+        handler::{At, Handler, distinct},
+        steps::{Making, Steps},
+    },
+    tx::{Outpoint, Txid},
+};
+
+/// A transaction that becomes conflicting, and why.
+#[derive(Debug, Clone, Copy)]
+struct Loser {
+    txid: Txid,
+    reason: Reason,
+}
+
+/// Transactions whose bodies are read at once.
+const BODIES_AT_ONCE: usize = 256;
+
+impl Handler {
+    /// Does what a verdict says. Every part is idempotent, so it can be done again from its beginning.
+    pub async fn carry_out(&self, at: At, steps: &mut Steps<'_>, body: DecisionBody) -> Result<(), Stop> {
+        match body {
+            DecisionBody::Accepted { txid, height, inputs, losers, .. } => {
+                self.accept(at, steps, txid, height, &inputs, &losers).await
+            }
+            DecisionBody::Conflicting { txid, reason, height, .. } => {
+                if at.making == Making::Replaying {
+                    self.wait_for_bodies(at, &[txid]).await?;
+                }
+                let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
+                let freed = self.settle(at, &members).await?;
+                self.second_chances(at, &freed, None, &members).await?;
+                self.tell_conflicting(at, members).await
+            }
+            DecisionBody::PassedOver { txid } => self.settle_passed_over(at, txid).await,
+            DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {
+                Err(Stop::Halt(format!("chain offset {}: a decision stands where a verdict should: {body:?}", at.offset)))
+            }
+        }
+    }
+
+    async fn accept(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        txid: Txid,
+        height: u32,
+        inputs: &[DecidedInput],
+        losers: &[Txid],
+    ) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            let named: Vec<Txid> = losers.iter().copied().chain([txid]).collect();
+            self.wait_for_bodies(at, &named).await?;
+        }
+        let input_of = |loser: &Txid| {
+            inputs.iter().filter_map(|input| input.holder).find(|holder| holder.txid == *loser).map_or(0, |held| held.input)
+        };
+        let lost = losers
+            .iter()
+            .map(|loser| Loser { txid: *loser, reason: Reason::DoubleSpend { input: input_of(loser), winner: txid } })
+            .collect::<Vec<_>>();
+        let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
+        self.respend(at, txid, inputs).await?;
+        self.apply(vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
+        self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
+        let freed = self.settle(at, &members).await?;
+        self.second_chances(at, &freed, Some(txid), &members).await?;
+        self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
+        self.tell_conflicting(at, members).await
+    }
+
+    /// Flags losers and their cones, level by level: flag the pages, *then* read their slots; the spenders found are
+    /// decided on before they are flagged in turn. Ends with the decision that closes the cone.
+    async fn fell(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        height: u32,
+        losers: Vec<Loser>,
+        winner: Option<Txid>,
+    ) -> Result<Vec<Loser>, Stop> {
+        let mut visited: BTreeSet<Txid> = losers.iter().map(|loser| loser.txid).chain(winner).collect();
+        let mut unread: VecDeque<Txid> = losers.iter().map(|loser| loser.txid).collect();
+        let mut found: VecDeque<ConeMember> = VecDeque::new();
+        self.flag(at, height, &losers).await?;
+        let mut members = losers;
+        loop {
+            let body = steps.decide(self.next_chunk(at, height, &visited, &mut unread, &mut found)).await?;
+            let DecisionBody::Cone { members: chunk, .. } = body else {
+                return Err(Stop::Halt(format!("chain offset {}: {body:?} stands inside a cone", at.offset)));
+            };
+            if chunk.is_empty() {
+                return Ok(members);
+            }
+            if at.making == Making::Replaying {
+                let live: Vec<Txid> = chunk.iter().filter(|member| member.live).map(|member| member.txid).collect();
+                self.wait_for_bodies(at, &live).await?;
+            }
+            let chunk: Vec<Loser> = chunk
+                .into_iter()
+                .filter(|member| visited.insert(member.txid))
+                .map(|member| Loser {
+                    txid: member.txid,
+                    reason: Reason::ConflictingParent { parent: member.parent },
+                })
+                .collect();
+            found.retain(|member| !visited.contains(&member.txid));
+            self.flag(at, height, &chunk).await?;
+            unread.extend(chunk.iter().map(|loser| loser.txid));
+            members.extend(chunk);
+        }
+    }
+
+    /// The next spenders of what has been flagged; none: the cone is complete.
+    async fn next_chunk(
+        &self,
+        at: At,
+        height: u32,
+        visited: &BTreeSet<Txid>,
+        unread: &mut VecDeque<Txid>,
+        found: &mut VecDeque<ConeMember>,
+    ) -> Result<DecisionBody, Stop> {
+        let size = self.parts.settings.cone_chunk.max(1);
+        while found.is_empty() && !unread.is_empty() {
+            let parents: Vec<Txid> = unread.drain(..unread.len().min(size)).collect();
+            let spenders = self.spenders_of(&parents, visited).await?;
+            // Contested first: so that one without a record cannot become live behind our back.
+            let live = self.contest_holders(at, Phase::Apply, spenders.keys().copied().collect()).await?;
+            found.extend(spenders.into_iter().map(|(txid, parent)| ConeMember {
+                txid,
+                parent,
+                live: live.get(&txid).copied().unwrap_or(false),
+            }));
+        }
+        let members = found.drain(..found.len().min(size)).collect();
+        Ok(DecisionBody::Cone { members, height })
+    }
+
+    /// Who spends outputs of these transactions, with one parent each.
+    async fn spenders_of(&self, txids: &[Txid], visited: &BTreeSet<Txid>) -> Result<BTreeMap<Txid, Txid>, Stop> {
+        let mut spenders = BTreeMap::new();
+        for page in self.pages_of(txids).await? {
+            for slot in page.utxos.iter().flatten() {
+                if let Some(spender) = slot.spender().filter(|spender| !visited.contains(&spender.txid)) {
+                    spenders.entry(spender.txid).or_insert(page.txid);
+                }
+            }
+        }
+        Ok(spenders)
+    }
+
+    async fn pages_of(&self, txids: &[Txid]) -> Result<Vec<std::sync::Arc<Page>>, Stop> {
+        Ok(self.parts.store.masters(txids).await?.into_iter().flatten().collect())
+    }
+
+    async fn flag(&self, at: At, height: u32, losers: &[Loser]) -> Result<(), Stop> {
+        let rows = losers.iter().map(|loser| {
+            let operation = Sequenced::MarkConflicting { reason: loser.reason, height };
+            at.row(Phase::Apply, Key::master(loser.txid), operation)
+        });
+        self.apply(rows.collect()).await?;
+        Ok(())
+    }
+
+    /// Moves every slot of an accepted transaction to it.
+    async fn respend(&self, at: At, txid: Txid, inputs: &[DecidedInput]) -> Result<(), Stop> {
+        let Some(page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(()) };
+        let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page)?.into_iter().collect();
+        let mut open: Vec<DecidedInput> = inputs.to_vec();
+        let mut waits = Vec::new();
+        while !open.is_empty() {
+            let mut rows = Vec::new();
+            for input in &open {
+                let slot = slots.get(&input.outpoint).cloned().ok_or_else(|| {
+                    Stop::Halt(format!("the decision on {txid} names {}, which it does not spend", input.outpoint))
+                })?;
+                let respend = Respend {
+                    to: txid,
+                    slots: vec![RespendSlot { slot, from: input.holder.filter(|holder| holder.txid != txid) }],
+                    checks: RespendChecks::Decided,
+                };
+                rows.push(at.row(Phase::Apply, self.place(input.outpoint).0, Sequenced::Respend(respend)));
+            }
+            let outcomes = self.apply(rows).await?;
+            for (input, outcome) in open.drain(..).zip(outcomes) {
+                match outcome {
+                    Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
+                    // A later event has seen to this slot already.
+                    Outcome::Rejected(Rejection::StaleStamp(_)) => {}
+                    Outcome::Rejected(Rejection::SpentBy(_, stranger)) => {
+                        waits.push(self.give_way(at, txid, &input, stranger).await?);
+                    }
+                    // A rebuild stores a contestant before its parents: they are on their way.
+                    Outcome::Rejected(Rejection::NotFound | Rejection::Creating | Rejection::Conflicting(_)) => {
+                        waits.push(input);
+                    }
+                    Outcome::Rejected(rejection) => {
+                        return Err(Stop::Halt(format!(
+                            "the decision that {txid} gets {} cannot be applied: {rejection:?}",
+                            input.outpoint
+                        )));
+                    }
+                }
+            }
+            open = std::mem::take(&mut waits);
+            if !open.is_empty() {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// A stranger holds a slot that a decision gives away: a node forgot that it had been taken. The stranger is
+    /// contested; where it is live already, a contest of the winner would find them both, so the slot moves and the
+    /// stranger gets its own turn.
+    async fn give_way(
+        &self,
+        at: At,
+        txid: Txid,
+        input: &DecidedInput,
+        stranger: SpendingData,
+    ) -> Result<DecidedInput, Stop> {
+        tracing::warn!(%txid, outpoint = %input.outpoint, stranger = %stranger.txid, "a decided slot was taken by a stranger");
+        let live = self.contest_holders(at, Phase::Apply, vec![stranger.txid]).await?;
+        if live.get(&stranger.txid).copied().unwrap_or(false) && at.making == Making::Allowed {
+            self.publish_reconsider(at, &[stranger.txid]).await?;
+        }
+        Ok(DecidedInput { holder: Some(stranger), ..input.clone() })
+    }
+
+    /// Settles every slot of these transactions, and names them to their parents. Answers what was freed.
+    async fn settle(&self, at: At, members: &[Loser]) -> Result<BTreeSet<Outpoint>, Stop> {
+        let mut freed = BTreeSet::new();
+        for chunk in members.chunks(BODIES_AT_ONCE) {
+            let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
+            for page in self.pages_of(&txids).await? {
+                freed.extend(self.settle_one(at, &page).await?);
+            }
+        }
+        Ok(freed)
+    }
+
+    async fn settle_one(&self, at: At, page: &Page) -> Result<Vec<Outpoint>, Stop> {
+        let inputs = self.inputs_of(page)?;
+        let rows = inputs.iter().map(|(outpoint, slot)| {
+            let holder = SpendingData { txid: page.txid, input: slot.input };
+            let held = HeldSlot { offset: slot.offset, holder };
+            at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
+        });
+        let outcomes = self.apply(rows.collect()).await?;
+        self.note_child(at, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
+        let freed = inputs.into_iter().zip(outcomes).filter(|(_, outcome)| matches!(outcome, Outcome::Applied(_)));
+        Ok(freed.map(|((outpoint, _), _)| outpoint).collect())
+    }
+
+    /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
+    /// before it found its own record contested.
+    async fn settle_passed_over(&self, at: At, txid: Txid) -> Result<(), Stop> {
+        if let Some(page) = self.parts.store.master(txid).await?
+            && matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)))
+        {
+            self.settle_one(at, &page).await?;
+        }
+        Ok(())
+    }
+
+    async fn note_child(
+        &self,
+        at: At,
+        child: Txid,
+        parents: impl Iterator<Item = Txid>,
+        conflicting: bool,
+    ) -> Result<(), Stop> {
+        let rows = distinct(parents).into_iter().map(|parent| {
+            let operation = if conflicting {
+                Sequenced::AddConflictingChild(child)
+            } else {
+                Sequenced::RemoveConflictingChild(child)
+            };
+            at.row(Phase::Apply, Key::master(parent), operation)
+        });
+        self.apply(rows.collect()).await?;
+        Ok(())
+    }
+
+    /// Publishes `Reconsider` for the conflicting transactions that name what was freed, or what was accepted. One that
+    /// fails triggers nothing, so this ends.
+    async fn second_chances(
+        &self,
+        at: At,
+        freed: &BTreeSet<Outpoint>,
+        accepted: Option<Txid>,
+        fell: &[Loser],
+    ) -> Result<(), Stop> {
+        if at.making == Making::Replaying || (freed.is_empty() && accepted.is_none()) {
+            return Ok(());
+        }
+        let fell: BTreeSet<Txid> = fell.iter().map(|loser| loser.txid).collect();
+        let parents = distinct(freed.iter().map(|outpoint| outpoint.txid).chain(accepted));
+        let mut chances = BTreeSet::new();
+        for parents in parents.chunks(BODIES_AT_ONCE) {
+            for parent in self.pages_of(parents).await? {
+                let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
+                let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
+                for chunk in children.chunks(BODIES_AT_ONCE) {
+                    for child in self.pages_of(chunk).await? {
+                        if self.deserves_a_chance(&child, freed, accepted)? {
+                            chances.insert(child.txid);
+                        }
+                    }
+                }
+            }
+        }
+        self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
+    }
+
+    fn deserves_a_chance(
+        &self,
+        child: &Page,
+        freed: &BTreeSet<Outpoint>,
+        accepted: Option<Txid>,
+    ) -> Result<bool, Stop> {
+        let refused_for_good = match child.state() {
+            TxState::Conflicting(Verdict::Conflicting(reason)) => matches!(reason, Reason::Immature { .. }),
+            _ => true,
+        };
+        let names = |outpoint: &Outpoint| freed.contains(outpoint) || accepted == Some(outpoint.txid);
+        Ok(!refused_for_good && self.inputs_of(child)?.iter().any(|(outpoint, _)| names(outpoint)))
+    }
+
+    async fn publish_reconsider(&self, at: At, txids: &[Txid]) -> Result<(), Stop> {
+        let messages = txids.iter().map(|txid| {
+            let mut cause = blake3::Hasher::new();
+            cause.update(&at.offset.to_le_bytes()).update(&txid.0);
+            let mut id = [0; 16];
+            id.copy_from_slice(&cause.finalize().as_bytes()[..16]);
+            let event = Event::Command(Command { id, action: Action::Reconsider { txid: *txid } });
+            self.message(&self.parts.topics.chain, Some(0), Bytes::copy_from_slice(&txid.0), event.encode().into())
+        });
+        self.produce(messages.collect()).await
+    }
+
+    async fn tell_conflicting(&self, at: At, losers: Vec<Loser>) -> Result<(), Stop> {
+        let outcomes = losers.into_iter().map(|loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason }));
+        self.tell(at, outcomes.collect()).await
+    }
+}

@@ -1,0 +1,163 @@
+//! Handles the chain's events while its partition is ours.
+
+use tokio::sync::mpsc;
+
+use crate::{
+    broker::{Batch, Committed, Message},
+    event::{Action, DeadLetter, DeadLetterClass, Event},
+    sequencer::{
+        ChainMode, SequencerParts, Stop,
+        decisions::DecisionLog,
+        feed::{Feed, source_offset},
+        handler::{At, Handler},
+        state::ChainState,
+        steps::Making,
+    },
+};
+
+/// What a worker tells.
+#[derive(Debug)]
+pub enum Progress {
+    /// Everything below this offset is handled.
+    Handled(Committed),
+    /// It does not go on.
+    Stopped(Stop),
+}
+
+/// Handles one event after the other.
+pub struct Worker {
+    handler: Handler,
+    mode: ChainMode,
+    epoch: u64,
+    progress: mpsc::UnboundedSender<(u64, Progress)>,
+}
+
+impl Worker {
+    /// A worker that goes on after `state`.
+    pub fn new(
+        parts: SequencerParts,
+        mode: ChainMode,
+        state: ChainState,
+        epoch: u64,
+        progress: mpsc::UnboundedSender<(u64, Progress)>,
+    ) -> Self {
+        Worker { handler: Handler { parts, state }, mode, epoch, progress }
+    }
+
+    /// Runs until it is aborted or cannot go on.
+    pub async fn run(mut self, messages: mpsc::UnboundedReceiver<Batch>) {
+        if let Err(stop) = self.work(messages).await {
+            // Without a receiver the sequencer has ended, and nobody needs to know.
+            let _ = self.progress.send((self.epoch, Progress::Stopped(stop)));
+        }
+    }
+
+    async fn work(&mut self, messages: mpsc::UnboundedReceiver<Batch>) -> Result<(), Stop> {
+        let parts = &self.handler.parts;
+        let mut log = DecisionLog::open(
+            parts.broker.as_ref(),
+            parts.producer.clone(),
+            &parts.topics.decisions,
+            self.handler.state.decisions_from,
+        )
+        .await?;
+        if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
+            return self.handle_all(&mut log, messages).await;
+        }
+        let feed = Feed::open(
+            parts.broker.as_ref(),
+            parts.producer.clone(),
+            parts.topics.clone(),
+            parts.metrics.clone(),
+            &self.handler.state,
+        )
+        .await?;
+        tokio::select! {
+            fed = feed.run() => Ok(fed?),
+            handled = self.handle_all(&mut log, messages) => handled,
+        }
+    }
+
+    async fn handle_all(
+        &mut self,
+        log: &mut DecisionLog,
+        mut messages: mpsc::UnboundedReceiver<Batch>,
+    ) -> Result<(), Stop> {
+        while let Some(batch) = messages.recv().await {
+            for message in batch.messages {
+                self.handle(log, &message).await?;
+                let next = message.offset + 1;
+                self.handler.state.decisions_from = log.handled_below(next);
+                let committed = Committed { offset: next, metadata: self.handler.state.to_metadata() };
+                let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
+        let making = match self.mode {
+            ChainMode::Rebuild { frontier, .. } if message.offset < frontier => Making::Replaying,
+            _ => Making::Allowed,
+        };
+        let at = At { offset: message.offset, making };
+        let event = match Event::decode(&message.payload) {
+            Ok(event) => event,
+            Err(error) => return self.bury(at, message, error.to_string()).await,
+        };
+        match event {
+            Event::BlockMined(block) => {
+                self.handler.block_mined(at, log, &block, &message.payload).await?;
+                self.note_source(message, |state| &mut state.block_mined_next);
+                Ok(())
+            }
+            Event::Contest(contest) => self.handler.contest(at, log, &contest).await,
+            Event::Command(command) => match command.action {
+                Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
+                other => Err(Stop::Halt(format!("chain offset {}: {other:?} is not built yet", at.offset))),
+            },
+            Event::Reorg(reorg) if reorg.sequence <= self.handler.state.sequence => {
+                self.note_source(message, |state| &mut state.reorgs_next);
+                Ok(())
+            }
+            Event::Reorg(reorg) => Err(Stop::Halt(format!(
+                "chain offset {}: reorg with sequence {}: reorgs are not built yet",
+                at.offset, reorg.sequence
+            ))),
+            other => {
+                self.bury(at, message, format!("a {} event does not belong in this topic", other.kind().name())).await
+            }
+        }
+    }
+
+    /// The feed need not read again what is handled.
+    fn note_source(&mut self, message: &Message, next: impl Fn(&mut ChainState) -> &mut u64) {
+        if let Some(offset) = source_offset(message) {
+            let next = next(&mut self.handler.state);
+            *next = (*next).max(offset + 1);
+        }
+    }
+
+    async fn bury(&self, at: At, message: &Message, why: String) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let parts = &self.handler.parts;
+        parts.metrics.dead_letter(DeadLetterClass::Decode);
+        tracing::error!(offset = at.offset, why, "dead letter in the chain");
+        let letter = DeadLetter {
+            topic: parts.topics.chain.clone(),
+            partition: 0,
+            offset: message.offset,
+            stage: "sequencer".to_owned(),
+            class: DeadLetterClass::Decode,
+            message: why,
+            timestamp_ms: message.timestamp_ms,
+        };
+        let mut dead =
+            self.handler.message(&parts.topics.dead_letters, None, message.key.clone(), message.payload.clone());
+        dead.headers = message.headers.clone();
+        dead.headers.extend(letter.to_headers());
+        self.handler.produce(vec![dead]).await
+    }
+}
