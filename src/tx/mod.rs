@@ -13,6 +13,7 @@ mod slots;
 mod transaction;
 mod write;
 
+pub mod block;
 pub mod varint;
 
 pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
