@@ -40,18 +40,18 @@ fn transactions(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("tx/{name}"));
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.bench_function("parse", |bencher| {
-            bencher.iter(|| each_transaction(black_box(bytes), |transaction| drop(black_box(transaction))));
+            bencher.iter(|| each_transaction(black_box(bytes), |transaction| keep(transaction)));
         });
         let mut parsed = Vec::new();
         each_transaction(bytes, |transaction| parsed.push(transaction));
         group.bench_function("txid", |bencher| {
-            bencher.iter(|| parsed.iter().for_each(|transaction| drop(black_box(transaction.txid()))));
+            bencher.iter(|| parsed.iter().for_each(|transaction| keep(transaction.txid())));
         });
         group.bench_function("parse+txid", |bencher| {
-            bencher.iter(|| each_transaction(black_box(bytes), |transaction| drop(black_box(transaction.txid()))));
+            bencher.iter(|| each_transaction(black_box(bytes), |transaction| keep(transaction.txid())));
         });
         group.bench_function("check", |bencher| {
-            bencher.iter(|| parsed.iter().for_each(|transaction| drop(black_box(transaction.check()))));
+            bencher.iter(|| parsed.iter().for_each(|transaction| keep(transaction.check())));
         });
         group.finish();
     }
@@ -79,6 +79,11 @@ fn blocks(criterion: &mut Criterion) {
         });
     });
     group.finish();
+}
+
+/// Makes the compiler believe that the value is used.
+fn keep<T>(value: T) {
+    black_box(value);
 }
 
 fn data(name: &str) -> Vec<u8> {
