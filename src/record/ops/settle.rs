@@ -36,3 +36,82 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, held: &[HeldSlot
     let reply = delete_at_height::slots_reply(page, changed);
     Ok(if freed.is_empty() { Effect::already(reply, true) } else { Effect::applied(reply) })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn settle(held: Vec<HeldSlot>) -> Operation {
+        sequenced(1, Sequenced::Settle(held))
+    }
+
+    #[test]
+    fn frees_only_what_names_the_holder_and_marks_everything() {
+        let spent_by = |n, by| Slot::Spent(hash(n), holder(by, n));
+        let mut record = record(page_with(vec![spent_by(0, 1), spent_by(1, 2), Slot::Unspent(hash(2))]));
+        let outcome = on_master(&mut record, &settle(vec![held(0, 1), held(1, 1), held(2, 1)])).outcome;
+        assert_eq!(outcome, applied(slots_reply(false)));
+        let page = page(&record);
+        assert_eq!(page.utxos, Some(vec![Slot::Unspent(hash(0)), spent_by(1, 2), Slot::Unspent(hash(2))]));
+        assert_eq!(page.contested, [0, 1, 2].into());
+    }
+
+    #[test]
+    fn a_late_spend_does_not_land_on_a_settled_slot() {
+        let mut record = record(live(1));
+        let effect = on_master(&mut record, &settle(vec![held(0, 1)]));
+        assert_eq!((effect.outcome, effect.changed), (already(slots_reply(false)), true));
+        assert_eq!(refused(on_master(&mut record, &spend(1, &[0]))), Rejection::Contested(0));
+    }
+
+    #[test]
+    fn the_same_holder_with_another_input_is_another() {
+        let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(1, 5))]));
+        assert_eq!(on_master(&mut record, &settle(vec![held(0, 1)])).outcome, already(slots_reply(true)));
+        assert_eq!(page(&record).spent_utxos, 1);
+    }
+
+    #[test]
+    fn frozen_and_pruned_refuse_all() {
+        let slots = vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Frozen(hash(1)), Slot::Spent(hash(2), holder(3, 2))];
+        let mut page = page_with(slots);
+        page.pruned_spenders.insert(2);
+        let mut record = record(page);
+        assert_eq!(refused(on_master(&mut record, &settle(vec![held(0, 1), held(1, 1)]))), Rejection::Frozen(1));
+        assert_eq!(refused(on_master(&mut record, &settle(vec![held(0, 1), held(2, 3)]))), Rejection::SpenderPruned(2));
+    }
+
+    #[test]
+    fn where_there_are_no_slots_there_is_nothing_to_free_and_nothing_is_made() {
+        let mut absent = None;
+        assert_eq!(on_master(&mut absent, &settle(vec![held(0, 1)])).outcome, already(Reply::None));
+        assert_eq!(absent, None);
+        for page in [tombstone(9, None), stub(Verdict::Pending)] {
+            let state = page.state();
+            let mut record = record(page);
+            assert_eq!(on_master(&mut record, &settle(vec![held(0, 1)])).outcome, already(Reply::State(state)));
+        }
+        let mut page = record(page_with(vec![Slot::Nil]));
+        assert!(on_master(&mut page, &settle(vec![held(0, 1), held(9, 1)])).outcome.is_done());
+    }
+
+    #[test]
+    fn a_freed_slot_clears_delete_at_height() {
+        let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
+        page.delete_at_height = Some(400);
+        master(&mut page).mined = vec![mined(112)];
+        master(&mut page).unmined_since = None;
+        let reply = Reply::Slots { all_spent: false, delete_at_height: Some(None) };
+        assert_eq!(on_master(&mut record(page), &settle(vec![held(0, 1)])).outcome, applied(reply));
+    }
+
+    #[test]
+    fn a_conflicting_parent_keeps_its_delete_at_height() {
+        let mut page = contested(1, Verdict::Conflicting(Reason::Command));
+        page.utxos = Some(vec![Slot::Spent(hash(0), holder(1, 0))]);
+        page.spent_utxos = 1;
+        page.delete_at_height = Some(400);
+        assert_eq!(on_master(&mut record(page), &settle(vec![held(0, 1)])).outcome, applied(slots_reply(false)));
+    }
+}
