@@ -146,3 +146,50 @@ fn text_of<'h>(headers: &'h [(String, Bytes)], name: &'static str) -> Result<&'h
 fn number_of<N: std::str::FromStr>(headers: &[(String, Bytes)], name: &'static str) -> Result<N, HeaderError> {
     text_of(headers, name)?.parse().map_err(|_| HeaderError::Malformed(name, "a decimal number in its range"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::samples;
+
+    #[test]
+    fn headers_round_trip_beside_others() {
+        for letter in samples::dead_letters() {
+            let mut headers = vec![("traceparent".to_owned(), Bytes::from_static(b"\xFF"))];
+            headers.extend(letter.to_headers());
+            headers.push((format!("{PREFIX}later"), Bytes::from_static(b"unknown to this release")));
+            assert_eq!(DeadLetter::from_headers(&headers), Ok(letter));
+        }
+    }
+
+    #[test]
+    fn every_header_is_needed_and_named_when_missing() {
+        let headers = samples::dead_letters()[0].to_headers();
+        for index in 0..headers.len() {
+            let mut fewer = headers.clone();
+            let (name, _) = fewer.remove(index);
+            let error = DeadLetter::from_headers(&fewer).unwrap_err();
+            assert_eq!(error.to_string(), format!("header `{name}` is missing"));
+        }
+    }
+
+    #[test]
+    fn malformed_headers_are_refused_by_name() {
+        let with = |name: &str, value: &'static [u8]| {
+            let mut headers = samples::dead_letters()[0].to_headers();
+            headers.push((format!("{PREFIX}{name}"), Bytes::from_static(value)));
+            DeadLetter::from_headers(&headers).unwrap_err().to_string()
+        };
+        assert_eq!(with("offset", b"-1"), "header `utxo-dead-letter-offset` is not a decimal number in its range");
+        assert_eq!(with("class", b"other"), "header `utxo-dead-letter-class` is not a known class");
+        assert_eq!(with("message", b"\xFF"), "header `utxo-dead-letter-message` is not UTF-8");
+    }
+
+    #[test]
+    fn the_last_of_several_headers_counts() {
+        let first = samples::dead_letters()[0].clone();
+        let second = DeadLetter { offset: 43, message: "again".into(), ..first.clone() };
+        let headers = [first.to_headers(), second.to_headers()].concat();
+        assert_eq!(DeadLetter::from_headers(&headers), Ok(second));
+    }
+}

@@ -82,7 +82,7 @@ macro_rules! declare {
         #[cfg(test)]
         impl<$($lt)?> $crate::event::schema::Described for $name<$($lt)?> {
             fn shape() -> $crate::event::schema::Shape {
-                $crate::event::schema::Shape::structure(stringify!($name), &Self::rows())
+                $crate::event::schema::Shape::structure::<Self>(stringify!($name))
             }
         }
 

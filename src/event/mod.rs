@@ -15,6 +15,13 @@ mod json;
 mod topic;
 mod transaction;
 
+#[cfg(test)]
+mod samples;
+#[cfg(test)]
+mod schema;
+#[cfg(test)]
+mod tests;
+
 use codec::{Sink, Source, Wire};
 use declare::declare;
 

@@ -1,0 +1,329 @@
+//! Holds `schemas/` to the code: tables come from the declarations, samples from [`samples`](super::samples).
+//!
+//! `UPDATE_SCHEMAS=1 cargo test --lib event::schema` writes both anew after a change that is meant.
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use super::{samples, *};
+use crate::{
+    record::{Reason, SpendingData},
+    tx::{Outpoint, Txid, UtxoHash},
+};
+
+/// What stands in a field: as a table names it, and how many bytes it has.
+#[derive(Clone)]
+pub struct Shape {
+    name: String,
+    width: Width,
+}
+
+#[derive(Clone)]
+enum Width {
+    Fixed(usize),
+    Variable(&'static str),
+}
+
+impl Shape {
+    fn fixed(name: &str, width: usize) -> Self {
+        Shape { name: name.to_owned(), width: Width::Fixed(width) }
+    }
+
+    fn variable(name: impl Into<String>, width: &'static str) -> Self {
+        Shape { name: name.into(), width: Width::Variable(width) }
+    }
+
+    pub fn structure<T: Structure>(name: &str) -> Self {
+        let width = T::rows().iter().try_fold(0, |sum, row| match row.shape.width {
+            Width::Fixed(width) => Some(sum + width),
+            Width::Variable(_) => None,
+        });
+        let width = width.map_or(Width::Variable("varies"), Width::Fixed);
+        Shape { name: format!("`{name}`"), width }
+    }
+
+    pub fn choice(name: &str) -> Self {
+        Shape::variable(format!("`{name}`"), "4 + fields")
+    }
+}
+
+/// A field of a structure or of a variant.
+pub struct Row {
+    pub field: &'static str,
+    pub shape: Shape,
+    pub meaning: &'static str,
+}
+
+/// A variant of an enum.
+pub struct Variant {
+    pub tag: u32,
+    pub text: &'static str,
+    pub meaning: &'static str,
+    pub rows: Vec<Row>,
+}
+
+pub trait Described {
+    fn shape() -> Shape;
+}
+
+pub trait Structure {
+    fn rows() -> Vec<Row>;
+}
+
+pub trait Choice {
+    fn variants() -> Vec<Variant>;
+}
+
+macro_rules! leaves {
+    ($($type:ty: $shape:expr;)*) => {$(
+        impl Described for $type {
+            fn shape() -> Shape {
+                $shape
+            }
+        }
+    )*};
+}
+leaves! {
+    bool: Shape::fixed("bool", 1);
+    u32: Shape::fixed("u32", 4);
+    u64: Shape::fixed("u64", 8);
+    i32: Shape::fixed("i32", 4);
+    i64: Shape::fixed("i64", 8);
+    [u8; 16]: Shape::fixed("16 bytes", 16);
+    [u8; 32]: Shape::fixed("block hash", 32);
+    Txid: Shape::fixed("txid", 32);
+    UtxoHash: Shape::fixed("UTXO hash", 32);
+    Outpoint: Shape::fixed("outpoint", 36);
+    &[u8]: Shape::variable("bytes", "8 + n");
+    &str: Shape::variable("text", "8 + n");
+    String: Shape::variable("text", "8 + n");
+    SubtreeTransactions<'_>: Shape::choice("SubtreeTransactions");
+}
+
+impl<T: Described> Described for Vec<T> {
+    fn shape() -> Shape {
+        Shape::variable(format!("list of {}", T::shape().name), "8 + elements")
+    }
+}
+
+impl<T: Described> Described for Option<T> {
+    fn shape() -> Shape {
+        match T::shape() {
+            Shape { name, width: Width::Fixed(36) } => Shape::variable(format!("option of {name}"), "1 or 37"),
+            Shape { name, .. } => Shape::variable(format!("option of {name}"), "1 + value"),
+        }
+    }
+}
+
+/// Written by hand beside its codec, which is, too; the golden samples hold both.
+impl Choice for SubtreeTransactions<'_> {
+    fn variants() -> Vec<Variant> {
+        let row = |field, shape, meaning| Row { field, shape, meaning };
+        vec![
+            Variant {
+                tag: 0,
+                text: "inline",
+                meaning: "The ids are in the message. In JSON the value is the list of them.",
+                rows: vec![row("(no name)", <&[u8]>::shape(), "`count` txids, 32 bytes each, nothing between.")],
+            },
+            Variant {
+                tag: 1,
+                text: "object",
+                meaning: "The ids are in an object of the object store: `count` times 32 bytes.",
+                rows: vec![
+                    row("key", <&str>::shape(), "Key of the object."),
+                    row("sha256", Shape::fixed("SHA-256", 32), "SHA-256 of its content."),
+                ],
+            },
+        ]
+    }
+}
+
+/// Where each field begins: a number, or how far behind the end of the last field without a fixed width.
+fn rows_of(rows: &[Row], start: usize, prefix: &str) -> String {
+    let (mut behind, mut offset) = (None, start);
+    let mut table = String::new();
+    for Row { field, shape, meaning } in rows {
+        let begins = match (behind, offset) {
+            (None, offset) => offset.to_string(),
+            (Some(field), 0) => format!("end of `{field}`"),
+            (Some(field), offset) => format!("end of `{field}` + {offset}"),
+        };
+        let width = match &shape.width {
+            Width::Fixed(width) => width.to_string(),
+            Width::Variable(width) => (*width).to_owned(),
+        };
+        let meaning = without_links(meaning);
+        table += &format!("| {prefix}{begins} | {width} | `{field}` | {} | {meaning} |\n", shape.name);
+        match shape.width {
+            Width::Fixed(width) => offset += width,
+            Width::Variable(_) => (behind, offset) = (Some(field), 0),
+        }
+    }
+    table
+}
+
+fn without_links(meaning: &str) -> String {
+    meaning.replace("[`", "`").replace("`]", "`")
+}
+
+fn structure<T: Structure>() -> String {
+    let head = "| offset | width | field | type | meaning |\n|---|---|---|---|---|\n";
+    head.to_owned() + &rows_of(&T::rows(), 0, "")
+}
+
+fn choice<T: Choice>() -> String {
+    let mut table =
+        "| tag | name | offset | width | field | type | meaning |\n|---|---|---|---|---|---|---|\n".to_owned();
+    for (index, Variant { tag, text, meaning, rows }) in T::variants().into_iter().enumerate() {
+        assert_eq!(tag as usize, index, "bincode numbers the variants from 0: {text}");
+        table += &format!("| {tag} | `{text}` | | | | | {} |\n", without_links(meaning));
+        table += &rows_of(&rows, 4, "| | ");
+    }
+    table
+}
+
+fn kinds() -> String {
+    let mut table = "| kind | name | document | topics |\n|---|---|---|---|\n".to_owned();
+    for kind in Kind::ALL {
+        let topics =
+            Topic::ALL.into_iter().filter(|topic| *topic != Topic::DeadLetters && topic.kinds().contains(&kind));
+        let topics: Vec<_> = topics.map(|topic| format!("`{}`", topic.default_name())).collect();
+        let name = kind.name();
+        table += &format!("| {} | `{name}` | [{name}.md]({name}.md) | {} |\n", kind as u8, topics.join(", "));
+    }
+    table
+}
+
+fn headers() -> String {
+    let mut table = "| header | field in JSON | type | meaning |\n|---|---|---|---|\n".to_owned();
+    let written = samples::dead_letters()[0].to_headers();
+    let rows = DeadLetter::rows();
+    assert_eq!(written.len(), rows.len());
+    for (Row { field, shape, meaning }, (header, _)) in rows.iter().zip(written) {
+        assert!(header.ends_with(&field.replace('_', "-")), "{header} is not {field}");
+        table += &format!("| `{header}` | `{field}` | {} | {meaning} |\n", shape.name);
+    }
+    table
+}
+
+fn classes() -> String {
+    let mut table = "| class | meaning |\n|---|---|\n".to_owned();
+    for (variant, class) in DeadLetterClass::variants().into_iter().zip(DeadLetterClass::ALL) {
+        assert_eq!(variant.text, class.name());
+        table += &format!("| `{}` | {} |\n", variant.text, variant.meaning);
+    }
+    table
+}
+
+/// Every table: its document, its name there, its lines.
+fn tables() -> Vec<(&'static str, &'static str, String)> {
+    vec![
+        ("envelope", "kinds", kinds()),
+        ("validated", "Validated", structure::<Validated>()),
+        ("seeded", "Seeded", structure::<Seeded>()),
+        ("seeded", "SeededOutput", structure::<SeededOutput>()),
+        ("block-mined", "BlockMined", structure::<BlockMined>()),
+        ("block-mined", "Block", structure::<Block>()),
+        ("block-mined", "Subtree", structure::<Subtree>()),
+        ("block-mined", "SubtreeTransactions", choice::<SubtreeTransactions>()),
+        ("reorg", "Reorg", structure::<Reorg>()),
+        ("contest", "Contest", structure::<Contest>()),
+        ("contest", "Position", structure::<Position>()),
+        ("reasons", "Reason", choice::<Reason>()),
+        ("command", "Command", structure::<Command>()),
+        ("command", "Action", choice::<Action>()),
+        ("decision", "Decision", structure::<Decision>()),
+        ("decision", "DecisionBody", choice::<DecisionBody>()),
+        ("decision", "DecidedInput", structure::<DecidedInput>()),
+        ("decision", "SpendingData", structure::<SpendingData>()),
+        ("decision", "ConeMember", structure::<ConeMember>()),
+        ("decision", "CommandResult", choice::<CommandResult>()),
+        ("outcome", "OutcomeEvent", structure::<OutcomeEvent>()),
+        ("outcome", "OutcomeKind", choice::<OutcomeKind>()),
+        ("dead-letter", "headers", headers()),
+        ("dead-letter", "DeadLetterClass", classes()),
+    ]
+}
+
+fn path_of(file: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("schemas").join(file)
+}
+
+/// Compares a file with what it should be, or writes it.
+fn hold(file: &str, wanted: &str) {
+    let path = path_of(file);
+    if std::env::var_os("UPDATE_SCHEMAS").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, wanted).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    for (line, (found, wanted)) in found.lines().zip(wanted.lines()).enumerate() {
+        assert_eq!(found, wanted, "schemas/{file}:{} is not what the code says", line + 1);
+    }
+    assert_eq!(found, wanted, "schemas/{file} has more or fewer lines than the code says");
+}
+
+#[test]
+fn field_tables_are_those_of_the_code() {
+    let tables = tables();
+    let documents: BTreeSet<_> = tables.iter().map(|(document, ..)| *document).collect();
+    for document in documents {
+        let file = format!("{document}.md");
+        let mut text = fs::read_to_string(path_of(&file)).unwrap_or_else(|error| panic!("schemas/{file}: {error}"));
+        for (_, name, table) in tables.iter().filter(|(of, ..)| *of == document) {
+            let (begin, end) = (format!("<!-- table: {name} -->\n"), "<!-- end -->");
+            let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("schemas/{file} lacks `{name}`"));
+            let (_, after) = rest.split_once(end).unwrap_or_else(|| panic!("schemas/{file}: `{name}` has no end"));
+            text = format!("{before}{begin}{table}{end}{after}");
+        }
+        assert_eq!(text.matches("<!-- table: ").count(), tables.iter().filter(|(of, ..)| *of == document).count());
+        hold(&file, &text);
+    }
+}
+
+#[test]
+fn every_type_that_a_table_names_has_a_table() {
+    let tables = tables();
+    let names: BTreeSet<_> = tables.iter().map(|(_, name, _)| format!("`{name}`")).collect();
+    for (document, name, table) in &tables {
+        for line in table.lines().filter(|line| line.contains('`')) {
+            let types = line.split(" | ").filter_map(|cell| cell.split_whitespace().last());
+            for cell in types.filter(|cell| cell.starts_with('`') && cell[1..].starts_with(char::is_uppercase)) {
+                assert!(names.contains(cell), "{document}.md, {name}: {cell} is nowhere described");
+            }
+        }
+    }
+}
+
+#[test]
+fn golden_samples_are_those_of_the_code_in_both_directions() {
+    for kind in Kind::ALL {
+        let events: Vec<_> = samples::events().into_iter().filter(|event| event.kind() == kind).collect();
+        assert!(!events.is_empty(), "no sample of {}", kind.name());
+        let lines = |form: &dyn Fn(&Event<'_>) -> String| events.iter().map(|event| form(event) + "\n").collect();
+        let (binary, json): (String, String) = (lines(&|event| hex::encode(event.encode())), lines(&to_json));
+        hold(&format!("golden/{}.hex", kind.name()), &binary);
+        hold(&format!("golden/{}.jsonl", kind.name()), &json);
+        for ((binary, json), event) in binary.lines().zip(json.lines()).zip(&events) {
+            assert_eq!(hex::encode(from_json(json).unwrap()), binary);
+            assert_eq!(&Event::decode(&hex::decode(binary).unwrap()).unwrap(), event);
+        }
+    }
+}
+
+#[test]
+fn golden_dead_letters_are_those_of_the_code_in_both_directions() {
+    let letters = samples::dead_letters();
+    let json: String = letters.iter().map(|letter| letter.to_json() + "\n").collect();
+    let headers = letters.iter().map(|letter| {
+        let headers = letter.to_headers();
+        headers.iter().map(|(name, value)| format!("{name} {}", hex::encode(value))).collect::<Vec<_>>().join("\n")
+            + "\n"
+    });
+    hold("golden/dead-letter.jsonl", &json);
+    hold("golden/dead-letter.hex", &headers.collect::<Vec<_>>().join("\n"));
+    for (json, letter) in json.lines().zip(&letters) {
+        assert_eq!(&DeadLetter::from_json(json).unwrap(), letter);
+        assert_eq!(&DeadLetter::from_headers(&letter.to_headers()).unwrap(), letter);
+    }
+}
