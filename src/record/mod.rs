@@ -54,3 +54,20 @@ impl Record {
         }
     }
 }
+
+/// PLACEHOLDER-OF-ENGINE-BRANCH: dropped by the merge of branch `record`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Effect {
+    /// x
+    pub outcome: Outcome,
+    /// x
+    pub changed: bool,
+}
+
+/// PLACEHOLDER-OF-ENGINE-BRANCH
+pub fn apply(_rules: &Rules, record: &mut Option<Record>, operation: &Operation) -> Effect {
+    if let (None, Operation::Create(page)) = (&record, operation) {
+        *record = Some(Record::Page(page.clone()));
+    }
+    Effect { outcome: Outcome::Applied(Reply::None), changed: true }
+}
