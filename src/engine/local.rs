@@ -1,34 +1,11 @@
 //! What the engines that call the pure function themselves have in common.
 
 use crate::{
-    engine::{EngineError, ErrorKind, Index, Row},
-    record::{self, Effect, Key, Operation, Outcome, Record, Rejection, Rules, Sequenced},
+    engine::{EngineError, ErrorKind, Index},
+    record::Record,
 };
 
-/// Does to the record at the row's key what the row says. An operation on a key of another kind is refused, so that
-/// no record of one kind is ever stored where another belongs.
-pub(crate) fn step(rules: &Rules, row: &Row, record: &mut Option<Record>) -> Effect {
-    if fits(&row.key, &row.operation) {
-        record::apply(rules, record, &row.operation)
-    } else {
-        Effect { outcome: Outcome::Rejected(Rejection::Unexpected), changed: false }
-    }
-}
-
-fn fits(key: &Key, operation: &Operation) -> bool {
-    match operation {
-        Operation::Create(page) | Operation::CreateContested(page) => *key == Key::Page(page.txid, page.number),
-        Operation::AcquireLockRecord { .. } | Operation::ReleaseLockRecord { .. } => matches!(key, Key::LockRecord(_)),
-        Operation::CreateMeta(_) | Operation::ReplaceMeta { .. } => *key == Key::Meta,
-        Operation::Sequenced(_, Sequenced::PutBlock(block)) => *key == Key::Block(block.block_id),
-        _ => matches!(key, Key::Page(..)),
-    }
-}
-
-/// All indexes, each at its place in [`IndexValues`].
-pub(crate) const INDEXES: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
-
-/// The value of each index of one record, in the order of [`INDEXES`].
+/// The value of each index of one record, at its [`place`].
 pub(crate) type IndexValues = [Option<u64>; 3];
 
 /// What a record is found by.

@@ -20,11 +20,11 @@ use super::{
     Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set,
     history::History,
     key::{self, KeyBytes},
-    local::{IndexValues, bad_cursor, closed, index_values, place, step},
+    local::{IndexValues, bad_cursor, closed, index_values, place},
 };
 use crate::{
     clock::Clock,
-    record::{Effect, Key, Outcome, Page, Record, Rules},
+    record::{self, Effect, Key, Outcome, Page, Record, Rules},
     tx::Txid,
 };
 
@@ -131,7 +131,7 @@ impl Shard {
             Key::Page(txid, page) => self.apply_to_page(rules, row, (txid, page)),
             key => {
                 let mut record = self.others.remove(&key);
-                let effect = step(rules, row, &mut record);
+                let effect = record::apply(rules, &row.key, &mut record, &row.operation);
                 if let Some(record) = record {
                     self.others.insert(key, record);
                 }
@@ -145,9 +145,9 @@ impl Shard {
         let entry = self.pages.entry(place).or_default();
         let mut record = entry.take().map(Record::Page);
         let before = index_values(record.as_ref());
-        let effect = step(rules, row, &mut record);
+        let effect = record::apply(rules, &row.key, &mut record, &row.operation);
         let after = index_values(record.as_ref());
-        // `step` refuses what would put another kind of record here.
+        // A record is always of its key's kind, so the other arm is only for the type.
         *entry = record.and_then(|record| if let Record::Page(page) = record { Some(page) } else { None });
         if entry.is_none() {
             self.pages.remove(&place);

@@ -1,14 +1,17 @@
 //! What one record is, and what one operation does to it.
 //!
-//! [`apply`] is a pure function: `(record, operation) -> (record', outcome)`. No I/O, no clock, no async. Engines make
+//! [`apply`] is a pure function: `(key, record, operation) -> (record', outcome)`. No I/O, no clock, no async. Engines make
 //! it atomic and durable: the memory and fjall engines call it, the Aerospike engine compiles each operation to one
 //! `operate` that does the same.
 
+pub mod build;
 pub mod codec;
 mod operation;
+mod ops;
 mod page;
 
 pub use operation::*;
+pub use ops::{Effect, apply};
 pub use page::*;
 
 use crate::tx::Txid;
@@ -54,21 +57,4 @@ impl Record {
             _ => None,
         }
     }
-}
-
-/// PLACEHOLDER-OF-ENGINE-BRANCH: dropped by the merge of branch `record`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Effect {
-    /// x
-    pub outcome: Outcome,
-    /// x
-    pub changed: bool,
-}
-
-/// PLACEHOLDER-OF-ENGINE-BRANCH
-pub fn apply(_rules: &Rules, record: &mut Option<Record>, operation: &Operation) -> Effect {
-    if let (None, Operation::Create(page)) = (&record, operation) {
-        *record = Some(Record::Page(page.clone()));
-    }
-    Effect { outcome: Outcome::Applied(Reply::None), changed: true }
 }

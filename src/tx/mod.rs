@@ -1,5 +1,24 @@
 //! Transaction wire formats (standard and extended), transaction ids, UTXO hashes, fees and block files.
+//!
+//! Everything here is a view of bytes that somebody else owns: [`Transaction`] and [`block::Block`] check them once and
+//! borrow from them ever after.
 
+mod check;
+mod error;
+mod hash;
 mod id;
+mod parts;
+mod reader;
+mod slots;
+mod transaction;
+mod write;
 
+pub mod varint;
+
+pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
+pub use hash::{double_sha256, utxo_hash};
 pub use id::{Outpoint, ParseIdError, Txid, UtxoHash};
+pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
+pub use slots::{Network, UnknownNetwork, has_slot};
+pub use transaction::Transaction;
+pub use write::UnknownPreviousOutput;

@@ -1,0 +1,120 @@
+//! The previous output as it is stored, against what a spender claims it to be.
+
+use crate::record::{Body, Page, SpendSlot, StoredOutput};
+use crate::tx::{Output, Transaction};
+
+/// The stored outputs that a set of claims is about.
+pub(super) enum StoredOutputs<'a> {
+    /// Nothing is stored with this page: the hash alone counts.
+    Elsewhere,
+    /// A partial transaction's outputs.
+    Partial(&'a [Option<StoredOutput>]),
+    /// Those outputs of a whole transaction that are claimed, ascending by index.
+    Claimed(Vec<(u32, Output<'a>)>),
+}
+
+impl<'a> StoredOutputs<'a> {
+    /// Finds what the claims name, in one pass over the body.
+    pub(super) fn find(page: &'a Page, claims: impl ExactSizeIterator<Item = u32>) -> Self {
+        // A body lies with the record only where there is one page, so that an offset is an output index.
+        match page.master.as_ref().and_then(|master| master.body.as_ref()) {
+            Some(Body::Outputs(outputs)) => StoredOutputs::Partial(outputs),
+            Some(Body::Transaction(bytes)) => StoredOutputs::Claimed(walk(bytes, claims)),
+            Some(Body::External) | None => StoredOutputs::Elsewhere,
+        }
+    }
+
+    /// Whether amount and script are those stored; the new owner's where the slot was reassigned.
+    pub(super) fn agree(&self, page: &Page, claim: &SpendSlot) -> bool {
+        let same = |stored: &StoredOutput| stored.satoshis == claim.satoshis && stored.script == claim.script;
+        if let Some(latest) = page.reassignments.iter().rev().find(|reassigned| reassigned.offset == claim.offset) {
+            return same(&latest.output);
+        }
+        match self {
+            StoredOutputs::Elsewhere => true,
+            StoredOutputs::Partial(outputs) => {
+                outputs.get(claim.offset as usize).and_then(Option::as_ref).is_some_and(same)
+            }
+            StoredOutputs::Claimed(outputs) => {
+                let found = outputs.binary_search_by_key(&claim.offset, |(offset, _)| *offset);
+                found.is_ok_and(|at| {
+                    let output = outputs[at].1;
+                    output.satoshis == claim.satoshis && output.script == claim.script
+                })
+            }
+        }
+    }
+}
+
+/// The outputs at these indexes. A damaged body has none, so that every claim on it is refused.
+fn walk<'a>(bytes: &'a [u8], claims: impl ExactSizeIterator<Item = u32>) -> Vec<(u32, Output<'a>)> {
+    let Ok(transaction) = Transaction::parse(bytes) else { return Vec::new() };
+    let mut claimed: Vec<u32> = claims.collect();
+    claimed.sort_unstable();
+    claimed.dedup();
+    let mut found = Vec::with_capacity(claimed.len());
+    let mut outputs = transaction.outputs();
+    let mut next = 0;
+    for offset in claimed {
+        let Some(output) = outputs.nth((offset - next) as usize) else { break };
+        found.push((offset, output));
+        next = offset + 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::record::ops::testing::{hash, page_of, transaction};
+
+    fn claim(offset: u32, satoshis: u64, script: &[u8]) -> SpendSlot {
+        SpendSlot { offset, input: 0, utxo_hash: hash(offset), satoshis, script: Bytes::copy_from_slice(script) }
+    }
+
+    #[test]
+    fn claims_in_any_order_are_found_in_one_pass() {
+        let page = page_of(Some(Body::Transaction(transaction(5))));
+        let stored = StoredOutputs::find(&page, [4, 0, 2, 4].into_iter());
+        for offset in [0, 2, 4] {
+            assert!(stored.agree(&page, &claim(offset, 100 + u64::from(offset), &[0x51, offset as u8])));
+            assert!(!stored.agree(&page, &claim(offset, 99, &[0x51, offset as u8])));
+            assert!(!stored.agree(&page, &claim(offset, 100 + u64::from(offset), &[0x51])));
+        }
+    }
+
+    #[test]
+    fn an_output_that_the_body_does_not_have_never_agrees() {
+        let page = page_of(Some(Body::Transaction(transaction(2))));
+        let stored = StoredOutputs::find(&page, [u32::MAX, 7, 1].into_iter());
+        assert!(!stored.agree(&page, &claim(7, 107, &[0x51, 7])));
+        assert!(!stored.agree(&page, &claim(u32::MAX, 0, &[])));
+        assert!(stored.agree(&page, &claim(1, 101, &[0x51, 1])));
+    }
+
+    #[test]
+    fn a_damaged_body_agrees_with_nothing() {
+        let page = page_of(Some(Body::Transaction(transaction(2).slice(..20))));
+        assert!(!StoredOutputs::find(&page, [0].into_iter()).agree(&page, &claim(0, 100, &[0x51, 0])));
+    }
+
+    #[test]
+    fn a_body_elsewhere_leaves_it_to_the_hash() {
+        for body in [Some(Body::External), None] {
+            let page = page_of(body);
+            assert!(StoredOutputs::find(&page, [0].into_iter()).agree(&page, &claim(0, 5, &[])));
+        }
+    }
+
+    #[test]
+    fn a_gap_of_a_partial_transaction_agrees_with_nothing() {
+        let output = StoredOutput { satoshis: 7, script: Bytes::from_static(&[1]) };
+        let page = page_of(Some(Body::Outputs(vec![None, Some(output)])));
+        let stored = StoredOutputs::find(&page, [0, 1].into_iter());
+        assert!(!stored.agree(&page, &claim(0, 7, &[1])));
+        assert!(stored.agree(&page, &claim(1, 7, &[1])));
+        assert!(!stored.agree(&page, &claim(1, 8, &[1])));
+    }
+}

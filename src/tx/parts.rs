@@ -1,0 +1,202 @@
+//! The inputs and outputs of a transaction, as iterators over its bytes.
+
+use std::{borrow::Cow, iter::FusedIterator};
+
+use super::{Outpoint, Txid, error::ParseError, reader::Reader, varint};
+
+/// Why the iterators cannot fail: they walk bytes that `Transaction::parse` has walked.
+const CHECKED: &str = "parsing has walked these bytes";
+
+/// What an input without known previous output carries in extended format: 0 satoshis and an empty script.
+pub(super) const NO_PREVIOUS: [u8; 9] = [0; 9];
+
+/// Which of the two serialisations some bytes are in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Standard,
+    Extended,
+}
+
+impl Format {
+    /// The size of an input whose scripts are empty.
+    pub(super) fn least_input(self) -> usize {
+        match self {
+            Format::Standard => 41,
+            Format::Extended => 50,
+        }
+    }
+}
+
+/// The size of an output whose script is empty.
+pub(super) const LEAST_OUTPUT: usize = 9;
+
+/// One output: what it holds and the script that guards it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Output<'a> {
+    /// The amount, in satoshis.
+    pub satoshis: u64,
+    /// The locking script.
+    pub script: &'a [u8],
+}
+
+/// The output that an input spends.
+pub type PreviousOutput<'a> = Output<'a>;
+
+impl<'a> Output<'a> {
+    /// Size of the serialised output, in bytes.
+    pub fn encoded_len(&self) -> usize {
+        8 + varint::encoded_len(self.script.len() as u64) + self.script.len()
+    }
+
+    /// Appends satoshis (8 bytes, little-endian), script length (VarInt) and script.
+    pub fn write(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&self.satoshis.to_le_bytes());
+        varint::write(to, self.script.len() as u64);
+        to.extend_from_slice(self.script);
+    }
+
+    /// Reads one output that takes up all of `bytes`.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
+        let mut reader = Reader::new(bytes);
+        let output = Output::read(&mut reader)?;
+        reader.finish()?;
+        Ok(output)
+    }
+
+    #[inline]
+    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, ParseError> {
+        Ok(Output { satoshis: reader.u64("output satoshis")?, script: reader.script("locking script")? })
+    }
+
+    #[inline]
+    fn read_previous(reader: &mut Reader<'a>) -> Result<Self, ParseError> {
+        Ok(Output { satoshis: reader.u64("previous satoshis")?, script: reader.script("previous locking script")? })
+    }
+}
+
+/// One input: what it spends and the script that unlocks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Input<'a> {
+    /// The output that it spends.
+    pub outpoint: Outpoint,
+    /// The unlocking script.
+    pub script: &'a [u8],
+    /// The sequence number.
+    pub sequence: u32,
+    /// The output that it spends, when the transaction is in extended format.
+    pub previous: Option<PreviousOutput<'a>>,
+    raw: &'a [u8],
+    standard_len: usize,
+}
+
+impl<'a> Input<'a> {
+    /// Reads one input in extended format that takes up all of `bytes`.
+    pub fn parse_extended(bytes: &'a [u8]) -> Result<Self, ParseError> {
+        let mut reader = Reader::new(bytes);
+        let input = Input::read(&mut reader, Format::Extended)?;
+        reader.finish()?;
+        Ok(input)
+    }
+
+    /// Its bytes in the transaction, in the transaction's own format.
+    pub fn raw(&self) -> &'a [u8] {
+        self.raw
+    }
+
+    /// Its bytes in standard format.
+    pub fn raw_standard(&self) -> &'a [u8] {
+        &self.raw[..self.standard_len]
+    }
+
+    /// Its bytes in extended format: borrowed where the transaction is in that format, otherwise (a coinbase) with
+    /// 0 satoshis and an empty script in place of a previous output.
+    pub fn raw_extended(&self) -> Cow<'a, [u8]> {
+        match self.previous {
+            Some(_) => Cow::Borrowed(self.raw),
+            None => Cow::Owned([self.raw, &NO_PREVIOUS].concat()),
+        }
+    }
+
+    #[inline]
+    pub(super) fn read(reader: &mut Reader<'a>, format: Format) -> Result<Self, ParseError> {
+        let start = reader.position();
+        let outpoint = Outpoint { txid: Txid(reader.array("outpoint")?), vout: reader.u32("outpoint")? };
+        let script = reader.script("unlocking script")?;
+        let sequence = reader.u32("sequence")?;
+        let standard_len = reader.position() - start;
+        let previous = match format {
+            Format::Standard => None,
+            Format::Extended => Some(Output::read_previous(reader)?),
+        };
+        Ok(Input { outpoint, script, sequence, previous, raw: reader.since(start), standard_len })
+    }
+}
+
+/// The inputs of a transaction, in order. See [`super::Transaction::inputs`].
+#[derive(Debug, Clone)]
+pub struct Inputs<'a> {
+    pub(super) reader: Reader<'a>,
+    pub(super) left: usize,
+    pub(super) format: Format,
+}
+
+impl<'a> Iterator for Inputs<'a> {
+    type Item = Input<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Input<'a>> {
+        self.left = self.left.checked_sub(1)?;
+        Some(Input::read(&mut self.reader, self.format).expect(CHECKED))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+/// The outputs of a transaction, in order. See [`super::Transaction::outputs`].
+#[derive(Debug, Clone)]
+pub struct Outputs<'a> {
+    pub(super) reader: Reader<'a>,
+    pub(super) left: usize,
+}
+
+impl<'a> Iterator for Outputs<'a> {
+    type Item = Output<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Output<'a>> {
+        self.left = self.left.checked_sub(1)?;
+        Some(Output::read(&mut self.reader).expect(CHECKED))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+/// The serialised outputs of a transaction, in order. See [`super::Transaction::raw_outputs`].
+#[derive(Debug, Clone)]
+pub struct RawOutputs<'a>(pub(super) Outputs<'a>);
+
+impl<'a> Iterator for RawOutputs<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let start = self.0.reader.position();
+        self.0.next()?;
+        Some(self.0.reader.since(start))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Inputs<'_> {}
+impl ExactSizeIterator for Outputs<'_> {}
+impl ExactSizeIterator for RawOutputs<'_> {}
+impl FusedIterator for Inputs<'_> {}
+impl FusedIterator for Outputs<'_> {}
+impl FusedIterator for RawOutputs<'_> {}

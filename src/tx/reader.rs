@@ -1,0 +1,119 @@
+//! A position in bytes that others sent: every read is bounded by what is there, and an error says where and what.
+
+use super::{
+    error::{ParseError, ParseErrorKind},
+    varint::{self, VarIntError},
+};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Reader { bytes, at: 0 }
+    }
+
+    /// Starts at `at`, which must not lie behind the end.
+    pub(super) fn starting_at(bytes: &'a [u8], at: usize) -> Self {
+        debug_assert!(at <= bytes.len());
+        Reader { bytes, at }
+    }
+
+    pub(super) fn position(&self) -> usize {
+        self.at
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// What lies ahead, not consumed.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        &self.bytes[self.at..]
+    }
+
+    /// The bytes from `start` up to here.
+    pub(super) fn since(&self, start: usize) -> &'a [u8] {
+        &self.bytes[start..self.at]
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, len: u64, field: &'static str) -> Result<&'a [u8], ParseError> {
+        let left = self.left() as u64;
+        if len > left {
+            return Err(self.truncated(field, len - left));
+        }
+        let start = self.at;
+        self.at += len as usize;
+        Ok(&self.bytes[start..self.at])
+    }
+
+    #[inline]
+    pub(super) fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], ParseError> {
+        let Some(bytes) = self.rest().first_chunk::<N>() else {
+            return Err(self.truncated(field, (N - self.left()) as u64));
+        };
+        self.at += N;
+        Ok(*bytes)
+    }
+
+    #[inline]
+    pub(super) fn u32(&mut self, field: &'static str) -> Result<u32, ParseError> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    #[inline]
+    pub(super) fn u64(&mut self, field: &'static str) -> Result<u64, ParseError> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    #[inline]
+    fn varint(&mut self, field: &'static str) -> Result<u64, ParseError> {
+        match varint::read(self.rest()) {
+            Ok((value, len)) => {
+                self.at += len;
+                Ok(value)
+            }
+            Err(VarIntError::Truncated { missing }) => Err(self.truncated(field, missing as u64)),
+            Err(VarIntError::NonMinimal) => Err(self.error(self.at, ParseErrorKind::NonMinimal { field })),
+        }
+    }
+
+    /// A VarInt length and as many bytes.
+    #[inline]
+    pub(super) fn script(&mut self, field: &'static str) -> Result<&'a [u8], ParseError> {
+        let len = self.varint(field)?;
+        self.take(len, field)
+    }
+
+    /// A count of things of at least `least` bytes each: one that cannot be true is refused before anything is
+    /// walked or allocated on its word.
+    pub(super) fn count(&mut self, field: &'static str, least: usize) -> Result<usize, ParseError> {
+        let at = self.at;
+        let count = self.varint(field)?;
+        if count > (self.left() / least) as u64 {
+            return Err(self.error(at, ParseErrorKind::CountBeyondBytes { field, count, left: self.left() }));
+        }
+        Ok(count as usize)
+    }
+
+    /// Refuses bytes that nothing has asked for.
+    pub(super) fn finish(self) -> Result<(), ParseError> {
+        match self.left() {
+            0 => Ok(()),
+            left => Err(self.error(self.at, ParseErrorKind::TrailingBytes(left))),
+        }
+    }
+
+    pub(super) fn error(&self, at: usize, kind: ParseErrorKind) -> ParseError {
+        ParseError { at, kind }
+    }
+
+    #[cold]
+    fn truncated(&self, field: &'static str, missing: u64) -> ParseError {
+        self.error(self.at, ParseErrorKind::Truncated { field, missing })
+    }
+}
