@@ -1,5 +1,14 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 
+pub mod fjall;
+mod history;
+mod key;
+mod local;
+pub mod memory;
+pub mod null;
+#[cfg(test)]
+pub(crate) mod testing;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
