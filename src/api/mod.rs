@@ -1,1 +1,2 @@
-//! (being built)
+//! x
+pub mod health;

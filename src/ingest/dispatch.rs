@@ -8,7 +8,7 @@ use crate::{
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     ingest::{flight::FlightId, plan::{EventRef, Token, own_state_of}},
     record::{Key, Outcome, TxState},
-    telemetry::Metrics,
+    telemetry::{Metrics, OperationKind},
     tx::Txid,
 };
 
@@ -132,7 +132,7 @@ impl Dispatcher {
         let (rows, tokens) = (std::mem::replace(&mut self.rows, rest.0), std::mem::replace(&mut self.tokens, rest.1));
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
-        self.metrics.store_batch_size.observe(rows.len() as f64);
+        self.metrics.engine_batch_size.observe(rows.len() as f64);
         tokio::spawn(apply_until_done(
             self.engine.clone(),
             self.settings,
@@ -168,7 +168,7 @@ impl Backoff {
 
 /// Reports an error; `true` when the rows can be sent again.
 fn report(metrics: &Metrics, done: &mpsc::UnboundedSender<Done>, error: &EngineError) -> bool {
-    metrics.store_error(error);
+    metrics.store_errors.of(error.kind).inc();
     if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) {
         return done.send(Done::StoreReachable(Err(error.to_string()))).is_ok();
     }
@@ -190,14 +190,16 @@ async fn apply_until_done(
     loop {
         let started = Instant::now();
         let results = engine.apply(&rows).await;
-        metrics.store_batch_seconds.observe(started.elapsed().as_secs_f64());
+        if let Some(row) = rows.first() {
+            metrics.engine_seconds.of(OperationKind::from(&row.operation)).observe(started.elapsed().as_secs_f64());
+        }
         let mut outcomes = Vec::with_capacity(results.len());
         let mut again = (Vec::new(), Vec::new());
         let mut error = None;
         for ((token, row), result) in tokens.into_iter().zip(rows).zip(results) {
             match result {
                 Ok(outcome) => {
-                    metrics.outcome(&row.operation, &outcome);
+                    metrics.outcomes.count(OperationKind::from(&row.operation), &outcome);
                     outcomes.push((token, outcome));
                 }
                 Err(why) => {

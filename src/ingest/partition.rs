@@ -3,7 +3,7 @@
 use crate::{
     broker::{Assigned, Broker, BrokerError, Committed, Message, TopicPartition},
     ingest::{dead_letters::DeadLetterGauge, offsets::OffsetTracker, proof::PartitionView},
-    telemetry::PartitionLag,
+    telemetry::PartitionMetrics,
 };
 
 /// What may be unfinished in one partition before it is paused; it goes on at half.
@@ -16,7 +16,6 @@ pub struct PartitionBounds {
 }
 
 /// One assigned partition.
-#[derive(Debug)]
 pub struct PartitionState {
     /// Of its assignment.
     pub epoch: u64,
@@ -34,11 +33,12 @@ pub struct PartitionState {
     pub dead_letters: DeadLetterGauge,
     /// What was committed last.
     pub committed: Option<Committed>,
+    metrics: PartitionMetrics,
 }
 
 impl PartitionState {
     /// As it is assigned.
-    pub fn new(assigned: &Assigned) -> Self {
+    pub fn new(assigned: &Assigned, metrics: PartitionMetrics) -> Self {
         PartitionState {
             epoch: assigned.epoch,
             tracker: OffsetTracker::new(assigned.position),
@@ -48,6 +48,7 @@ impl PartitionState {
             halted: None,
             dead_letters: DeadLetterGauge::default(),
             committed: assigned.committed.clone(),
+            metrics,
         }
     }
 
@@ -129,13 +130,18 @@ impl PartitionState {
         ((moved && !never_read) || says_more).then_some(now)
     }
 
-    /// How far behind it is.
-    pub fn lag(&self, now_ms: u64) -> PartitionLag {
+    /// Shows how it stands.
+    pub fn show(&self, now_ms: u64) {
+        let metrics = &self.metrics;
+        let watermark = self.tracker.watermark();
         let oldest = self.tracker.oldest_unfinished().map(|(timestamp_ms, _)| timestamp_ms);
-        PartitionLag {
-            watermark: self.tracker.watermark(),
-            messages: self.high_watermark.saturating_sub(self.tracker.watermark()),
-            seconds: oldest.map_or(0.0, |then| (now_ms as i64).saturating_sub(then).max(0) as f64 / 1_000.0),
-        }
+        let age_ms = oldest.map_or(0, |then| (now_ms as i64).saturating_sub(then).max(0));
+        metrics.watermark.set(watermark as i64);
+        metrics.lag_messages.set(self.high_watermark.saturating_sub(watermark) as i64);
+        metrics.lag_seconds.set(age_ms as f64 / 1_000.0);
+        metrics.halted.set(i64::from(self.halted.is_some()));
+        metrics.paused.set(i64::from(self.paused));
+        metrics.unfinished_events.set(self.tracker.unfinished() as i64);
+        metrics.unfinished_bytes.set(self.tracker.unfinished_bytes() as i64);
     }
 }

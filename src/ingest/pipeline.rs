@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::health::{Condition, Health},
-    broker::{Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Consumer, Message, Polled, Producer, TopicPartition},
+    broker::{Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     clock::Clock,
     engine::RecordEngine,
     ingest::{
@@ -24,7 +24,7 @@ use crate::{
         publish::{Publisher, mismatch},
         replay::Modes,
     },
-    telemetry::Metrics,
+    telemetry::{Completion, Metrics, Rebalance},
 };
 
 /// Everything that the loop needs to know. Units are in the names.
@@ -223,8 +223,8 @@ impl Pipeline {
     fn on_assigned(&mut self, assigned: Assigned) {
         let number = assigned.partition.partition;
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
-        self.partitions.insert(number, PartitionState::new(&assigned));
-        self.parts.metrics.rebalances.inc();
+        self.partitions.insert(number, PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition)));
+        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         self.parts.health.set(Condition::Assigned, None);
         if self.throttled {
             self.pause(number);
@@ -240,6 +240,7 @@ impl Pipeline {
         let now_ms = self.now_ms();
         for partition in partitions {
             self.partitions.remove(&partition.partition);
+            self.parts.metrics.forget_partition(partition);
             self.planner.revoke(partition.partition, now_ms);
         }
         self.consumer.finish_revocation();
@@ -353,7 +354,7 @@ impl Pipeline {
     /// The dead letter is acknowledged before its offset completes.
     fn bury(&mut self, event: EventRef, message: &Message, poison: Poison) {
         if self.parts.modes.is_below_frontier(event.partition, event.offset) {
-            return self.complete(event);
+            return self.complete(event, Completion::PassedOver);
         }
         self.report.dead_letters += 1;
         self.publishing += 1;
@@ -362,8 +363,7 @@ impl Pipeline {
 
     fn halt(&mut self, number: i32, why: String) {
         tracing::error!(partition = number, why, "halted: the events that follow are left where they are");
-        self.parts.metrics.set_halted(number, true);
-        self.parts.health.set(Condition::Halted, Some(format!("partition {number}: {why}")));
+        self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
         if let Some(state) = self.partitions.get_mut(&number) {
             state.halted = Some(why);
         }
@@ -394,9 +394,9 @@ impl Pipeline {
             }
             Done::DeadLetterPublished(event) => {
                 self.publishing -= 1;
-                self.complete(event);
+                self.complete(event, Completion::DeadLetter);
             }
-            Done::StoreReachable(result) => self.parts.health.set(Condition::Store, result.err()),
+            Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
             Done::Fatal(why) => return Err(PipelineError::Store(why)),
         }
         Ok(())
@@ -417,7 +417,7 @@ impl Pipeline {
                     let txid = work.page().txid;
                     self.bury(event, work.source(), mismatch(txid));
                 }
-                Action::Complete(event) => self.complete(event),
+                Action::Complete(event, how) => self.complete(event, how),
             }
         }
         self.dispatcher.flush();
@@ -425,11 +425,11 @@ impl Pipeline {
     }
 
     /// A completion whose epoch is gone is dropped: a duplicate beats a loss.
-    fn complete(&mut self, event: EventRef) {
+    fn complete(&mut self, event: EventRef, how: Completion) {
         if let Some(state) = self.partitions.get_mut(&event.partition).filter(|state| state.epoch == event.epoch) {
             state.tracker.complete(event.offset);
             self.report.completed += 1;
-            self.parts.metrics.completed.inc();
+            self.parts.metrics.completed.of(how).inc();
             if state.paused {
                 self.resume_all();
             }
@@ -471,13 +471,13 @@ impl Pipeline {
                         state.committed = Some(committed);
                     }
                 }
-                self.parts.health.set(Condition::Broker, None);
+                self.parts.metrics.commits.inc();
+                self.parts.health.moved();
             }
             Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "offsets are not committed; tried again");
                 self.parts.metrics.commit_failures.inc();
-                self.parts.health.set(Condition::Broker, Some(error.to_string()));
             }
         }
         Ok(())
@@ -486,9 +486,11 @@ impl Pipeline {
     fn observe(&self) {
         let counts = self.planner.counts();
         self.parts.metrics.parked.set(counts.parked as i64);
+        self.parts.metrics.in_flight.set((counts.active + counts.parked) as i64);
+        self.parts.health.set_idle(self.partitions.values().all(|state| state.tracker.unfinished() == 0));
         let now_ms = self.now_ms();
-        for (number, state) in &self.partitions {
-            self.parts.metrics.partition(*number, &state.lag(now_ms));
+        for state in self.partitions.values() {
+            state.show(now_ms);
         }
     }
 

@@ -14,9 +14,10 @@ use crate::{
         prepare::{PreparedSeed, PreparedTx},
     },
     record::{
-        self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Rules, Spend, TxState, Verdict,
+        self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Rules, SpendSlot, TxState, Verdict,
     },
     engine::Row,
+    telemetry::Completion,
     tx::Txid,
 };
 
@@ -82,7 +83,7 @@ pub enum Action {
         work: Work,
     },
     /// Everything that this event asks for is in the store.
-    Complete(EventRef),
+    Complete(EventRef, Completion),
 }
 
 /// Bounds and pauses of the planner.
@@ -334,7 +335,7 @@ impl Planner {
         let Some(flight) = self.get(id) else { return };
         match flight.verdict_on_slots() {
             Barred::No => self.create(id),
-            Barred::Pruned => self.finish(id),
+            Barred::Pruned => self.finish(id, Completion::PassedOver),
             Barred::Contested(reason) => self.store_contested(id, reason),
             Barred::Waits => {
                 // A transaction that is live already must not wait for parents that were pruned since.
@@ -353,7 +354,7 @@ impl Planner {
     pub fn own_state(&mut self, id: FlightId, state: Option<TxState>, now_ms: u64) {
         if let Some(flight) = self.get(id) {
             match state {
-                Some(TxState::Live | TxState::Pruned(_)) => self.finish(id),
+                Some(TxState::Live | TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
                 _ => {
                     flight.own_state_read = true;
                     self.park(id, now_ms);
@@ -386,15 +387,13 @@ impl Planner {
         let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(settings.retry_max_ms);
         flight.attempts += 1;
         flight.stage = Stage::Parked;
-        let register = !std::mem::replace(&mut flight.awaits_registered, true);
-        let absent = flight.absent_parents();
+        let registered = std::mem::replace(&mut flight.awaits_registered, true);
+        let absent: Vec<Txid> = if registered { Vec::new() } else { flight.absent_parents().collect() };
+        for parent in absent {
+            self.awaited.entry(parent).or_default().push(id);
+        }
         self.parked.insert(id, now_ms + pause);
         self.count_waiting(1);
-        if register {
-            for parent in absent {
-                self.awaited.entry(parent).or_default().push(id);
-            }
-        }
     }
 
     /// Tries again what has been parked long enough.
@@ -455,7 +454,7 @@ impl Planner {
             return page;
         };
         let mut record = Some(Record::Page(page));
-        let effect = record::apply(&rules, &mut record, &Operation::Spend(tx.spend(prepared, marks)));
+        let effect = record::apply(&rules, &key, &mut record, &Operation::Spend(tx.spend(prepared, marks)));
         if let Some(flight) = self.get(child) {
             flight.groups[index].rides_on = effect.outcome.is_done().then_some(parent);
         }
@@ -473,15 +472,15 @@ impl Planner {
                 for child in children {
                     self.boarded(child, id);
                 }
-                self.finish(id);
+                self.finish(id, Completion::Live);
             }
             // Somebody else's create: the spends that rode on ours are not there.
-            Outcome::AlreadyApplied(_) => self.finish(id),
+            Outcome::AlreadyApplied(_) => self.finish(id, Completion::Live),
             Outcome::Rejected(Rejection::OtherContent) => self.mismatched(id),
             Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_))) => match flight.mode {
                 Mode::Normal | Mode::RebuildContested => self.store_contested(id, Reason::Found),
                 // It had won when its first event was read, and lost since: the decision that says so was applied.
-                Mode::RebuildWon => self.finish(id),
+                Mode::RebuildWon => self.finish(id, Completion::PassedOver),
             },
             // Half created by somebody who may still be at it.
             Outcome::Rejected(_) => self.park(id, now_ms),
@@ -530,13 +529,13 @@ impl Planner {
                 self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
             }
             // Its partitions were taken away: whoever has them now reads the event again, and contests it.
-            _ => self.finish(id),
+            _ => self.finish(id, Completion::PassedOver),
         }
     }
 
     /// The contest of a flight is in the log: its fate is the sequencer's now.
     pub fn contest_published(&mut self, id: FlightId, now_ms: u64) {
-        self.finish(id);
+        self.finish(id, Completion::Contested);
         self.settle_ready(now_ms);
     }
 
@@ -546,13 +545,13 @@ impl Planner {
         for event in std::mem::take(&mut flight.events) {
             self.actions.push_back(Action::Mismatched { event, work: work.clone() });
         }
-        self.finish(id);
+        self.finish(id, Completion::DeadLetter);
     }
 
     /// Completes the events of a flight and lets its children go on.
-    fn finish(&mut self, id: FlightId) {
+    fn finish(&mut self, id: FlightId, how: Completion) {
         let Some(flight) = self.remove(id) else { return };
-        self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event)));
+        self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event, how)));
         for child in flight.children {
             let Some(flight) = self.get(child) else { continue };
             if let Stage::AwaitingParents { remaining } = &mut flight.stage {
@@ -596,7 +595,7 @@ impl Planner {
         for id in dropped {
             self.parked.remove(id);
             self.count_waiting(-1);
-            self.finish(id);
+            self.finish(id, Completion::PassedOver);
         }
         self.settle_ready(now_ms);
     }
@@ -616,11 +615,11 @@ pub enum Barred {
 }
 
 /// What one refusal means for the spender of `parent`'s slots.
-pub fn barred_by(rejection: &Rejection, parent: Txid, spend: &Spend, mode: Mode) -> Barred {
+pub fn barred_by(rejection: &Rejection, parent: Txid, slots: &[SpendSlot], mode: Mode) -> Barred {
     let input = |offset: u32| {
-        spend.slots.iter().find(|slot| slot.offset == offset).map_or(0, |slot| slot.input)
+        slots.iter().find(|slot| slot.offset == offset).map_or(0, |slot| slot.input)
     };
-    let first_input = spend.slots.first().map_or(0, |slot| slot.input);
+    let first_input = slots.first().map_or(0, |slot| slot.input);
     if let Rejection::SpenderPruned(_) = rejection {
         return Barred::Pruned;
     }

@@ -61,7 +61,7 @@ impl Publisher {
 
     /// Puts a message aside, untouched, saying whence and why; answers with [`Done::DeadLetterPublished`].
     pub fn dead_letter(&self, event: EventRef, source: Message, poison: Poison, done: mpsc::UnboundedSender<Done>) {
-        self.metrics.dead_letter(poison.class);
+        self.metrics.dead_letters.of(poison.class).inc();
         let letter = DeadLetter {
             topic: self.source_topic.to_string(),
             partition: event.partition,
@@ -74,7 +74,7 @@ impl Publisher {
         tracing::warn!(
             partition = event.partition,
             offset = event.offset,
-            class = %letter.class,
+            class = letter.class.name(),
             why = letter.message,
             "dead letter"
         );

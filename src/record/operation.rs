@@ -21,7 +21,8 @@ pub struct Rules {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// Puts a page where there is none. The page may carry spends of children that were waiting for it.
-    /// Existing live page, or tombstone: `AlreadyApplied(State)`. Anything else: `Rejected(Exists)`.
+    /// Existing live page, or tombstone: `AlreadyApplied(State)`. One whose outputs are others: `Rejected(OtherContent)`.
+    /// Anything else: `Rejected(Exists)`.
     Create(Arc<Page>),
     /// Stores a contested transaction whole: the page must have `conflicting` and, on the master, a verdict.
     /// Absent → put. A stub → filled; its own verdict, stamp and marks stay. A contested one (not live) →
@@ -322,6 +323,8 @@ pub enum Rejection {
     AlreadyFrozen(u32),
     /// A record is there already, in this state.
     Exists(TxState),
+    /// A record is there already whose outputs are others: a partial transaction claimed what its id does not commit to.
+    OtherContent,
     /// The record holds this later stamp.
     StaleStamp(Stamp),
     /// The lock record is held by somebody else.
@@ -354,6 +357,7 @@ impl Rejection {
             Rejection::NotFrozen(_) => "NOT_FROZEN",
             Rejection::AlreadyFrozen(_) => "ALREADY_FROZEN",
             Rejection::Exists(_) => "TX_EXISTS",
+            Rejection::OtherContent => "OTHER_CONTENT",
             Rejection::StaleStamp(_) => "STALE_STAMP",
             Rejection::Held(_) => "LOCK_RECORD_HELD",
             Rejection::NotPrunable => "NOT_PRUNABLE",

@@ -351,6 +351,21 @@ impl Page {
         }
     }
 
+    /// Whether the two pages cannot be of the same transaction: a transaction id commits to a whole transaction, but to
+    /// nothing that a partial one claims. Gaps, and slots that were reassigned, claim nothing.
+    pub fn contradicts(&self, other: &Page) -> bool {
+        let (Some(ours), Some(theirs)) = (&self.utxos, &other.utxos) else { return false };
+        let reassigned = |offset: usize| {
+            let mut all = self.reassignments.iter().chain(&other.reassignments);
+            all.any(|reassignment| reassignment.offset as usize == offset)
+        };
+        let differ = |(offset, (our, their)): (usize, (&Slot, &Slot))| match (our.hash(), their.hash()) {
+            (Some(our), Some(their)) => our != their && !reassigned(offset),
+            _ => false,
+        };
+        self.is_coinbase != other.is_coinbase || ours.iter().zip(theirs).enumerate().any(differ)
+    }
+
     /// All slots that are not nil are spent. A page of only nil slots is so from the start.
     pub fn all_spent(&self) -> bool {
         self.spent_utxos == self.record_utxos

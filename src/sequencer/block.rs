@@ -69,7 +69,7 @@ impl Handler {
         self.put_block(at, block).await?;
         self.state.sequence = mined.sequence;
         self.state.tip = Some(Tip { hash: block.hash, height: block.height, block_id: block.block_id });
-        self.parts.metrics.tip(block.height);
+        self.parts.metrics.chain_tip_height.set(i64::from(block.height));
         Ok(())
     }
 
@@ -160,11 +160,11 @@ impl Handler {
             let what = format!("block {name} at height {}", block.height);
             open = self
                 .wait_until(at, &what, || async {
-                    self.parts.metrics.waiting_for(left.len());
+                    self.parts.metrics.sequencer_waiting.set(left.len() as i64);
                     if self.any_arrived(&left).await? { Ok(Ok(left.clone())) } else { Ok(Err(names(&left))) }
                 })
                 .await?;
-            self.parts.metrics.waiting_for(0);
+            self.parts.metrics.sequencer_waiting.set(0);
         }
     }
 
@@ -263,7 +263,8 @@ fn listed(block: &Block<'_>) -> Result<Vec<Listed>, Stop> {
     for (subtree, transactions) in (0..).zip(&block.subtrees) {
         match &transactions.transactions {
             SubtreeTransactions::Inline(_) => {
-                listed.extend(transactions.txids().map(|txid| Listed { txid, subtree }));
+                let txids = transactions.transactions.inline().into_iter().flatten();
+                listed.extend(txids.map(|txid| Listed { txid, subtree }));
             }
             SubtreeTransactions::Object { key, .. } => {
                 return Err(Stop::Halt(format!(

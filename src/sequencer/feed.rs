@@ -208,7 +208,7 @@ fn dead_letter(
     message: Message,
     why: String,
 ) -> Produce {
-    metrics.dead_letter(DeadLetterClass::Decode);
+    metrics.dead_letters.of(DeadLetterClass::Decode).inc();
     tracing::error!(topic = %source.topic, offset = message.offset, why, "dead letter");
     let letter = DeadLetter {
         topic: source.topic.to_string(),

@@ -13,7 +13,7 @@ use crate::{
     record::{Body, Key, Operation, Outcome, Page, Phase, Sequenced, SpendSlot, Stamp},
     sequencer::{decisions::DecisionError, state::ChainState, steps::Making},
     store::Store,
-    telemetry::Metrics,
+    telemetry::{Metrics, VerdictKind},
     tx::{Outpoint, Transaction, Txid, utxo_hash},
 };
 
@@ -173,8 +173,8 @@ impl Handler {
             let missing = match look().await? {
                 Ok(found) => {
                     if told {
-                        self.parts.health.set(Condition::Chain, None);
-                        self.parts.metrics.set_chain_halted(false);
+                        self.parts.health.set(Condition::ChainRunning, None);
+                        self.parts.metrics.chain_halted.set(0);
                     }
                     return Ok(found);
                 }
@@ -185,8 +185,8 @@ impl Handler {
                 told = true;
                 let why = format!("chain offset {}: {what}: still waiting for {missing}", at.offset);
                 tracing::error!("{why}");
-                self.parts.health.set(Condition::Chain, Some(why));
-                self.parts.metrics.set_chain_halted(true);
+                self.parts.health.set(Condition::ChainRunning, Some(why));
+                self.parts.metrics.chain_halted.set(1);
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
@@ -214,7 +214,10 @@ impl Handler {
             return Ok(());
         }
         let messages = outcomes.into_iter().map(|(txid, kind)| {
-            self.parts.metrics.verdict(&kind);
+            self.parts.metrics.verdicts.of(match kind {
+                OutcomeKind::Accepted => VerdictKind::Accepted,
+                _ => VerdictKind::Conflicting,
+            }).inc();
             let event = Event::Outcome(OutcomeEvent { txid, chain_offset: at.offset, kind });
             self.message(&self.parts.topics.outcomes, None, Bytes::copy_from_slice(&txid.0), event.encode().into())
         });

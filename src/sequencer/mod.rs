@@ -169,8 +169,8 @@ impl Sequencer {
                 let why = stop.to_string();
                 tracing::error!("the chain is halted: {why}");
                 holding.halted = true;
-                self.parts.metrics.set_chain_halted(true);
-                self.parts.health.set(Condition::Chain, Some(why));
+                self.parts.metrics.chain_halted.set(1);
+                self.parts.health.set(Condition::ChainRunning, Some(why));
                 match self.mode {
                     // Nobody will look: a rebuild that cannot go on has failed.
                     ChainMode::Rebuild { .. } => Err(stop),

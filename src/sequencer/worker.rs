@@ -143,7 +143,7 @@ impl Worker {
             return Ok(());
         }
         let parts = &self.handler.parts;
-        parts.metrics.dead_letter(DeadLetterClass::Decode);
+        parts.metrics.dead_letters.of(DeadLetterClass::Decode).inc();
         tracing::error!(offset = at.offset, why, "dead letter in the chain");
         let letter = DeadLetter {
             topic: parts.topics.chain.clone(),

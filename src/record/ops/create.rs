@@ -17,6 +17,9 @@ pub(super) fn apply(
         return Err(Rejection::Unexpected);
     }
     if let Some(page) = optional_page(record)? {
+        if page.contradicts(new) {
+            return Err(Rejection::OtherContent);
+        }
         return match page.state() {
             state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already(Reply::State(state), false)),
             state @ (TxState::Creating | TxState::Stub(_) | TxState::Conflicting(_)) => Err(Rejection::Exists(state)),
@@ -50,6 +53,17 @@ mod tests {
         assert_eq!(on_master(&mut record, &Operation::Create(Arc::clone(&page))).outcome, applied(Reply::None));
         let Some(Record::Page(there)) = &record else { panic!() };
         assert!(Arc::ptr_eq(there, &page));
+    }
+
+    #[test]
+    fn what_says_otherwise_is_refused_and_gaps_say_nothing() {
+        let mut other = live(2);
+        other.utxos = Some(vec![Slot::Nil, Slot::Unspent(UtxoHash([0xEE; 32]))]);
+        assert_eq!(on_master(&mut record(live(2)), &create(other.clone())).outcome, rejected(Rejection::OtherContent));
+        other.utxos = Some(vec![Slot::Nil, Slot::Nil, Slot::Unspent(UtxoHash([0xEE; 32]))]);
+        assert_eq!(on_master(&mut record(live(2)), &create(other)).outcome, already(Reply::State(TxState::Live)));
+        let coinbase = Page { is_coinbase: true, ..live(2) };
+        assert_eq!(on_master(&mut record(live(2)), &create(coinbase)).outcome, rejected(Rejection::OtherContent));
     }
 
     #[test]

@@ -1,0 +1,144 @@
+//! A consumer without a group: every partition of a topic from its beginning to a given end. For rebuilds.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+
+use super::{
+    Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Committed, Consumer, Message, Polled, Reader, TopicPartition,
+};
+
+struct Source {
+    partition: TopicPartition,
+    reader: Box<dyn Reader>,
+    end: u64,
+    paused: bool,
+    end_told: bool,
+}
+
+/// Reads partitions from their beginning to their ends. What is committed is only kept in memory; the log is not touched.
+pub struct ReplayConsumer {
+    broker: Arc<dyn Broker>,
+    sources: BTreeMap<i32, Source>,
+    to_say: VecDeque<Polled>,
+    next: usize,
+    epoch: u64,
+}
+
+const WAIT: Duration = Duration::from_millis(20);
+
+impl ReplayConsumer {
+    /// Opens every partition that `ends` names. Refuses a topic that no longer holds its beginning.
+    pub async fn open(broker: Arc<dyn Broker>, topic: &str, ends: &BTreeMap<i32, u64>) -> Result<Self, BrokerError> {
+        let topic: Arc<str> = topic.into();
+        let mut sources = BTreeMap::new();
+        let mut assigned = Vec::new();
+        for (&number, &end) in ends {
+            let partition = TopicPartition { topic: topic.clone(), partition: number };
+            let (low, high) = broker.watermarks(&partition).await?;
+            if low > 0 && end > 0 || high < end {
+                return Err(BrokerError {
+                    kind: BrokerErrorKind::OutOfRange,
+                    operation: "replay",
+                    message: format!(
+                        "{topic} partition {number} holds offsets {low} to {high}, but the replay needs 0 to {end}"
+                    ),
+                });
+            }
+            assigned.push(Assigned {
+                partition: partition.clone(),
+                epoch: 0,
+                committed: None,
+                position: 0,
+                high_watermark: end,
+            });
+            let reader = broker.read(&partition, 0).await?;
+            sources.insert(number, Source { partition, reader, end, paused: false, end_told: false });
+        }
+        let to_say = VecDeque::from([Polled::Assigned(assigned)]);
+        Ok(ReplayConsumer { broker, sources, to_say, next: 0, epoch: 0 })
+    }
+
+    fn source(&mut self, partition: &TopicPartition) -> Result<&mut Source, BrokerError> {
+        self.sources.get_mut(&partition.partition).ok_or_else(|| BrokerError {
+            kind: BrokerErrorKind::NotAssigned,
+            operation: "replay",
+            message: format!("{} partition {} is not replayed", partition.topic, partition.partition),
+        })
+    }
+
+    /// The next partition that has something left, in turn.
+    fn turn(&mut self) -> Option<i32> {
+        let open: Vec<i32> = self
+            .sources
+            .iter()
+            .filter(|(_, source)| !source.paused && source.reader.position() < source.end)
+            .map(|(number, _)| *number)
+            .collect();
+        self.next = self.next.wrapping_add(1);
+        (!open.is_empty()).then(|| open[self.next % open.len()])
+    }
+}
+
+#[async_trait]
+impl Consumer for ReplayConsumer {
+    async fn poll(&mut self) -> Result<Polled, BrokerError> {
+        loop {
+            if let Some(polled) = self.to_say.pop_front() {
+                return Ok(polled);
+            }
+            let ended = self.sources.values_mut().find(|source| source.reader.position() >= source.end && !source.end_told);
+            if let Some(source) = ended {
+                source.end_told = true;
+                return Ok(Polled::End(source.partition.clone()));
+            }
+            let Some(number) = self.turn() else {
+                tokio::time::sleep(WAIT).await;
+                continue;
+            };
+            let Some(source) = self.sources.get_mut(&number) else { continue };
+            let end = source.end;
+            let messages: Vec<Message> =
+                source.reader.next(WAIT).await?.into_iter().filter(|message| message.offset < end).collect();
+            if !messages.is_empty() {
+                let partition = source.partition.clone();
+                return Ok(Polled::Messages(Batch { partition, epoch: self.epoch, messages, high_watermark: end }));
+            }
+        }
+    }
+
+    async fn commit(&mut self, _: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        Ok(())
+    }
+
+    async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
+        let broker = self.broker.clone();
+        let reader = broker.read(partition, offset).await?;
+        self.epoch += 1;
+        let epoch = self.epoch;
+        let source = self.source(partition)?;
+        source.reader = reader;
+        source.end_told = false;
+        Ok(epoch)
+    }
+
+    fn pause(&mut self, partition: &TopicPartition) -> Result<(), BrokerError> {
+        self.source(partition)?.paused = true;
+        Ok(())
+    }
+
+    fn resume(&mut self, partition: &TopicPartition) -> Result<(), BrokerError> {
+        self.source(partition)?.paused = false;
+        Ok(())
+    }
+
+    fn finish_revocation(&mut self) {}
+
+    async fn close(&mut self) -> Result<(), BrokerError> {
+        Ok(())
+    }
+}
