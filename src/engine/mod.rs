@@ -1,5 +1,10 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 
+mod history;
+mod key;
+mod local;
+pub mod memory;
+
 use std::time::Duration;
 
 use async_trait::async_trait;

@@ -5,6 +5,7 @@
 //! `operate` that does the same.
 
 pub mod build;
+pub mod codec;
 
 mod operation;
 mod ops;

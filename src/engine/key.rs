@@ -1,0 +1,110 @@
+//! Keys as bytes, for engines that store bytes and for cursors: their order is that of the transaction ids, and within
+//! a transaction master, pages, lock record. The length tells the kind.
+
+use std::fmt;
+
+use crate::{record::Key, tx::Txid};
+
+const MASTER: usize = 32;
+const LOCK_RECORD: usize = 33;
+const PAGE: usize = 36;
+const BLOCK: usize = 4;
+const META: usize = 1;
+
+/// A key as bytes, without an allocation.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyBytes {
+    bytes: [u8; PAGE],
+    length: usize,
+}
+
+impl KeyBytes {
+    pub(crate) fn of(key: &Key) -> Self {
+        let mut bytes = [0; PAGE];
+        let length = match key {
+            Key::Page(txid, 0) => {
+                bytes[..32].copy_from_slice(&txid.0);
+                MASTER
+            }
+            Key::Page(txid, page) => {
+                bytes[..32].copy_from_slice(&txid.0);
+                bytes[32..].copy_from_slice(&page.to_be_bytes());
+                PAGE
+            }
+            Key::LockRecord(txid) => {
+                bytes[..32].copy_from_slice(&txid.0);
+                bytes[32] = 0xFF;
+                LOCK_RECORD
+            }
+            Key::Block(id) => {
+                bytes[..4].copy_from_slice(&id.to_be_bytes());
+                BLOCK
+            }
+            Key::Meta => {
+                bytes[0] = b'm';
+                META
+            }
+        };
+        KeyBytes { bytes, length }
+    }
+}
+
+impl AsRef<[u8]> for KeyBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// The key that these bytes are; `None` if they are none.
+pub(crate) fn decode(bytes: &[u8]) -> Option<Key> {
+    let key = match bytes.len() {
+        MASTER => Key::master(txid(bytes)?),
+        LOCK_RECORD => Key::LockRecord(txid(bytes)?),
+        PAGE => Key::Page(txid(bytes)?, u32::from_be_bytes(bytes.get(32..)?.try_into().ok()?)),
+        BLOCK => Key::Block(u32::from_be_bytes(bytes.try_into().ok()?)),
+        META => Key::Meta,
+        _ => return None,
+    };
+    (KeyBytes::of(&key).as_ref() == bytes).then_some(key)
+}
+
+fn txid(bytes: &[u8]) -> Option<Txid> {
+    Some(Txid(bytes.get(..32)?.try_into().ok()?))
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Page(txid, 0) => write!(f, "{txid}"),
+            Key::Page(txid, page) => write!(f, "{txid} page {page}"),
+            Key::LockRecord(txid) => write!(f, "lock record of {txid}"),
+            Key::Block(id) => write!(f, "block {id}"),
+            Key::Meta => f.write_str("meta record"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_round_trips_in_order() {
+        let (low, high) = (Txid([1; 32]), Txid([2; 32]));
+        let keys = [Key::master(low), Key::Page(low, 1), Key::Page(low, 256), Key::LockRecord(low), Key::master(high)];
+        let bytes: Vec<Vec<u8>> = keys.iter().map(|key| KeyBytes::of(key).as_ref().to_vec()).collect();
+        assert!(bytes.is_sorted());
+        for key in keys.into_iter().chain([Key::Block(0), Key::Block(u32::MAX), Key::Meta]) {
+            assert_eq!(decode(KeyBytes::of(&key).as_ref()), Some(key));
+        }
+    }
+
+    #[test]
+    fn what_no_key_encodes_to_is_refused() {
+        let mut page_zero = [7; 36];
+        page_zero[32..].fill(0);
+        for bytes in [&[][..], &[0], &[0; 5], &[7; 33], &[7; 31], &page_zero] {
+            assert_eq!(decode(bytes), None, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! [`MemoryEngine`]: everything in memory; for tests, simulation and benches.
+//!
+//! Records are spread over shards by the first byte of their transaction id, which is as good as a hash and keeps the
+//! shards in key order: a scan visits one after the other and sorts only within.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use foldhash::fast::FixedState;
+
+use super::{
+    Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set,
+    history::History,
+    key::{self, KeyBytes},
+    local::{IndexValues, bad_cursor, closed, index_values, place},
+};
+use crate::{
+    clock::Clock,
+    record::{self, Effect, Key, Outcome, Page, Record, Rules},
+    tx::Txid,
+};
+
+const TRANSACTION_SHARDS: usize = 256;
+/// Block records and the meta record have a shard of their own, after the others.
+const OTHER_SHARD: usize = TRANSACTION_SHARDS;
+
+/// A store that lives as long as the process. Several tasks may apply at once: they meet only within a shard, for as
+/// long as one operation takes.
+pub struct MemoryEngine {
+    rules: Rules,
+    shards: Vec<Mutex<Shard>>,
+    remembers: Option<Remembers>,
+    closed: AtomicBool,
+}
+
+/// How far back changes can be forgotten.
+struct Remembers {
+    clock: Clock,
+    period: Duration,
+}
+
+#[derive(Default)]
+struct Shard {
+    /// Pages apart, as bare `Arc`s: a map of whole [`Record`]s would be several times as large. `None` only while an
+    /// operation is at work.
+    pages: HashMap<(Txid, u32), Option<Arc<Page>>, FixedState>,
+    /// Every other kind.
+    others: BTreeMap<Key, Record>,
+    indexes: [BTreeSet<(u64, Txid, u32)>; 3],
+    history: History,
+}
+
+impl MemoryEngine {
+    /// An empty store.
+    pub fn new(rules: Rules) -> Self {
+        let shards = std::iter::repeat_with(Mutex::default).take(TRANSACTION_SHARDS + 1).collect();
+        MemoryEngine { rules, shards, remembers: None, closed: AtomicBool::new(false) }
+    }
+
+    /// An empty store that can [forget](Self::forget_since) what it acknowledged within `period`: a stand-in for a
+    /// database that acknowledges before it syncs. Costs a copy of each page that changes.
+    pub fn forgetful(rules: Rules, clock: Clock, period: Duration) -> Self {
+        MemoryEngine { remembers: Some(Remembers { clock, period }), ..MemoryEngine::new(rules) }
+    }
+
+    /// Takes back all changes made at or after `since_ms` (milliseconds since the epoch, by the engine's clock) to the
+    /// records that `lost` picks, as far back as the engine remembers, and answers how many changes those were. With a
+    /// `lost` by key one node of a cluster is lost, the others not.
+    pub fn forget_since(&self, since_ms: u64, lost: impl Fn(&Key) -> bool) -> usize {
+        let mut forgotten = 0;
+        for number in 0..self.shards.len() {
+            let shard = &mut *self.lock(number);
+            for (key, before) in shard.history.take_since(since_ms, &lost) {
+                shard.put(key, before);
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+
+    fn apply_row(&self, row: &Row) -> Outcome {
+        let mut shard = self.lock(shard_of(&row.key));
+        let Some(Remembers { clock, period }) = &self.remembers else {
+            return shard.apply(&self.rules, row).outcome;
+        };
+        let before = shard.get(&row.key);
+        let Effect { outcome, changed } = shard.apply(&self.rules, row);
+        if changed {
+            let now_ms = clock.now_ms();
+            shard.history.push(now_ms, row.key, before);
+            shard.history.drop_before(now_ms.saturating_sub(period.as_millis() as u64));
+        }
+        outcome
+    }
+
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
+        // A poisoned shard: another task panicked, which tests want to see, not a second panic here.
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_open(&self, operation: &'static str) -> Result<(), EngineError> {
+        if self.closed.load(Ordering::Acquire) { Err(closed(operation, "any")) } else { Ok(()) }
+    }
+}
+
+fn shard_of(key: &Key) -> usize {
+    match key {
+        Key::Page(txid, _) | Key::LockRecord(txid) => usize::from(txid.0[0]),
+        Key::Block(_) | Key::Meta => OTHER_SHARD,
+    }
+}
+
+impl Shard {
+    fn get(&self, key: &Key) -> Option<Record> {
+        match key {
+            Key::Page(txid, page) => self.pages.get(&(*txid, *page))?.clone().map(Record::Page),
+            other => self.others.get(other).cloned(),
+        }
+    }
+
+    fn apply(&mut self, rules: &Rules, row: &Row) -> Effect {
+        match row.key {
+            Key::Page(txid, page) => self.apply_to_page(rules, row, (txid, page)),
+            key => {
+                let mut record = self.others.remove(&key);
+                let effect = record::apply(rules, &row.key, &mut record, &row.operation);
+                if let Some(record) = record {
+                    self.others.insert(key, record);
+                }
+                effect
+            }
+        }
+    }
+
+    /// The page is taken out of its place while the operation works on it, so that it is not shared and not copied.
+    fn apply_to_page(&mut self, rules: &Rules, row: &Row, place: (Txid, u32)) -> Effect {
+        let entry = self.pages.entry(place).or_default();
+        let mut record = entry.take().map(Record::Page);
+        let before = index_values(record.as_ref());
+        let effect = record::apply(rules, &row.key, &mut record, &row.operation);
+        let after = index_values(record.as_ref());
+        // No operation makes a record that is not its key's: would put another kind of record here.
+        *entry = record.and_then(|record| if let Record::Page(page) = record { Some(page) } else { None });
+        if entry.is_none() {
+            self.pages.remove(&place);
+        }
+        self.reindex(place, before, after);
+        effect
+    }
+
+    /// Puts a record, or its absence, in place of what is there.
+    fn put(&mut self, key: Key, record: Option<Record>) {
+        match (key, record) {
+            (Key::Page(txid, number), record) => {
+                let before = index_values(self.get(&key).as_ref());
+                let after = index_values(record.as_ref());
+                match record {
+                    Some(Record::Page(page)) => drop(self.pages.insert((txid, number), Some(page))),
+                    _ => drop(self.pages.remove(&(txid, number))),
+                }
+                self.reindex((txid, number), before, after);
+            }
+            (key, Some(record)) => drop(self.others.insert(key, record)),
+            (key, None) => drop(self.others.remove(&key)),
+        }
+    }
+
+    fn reindex(&mut self, (txid, page): (Txid, u32), before: IndexValues, after: IndexValues) {
+        for ((index, before), after) in self.indexes.iter_mut().zip(before).zip(after) {
+            if before == after {
+                continue;
+            }
+            if let Some(value) = before {
+                index.remove(&(value, txid, page));
+            }
+            if let Some(value) = after {
+                index.insert((value, txid, page));
+            }
+        }
+    }
+
+    /// The first `limit` keys of this shard after `after`, in order.
+    fn keys_after(&self, after: Option<Place>, limit: usize) -> Vec<Place> {
+        let pages = self.pages.keys().map(|&(txid, page)| (txid, u64::from(page)));
+        let mut keys: Vec<Place> =
+            pages.chain(self.others.keys().filter_map(place_of)).filter(|key| after.is_none_or(|a| *key > a)).collect();
+        if keys.len() > limit {
+            keys.select_nth_unstable(limit);
+            keys.truncate(limit);
+        }
+        keys.sort_unstable();
+        keys
+    }
+}
+
+/// A record's place in a scan: pages of a transaction by number, then its lock record.
+type Place = (Txid, u64);
+
+fn place_of(key: &Key) -> Option<Place> {
+    match key {
+        Key::Page(txid, page) => Some((*txid, u64::from(*page))),
+        Key::LockRecord(txid) => Some((*txid, u64::MAX)),
+        Key::Block(_) | Key::Meta => None,
+    }
+}
+
+fn key_at((txid, rank): Place) -> Key {
+    u32::try_from(rank).map_or(Key::LockRecord(txid), |page| Key::Page(txid, page))
+}
+
+#[async_trait]
+impl RecordEngine for MemoryEngine {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        if let Err(error) = self.check_open("apply") {
+            return vec![Err(error); rows.len()];
+        }
+        rows.iter().map(|row| Ok(self.apply_row(row))).collect()
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        if let Err(error) = self.check_open("read") {
+            return vec![Err(error); keys.len()];
+        }
+        keys.iter().map(|key| Ok(self.lock(shard_of(key)).get(key))).collect()
+    }
+
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        self.check_open("query")?;
+        let mut found = Vec::new();
+        if from <= to {
+            for number in 0..TRANSACTION_SHARDS {
+                let range = (from, Txid::default(), 0)..=(to, Txid([0xFF; 32]), u32::MAX);
+                found.extend(self.lock(number).indexes[place(index)].range(range).take(limit).copied());
+            }
+        }
+        found.sort_unstable();
+        Ok(found.into_iter().take(limit).map(|(_, txid, page)| Key::Page(txid, page)).collect())
+    }
+
+    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        self.check_open("scan")?;
+        let after = cursor.map(|cursor| key::decode(&cursor.0).ok_or_else(bad_cursor)).transpose()?;
+        let limit = limit.max(1);
+        match set {
+            Set::Transactions => {
+                let after = after.map(|key| place_of(&key).ok_or_else(bad_cursor)).transpose()?;
+                Ok(self.scan_transactions(after, limit))
+            }
+            Set::Blocks => {
+                let after =
+                    after.map(|key| if let Key::Block(id) = key { Ok(id) } else { Err(bad_cursor()) }).transpose()?;
+                Ok(self.scan_blocks(after, limit))
+            }
+        }
+    }
+
+    fn may_forget(&self) -> Duration {
+        self.remembers.as_ref().map_or(Duration::ZERO, |remembers| remembers.period)
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.closed.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl MemoryEngine {
+    fn scan_transactions(&self, after: Option<Place>, limit: usize) -> ScanPage {
+        let mut records = Vec::new();
+        let first = after.map_or(0, |(txid, _)| usize::from(txid.0[0]));
+        for number in first..TRANSACTION_SHARDS {
+            let shard = self.lock(number);
+            for place in shard.keys_after(after, limit - records.len()) {
+                let key = key_at(place);
+                records.extend(shard.get(&key).map(|record| (key, record)));
+            }
+            if records.len() >= limit {
+                break;
+            }
+        }
+        page_of(records, limit)
+    }
+
+    fn scan_blocks(&self, after: Option<u32>, limit: usize) -> ScanPage {
+        let from = after.map_or(Bound::Included(Key::Block(0)), |id| Bound::Excluded(Key::Block(id)));
+        let shard = self.lock(OTHER_SHARD);
+        let left = shard.others.range((from, Bound::Unbounded)).take_while(|(key, _)| matches!(key, Key::Block(_)));
+        page_of(left.take(limit).map(|(key, record)| (*key, record.clone())).collect(), limit)
+    }
+}
+
+/// A full page has a successor, if only to find that it is empty.
+fn page_of(records: Vec<(Key, Record)>, limit: usize) -> ScanPage {
+    let full = records.len() >= limit;
+    let next = records.last().filter(|_| full).map(|(key, _)| Cursor(KeyBytes::of(key).as_ref().to_vec()));
+    ScanPage { records, next }
+}

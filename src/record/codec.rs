@@ -1,0 +1,159 @@
+//! A record as bytes, for engines that store bytes.
+//!
+//! ```text
+//! value   = version (1) ‖ kind (1) ‖ body
+//! page    = flags (u32, LE) ‖ numbers ‖ what the flags announce ‖ slots ‖ the transaction's body, last
+//! slot    = tag (1) ‖ nothing (nil) | hash (32; unspent, frozen) | hash ‖ spender (36; spent)
+//! number  = LEB128; counts come before what they count
+//! ```
+//!
+//! What the key says (transaction id, page number, block id) is not repeated. The body of a transaction is last, so
+//! that a decoded record borrows it from the value instead of copying it.
+
+mod fields;
+mod page;
+
+use bytes::Bytes;
+
+use super::{BlockRecord, Key, LockRecord, MetaRecord, Record};
+use fields::{Reader, Writer};
+
+const VERSION: u8 = 1;
+
+/// A value is not what [`encode`] writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// It ends early, or a count is greater than what follows.
+    #[error("the value is cut short")]
+    Truncated,
+    /// It goes on after its end.
+    #[error("the value has bytes after its end")]
+    Trailing,
+    /// Written by another version of this program.
+    #[error("the value has layout {0}, this program reads layout {VERSION}")]
+    Version(u8),
+    /// A field has no such value.
+    #[error("the value has a bad {0}")]
+    Field(&'static str),
+    /// The value is of a kind that does not belong under its key.
+    #[error("the value is of another kind than its key")]
+    Kind,
+}
+
+/// Appends the record to `out`.
+pub fn encode(record: &Record, out: &mut Vec<u8>) {
+    let mut w = Writer(out);
+    w.byte(VERSION);
+    match record {
+        Record::Page(page) => {
+            w.byte(0);
+            page::write(page, &mut w);
+        }
+        Record::LockRecord(lock_record) => {
+            w.byte(1);
+            write_lock_record(lock_record, &mut w);
+        }
+        Record::Block(block) => {
+            w.byte(2);
+            write_block(block, &mut w);
+        }
+        Record::Meta(meta) => {
+            w.byte(3);
+            write_meta(meta, &mut w);
+        }
+    }
+}
+
+/// The record that is stored under `key` as `value`; it shares the value's memory.
+///
+/// # Errors
+/// Whatever [`encode`] does not write for a record of this key.
+pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
+    let mut r = Reader(value);
+    let version = r.byte()?;
+    if version != VERSION {
+        return Err(CodecError::Version(version));
+    }
+    let record = match (r.byte()?, key) {
+        (0, Key::Page(txid, number)) => Record::Page(page::read(*txid, *number, &mut r)?.into()),
+        (1, Key::LockRecord(_)) => Record::LockRecord(read_lock_record(&mut r)?),
+        (2, Key::Block(id)) => Record::Block(read_block(*id, &mut r)?),
+        (3, Key::Meta) => Record::Meta(read_meta(&mut r)?),
+        _ => return Err(CodecError::Kind),
+    };
+    if r.0.is_empty() { Ok(record) } else { Err(CodecError::Trailing) }
+}
+
+fn write_lock_record(lock_record: &LockRecord, w: &mut Writer) {
+    let LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner } = lock_record;
+    w.number(*created_at);
+    w.number(*expires_at);
+    w.number(*process_id);
+    w.bytes(hostname.as_bytes());
+    w.number(*expected_recs);
+    w.number(*owner);
+}
+
+fn read_lock_record(r: &mut Reader) -> Result<LockRecord, CodecError> {
+    Ok(LockRecord {
+        created_at: r.u64()?,
+        expires_at: r.u64()?,
+        process_id: r.u32()?,
+        hostname: r.text()?,
+        expected_recs: r.u32()?,
+        owner: r.u64()?,
+    })
+}
+
+fn write_block(block: &BlockRecord, w: &mut Writer) {
+    let BlockRecord { block_id: _, hash, previous, height, time, longest_chain, progress, chain_pos } = block;
+    w.raw(hash);
+    w.raw(previous);
+    w.number(*height);
+    w.number(*time);
+    w.byte(u8::from(*longest_chain));
+    w.number(*progress);
+    w.option(chain_pos.as_ref(), |w, stamp| w.stamp(stamp));
+}
+
+fn read_block(block_id: u32, r: &mut Reader) -> Result<BlockRecord, CodecError> {
+    Ok(BlockRecord {
+        block_id,
+        hash: r.array()?,
+        previous: r.array()?,
+        height: r.u32()?,
+        time: r.u32()?,
+        longest_chain: r.bool()?,
+        progress: r.u64()?,
+        chain_pos: r.option(Reader::stamp)?,
+    })
+}
+
+fn write_meta(meta: &MetaRecord, w: &mut Writer) {
+    let MetaRecord { store_id, layout_version, network, utxo_batch_size, retention, prune_horizon, chain_id, frontier } =
+        meta;
+    w.raw(store_id);
+    w.number(*layout_version);
+    w.bytes(network.as_bytes());
+    w.number(*utxo_batch_size);
+    w.number(*retention);
+    w.number(*prune_horizon);
+    w.option(chain_id.as_ref(), |w, id| w.raw(id));
+    w.option(frontier.as_ref(), |w, offset| w.number(*offset));
+}
+
+fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
+    Ok(MetaRecord {
+        store_id: r.array()?,
+        layout_version: r.u32()?,
+        network: r.text()?,
+        utxo_batch_size: r.u32()?,
+        retention: r.u32()?,
+        prune_horizon: r.u32()?,
+        chain_id: r.option(Reader::array)?,
+        frontier: r.option(Reader::u64)?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

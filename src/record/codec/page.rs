@@ -1,0 +1,287 @@
+//! The codec of a page. A field that is absent, false or empty costs one bit.
+
+use super::{
+    CodecError,
+    fields::{Reader, Writer},
+};
+use crate::{
+    record::{Body, Master, MinedIn, Page, Reassignment, Slot},
+    tx::{Txid, UtxoHash},
+};
+
+/// Bits of the flags of a page, in the order in which what they announce is written.
+mod flag {
+    pub const COINBASE: u32 = 1;
+    pub const LOCKED: u32 = 1 << 1;
+    pub const CONFLICTING: u32 = 1 << 2;
+    pub const FROZEN: u32 = 1 << 3;
+    pub const CREATING_AT: u32 = 1 << 4;
+    pub const SPENDING_HEIGHT: u32 = 1 << 5;
+    pub const CONTESTED: u32 = 1 << 6;
+    pub const PRUNED_SPENDERS: u32 = 1 << 7;
+    pub const SPENDABLE_IN: u32 = 1 << 8;
+    pub const REASSIGNMENTS: u32 = 1 << 9;
+    pub const CHAIN_POS: u32 = 1 << 10;
+    pub const DELETE_AT_HEIGHT: u32 = 1 << 11;
+    pub const PRUNED: u32 = 1 << 12;
+    pub const UTXOS: u32 = 1 << 13;
+    pub const MASTER: u32 = 1 << 14;
+    pub const MINED: u32 = 1 << 15;
+    pub const UNMINED_SINCE: u32 = 1 << 16;
+    pub const CHILDREN: u32 = 1 << 17;
+    pub const SPENT_PAGES: u32 = 1 << 18;
+    pub const VERDICT: u32 = 1 << 19;
+    pub const PRESERVE: u32 = 1 << 20;
+    pub const TRANSACTION: u32 = 1 << 21;
+    pub const OUTPUTS: u32 = 1 << 22;
+    pub const EXTERNAL: u32 = 1 << 23;
+    /// Those that only a master has.
+    pub const OF_MASTER: u32 = EXTERNAL | (EXTERNAL - 1) & !(MINED - 1);
+    pub const ALL: u32 = (EXTERNAL << 1) - 1;
+}
+
+fn flags(page: &Page) -> u32 {
+    let mut flags = 0;
+    let mut set = |flag, is_there| flags |= if is_there { flag } else { 0 };
+    set(flag::COINBASE, page.is_coinbase);
+    set(flag::LOCKED, page.locked);
+    set(flag::CONFLICTING, page.conflicting);
+    set(flag::FROZEN, page.frozen);
+    set(flag::CREATING_AT, page.creating_at.is_some());
+    set(flag::SPENDING_HEIGHT, page.spending_height.is_some());
+    set(flag::CONTESTED, !page.contested.is_empty());
+    set(flag::PRUNED_SPENDERS, !page.pruned_spenders.is_empty());
+    set(flag::SPENDABLE_IN, !page.utxo_spendable_in.is_empty());
+    set(flag::REASSIGNMENTS, !page.reassignments.is_empty());
+    set(flag::CHAIN_POS, page.chain_pos.is_some());
+    set(flag::DELETE_AT_HEIGHT, page.delete_at_height.is_some());
+    set(flag::PRUNED, page.pruned.is_some());
+    set(flag::UTXOS, page.utxos.is_some());
+    if let Some(master) = &page.master {
+        set(flag::MASTER, true);
+        set(flag::MINED, !master.mined.is_empty());
+        set(flag::UNMINED_SINCE, master.unmined_since.is_some());
+        set(flag::CHILDREN, !master.conflicting_children.is_empty());
+        set(flag::SPENT_PAGES, !master.spent_pages.is_empty());
+        set(flag::VERDICT, master.verdict.is_some());
+        set(flag::PRESERVE, master.preserve_until.is_some());
+        set(flag::TRANSACTION, matches!(master.body, Some(Body::Transaction(_))));
+        set(flag::OUTPUTS, matches!(master.body, Some(Body::Outputs(_))));
+        set(flag::EXTERNAL, matches!(master.body, Some(Body::External)));
+    }
+    flags
+}
+
+pub(super) fn write(page: &Page, w: &mut Writer) {
+    w.raw(&flags(page).to_le_bytes());
+    w.number(page.version);
+    w.number(page.lock_time);
+    w.number(page.fee);
+    w.number(page.size_in_bytes);
+    w.number(page.extended_size);
+    w.number(page.spent_utxos);
+    w.number(page.record_utxos);
+    write_marks(page, w);
+    if let Some(slots) = &page.utxos {
+        w.count(slots.len());
+        slots.iter().for_each(|slot| write_slot(slot, w));
+    }
+    if let Some(master) = &page.master {
+        write_master(master, w);
+    }
+}
+
+/// What few pages have.
+fn write_marks(page: &Page, w: &mut Writer) {
+    page.creating_at.into_iter().for_each(|ms| w.number(ms));
+    page.spending_height.into_iter().for_each(|height| w.number(height));
+    for set in [&page.contested, &page.pruned_spenders] {
+        if !set.is_empty() {
+            w.count(set.len());
+            set.iter().for_each(|slot| w.number(*slot));
+        }
+    }
+    if !page.utxo_spendable_in.is_empty() {
+        w.count(page.utxo_spendable_in.len());
+        for (slot, height) in &page.utxo_spendable_in {
+            w.number(*slot);
+            w.number(*height);
+        }
+    }
+    if !page.reassignments.is_empty() {
+        w.count(page.reassignments.len());
+        page.reassignments.iter().for_each(|reassignment| write_reassignment(reassignment, w));
+    }
+    page.chain_pos.iter().for_each(|stamp| w.stamp(stamp));
+    page.delete_at_height.into_iter().for_each(|height| w.number(height));
+    page.pruned.into_iter().for_each(|height| w.number(height));
+}
+
+fn write_slot(slot: &Slot, w: &mut Writer) {
+    match slot {
+        Slot::Nil => w.byte(0),
+        Slot::Unspent(hash) => {
+            w.byte(1);
+            w.raw(&hash.0);
+        }
+        Slot::Spent(hash, by) => {
+            w.byte(2);
+            w.raw(&hash.0);
+            w.spending_data(by);
+        }
+        Slot::Frozen(hash) => {
+            w.byte(3);
+            w.raw(&hash.0);
+        }
+    }
+}
+
+fn write_reassignment(reassignment: &Reassignment, w: &mut Writer) {
+    let Reassignment { offset, utxo_hash, new_utxo_hash, block_height, output } = reassignment;
+    w.number(*offset);
+    w.raw(&utxo_hash.0);
+    w.raw(&new_utxo_hash.0);
+    w.number(*block_height);
+    w.output(output);
+}
+
+fn write_master(master: &Master, w: &mut Writer) {
+    w.number(master.total_utxos);
+    w.number(master.total_extra_recs);
+    w.number(master.created_at);
+    if !master.mined.is_empty() {
+        w.count(master.mined.len());
+        for MinedIn { block_id, height, subtree } in &master.mined {
+            w.number(*block_id);
+            w.number(*height);
+            w.number(*subtree);
+        }
+    }
+    master.unmined_since.into_iter().for_each(|height| w.number(height));
+    if !master.conflicting_children.is_empty() {
+        w.count(master.conflicting_children.len());
+        master.conflicting_children.iter().for_each(|child| w.raw(&child.0));
+    }
+    if !master.spent_pages.is_empty() {
+        w.count(master.spent_pages.len());
+        master.spent_pages.iter().for_each(|page| w.number(*page));
+    }
+    master.verdict.iter().for_each(|verdict| w.verdict(verdict));
+    master.preserve_until.into_iter().for_each(|height| w.number(height));
+    match &master.body {
+        Some(Body::Transaction(bytes)) => w.bytes(bytes),
+        Some(Body::Outputs(outputs)) => {
+            w.count(outputs.len());
+            outputs.iter().for_each(|output| w.option(output.as_ref(), |w, output| w.output(output)));
+        }
+        Some(Body::External) | None => {}
+    }
+}
+
+/// Reads what the flags announce.
+struct Announced<'a> {
+    flags: u32,
+    r: &'a mut Reader,
+}
+
+impl Announced<'_> {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn option<T>(
+        &mut self,
+        flag: u32,
+        read: impl FnOnce(&mut Reader) -> Result<T, CodecError>,
+    ) -> Result<Option<T>, CodecError> {
+        if self.has(flag) { read(self.r).map(Some) } else { Ok(None) }
+    }
+
+    fn list<T, C: FromIterator<T> + Default>(
+        &mut self,
+        flag: u32,
+        read: impl FnMut(&mut Reader) -> Result<T, CodecError>,
+    ) -> Result<C, CodecError> {
+        if self.has(flag) { self.r.list(read) } else { Ok(C::default()) }
+    }
+}
+
+pub(super) fn read(txid: Txid, number: u32, r: &mut Reader) -> Result<Page, CodecError> {
+    let flags = u32::from_le_bytes(r.array()?);
+    let has_master = flags & flag::MASTER != 0;
+    if flags & !flag::ALL != 0 || (!has_master && flags & flag::OF_MASTER != 0) {
+        return Err(CodecError::Field("flags"));
+    }
+    let mut a = Announced { flags, r };
+    Ok(Page {
+        txid,
+        number,
+        version: a.r.u32()?,
+        lock_time: a.r.u32()?,
+        fee: a.r.u64()?,
+        size_in_bytes: a.r.u64()?,
+        extended_size: a.r.u64()?,
+        spent_utxos: a.r.u32()?,
+        record_utxos: a.r.u32()?,
+        is_coinbase: a.has(flag::COINBASE),
+        locked: a.has(flag::LOCKED),
+        conflicting: a.has(flag::CONFLICTING),
+        frozen: a.has(flag::FROZEN),
+        creating_at: a.option(flag::CREATING_AT, Reader::u64)?,
+        spending_height: a.option(flag::SPENDING_HEIGHT, Reader::u32)?,
+        contested: a.list(flag::CONTESTED, Reader::u32)?,
+        pruned_spenders: a.list(flag::PRUNED_SPENDERS, Reader::u32)?,
+        utxo_spendable_in: a.list(flag::SPENDABLE_IN, |r| Ok((r.u32()?, r.u32()?)))?,
+        reassignments: a.list(flag::REASSIGNMENTS, read_reassignment)?,
+        chain_pos: a.option(flag::CHAIN_POS, Reader::stamp)?,
+        delete_at_height: a.option(flag::DELETE_AT_HEIGHT, Reader::u32)?,
+        pruned: a.option(flag::PRUNED, Reader::u32)?,
+        utxos: a.option(flag::UTXOS, |r| r.list(read_slot))?,
+        master: if has_master { Some(Box::new(read_master(&mut a)?)) } else { None },
+    })
+}
+
+fn read_slot(r: &mut Reader) -> Result<Slot, CodecError> {
+    Ok(match r.byte()? {
+        0 => Slot::Nil,
+        1 => Slot::Unspent(UtxoHash(r.array()?)),
+        2 => Slot::Spent(UtxoHash(r.array()?), r.spending_data()?),
+        3 => Slot::Frozen(UtxoHash(r.array()?)),
+        _ => return Err(CodecError::Field("slot")),
+    })
+}
+
+fn read_reassignment(r: &mut Reader) -> Result<Reassignment, CodecError> {
+    Ok(Reassignment {
+        offset: r.u32()?,
+        utxo_hash: UtxoHash(r.array()?),
+        new_utxo_hash: UtxoHash(r.array()?),
+        block_height: r.u32()?,
+        output: r.output()?,
+    })
+}
+
+fn read_master(a: &mut Announced) -> Result<Master, CodecError> {
+    Ok(Master {
+        total_utxos: a.r.u32()?,
+        total_extra_recs: a.r.u32()?,
+        created_at: a.r.u64()?,
+        mined: a.list(flag::MINED, |r| Ok(MinedIn { block_id: r.u32()?, height: r.u32()?, subtree: r.u32()? }))?,
+        unmined_since: a.option(flag::UNMINED_SINCE, Reader::u32)?,
+        conflicting_children: a.list(flag::CHILDREN, Reader::txid)?,
+        spent_pages: a.list(flag::SPENT_PAGES, Reader::u32)?,
+        verdict: a.option(flag::VERDICT, Reader::verdict)?,
+        preserve_until: a.option(flag::PRESERVE, Reader::u32)?,
+        body: read_body(a)?,
+    })
+}
+
+fn read_body(a: &mut Announced) -> Result<Option<Body>, CodecError> {
+    match a.flags & (flag::TRANSACTION | flag::OUTPUTS | flag::EXTERNAL) {
+        0 => Ok(None),
+        flag::TRANSACTION => Ok(Some(Body::Transaction(a.r.bytes()?))),
+        flag::OUTPUTS => Ok(Some(Body::Outputs(a.r.list(|r| r.option(Reader::output))?))),
+        flag::EXTERNAL => Ok(Some(Body::External)),
+        _ => Err(CodecError::Field("flags")),
+    }
+}

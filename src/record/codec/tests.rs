@@ -1,0 +1,255 @@
+use std::sync::Arc;
+
+use proptest::{
+    collection::{btree_map, btree_set, vec},
+    option,
+    prelude::*,
+};
+
+use super::*;
+use crate::{
+    record::{
+        Body, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
+    },
+    tx::{Txid, UtxoHash},
+};
+
+fn txid() -> impl Strategy<Value = Txid> {
+    any::<[u8; 32]>().prop_map(Txid)
+}
+
+fn hash() -> impl Strategy<Value = UtxoHash> {
+    any::<[u8; 32]>().prop_map(UtxoHash)
+}
+
+fn slot() -> impl Strategy<Value = Slot> {
+    prop_oneof![
+        Just(Slot::Nil),
+        hash().prop_map(Slot::Unspent),
+        (hash(), txid(), any::<u32>()).prop_map(|(hash, txid, input)| Slot::Spent(hash, SpendingData { txid, input })),
+        hash().prop_map(Slot::Frozen),
+    ]
+}
+
+fn stamp() -> impl Strategy<Value = Stamp> {
+    let phase = prop_oneof![Just(Phase::Evaluate), Just(Phase::Apply), Just(Phase::Prune)];
+    (any::<u64>(), phase).prop_map(|(offset, phase)| Stamp { offset, phase })
+}
+
+fn reason() -> impl Strategy<Value = Reason> {
+    (0..14, any::<u32>(), txid()).prop_map(|(which, input, parent)| match which {
+        0 => Reason::DoubleSpend { input, winner: parent },
+        1 => Reason::ConflictingParent { parent },
+        2 => Reason::MissingParent { parent },
+        3 => Reason::PrunedParent { parent },
+        4 => Reason::Immature { input },
+        5 => Reason::Mismatch { input },
+        6 => Reason::NoSuchOutput { input },
+        7 => Reason::NotYetSpendable { input },
+        8 => Reason::Frozen { input },
+        9 => Reason::Locked { parent },
+        10 => Reason::History { input },
+        11 => Reason::Found,
+        12 => Reason::Command,
+        _ => Reason::Disconnected,
+    })
+}
+
+fn output() -> impl Strategy<Value = StoredOutput> {
+    (any::<u64>(), vec(any::<u8>(), 0..40))
+        .prop_map(|(satoshis, script)| StoredOutput { satoshis, script: script.into() })
+}
+
+fn body() -> impl Strategy<Value = Body> {
+    prop_oneof![
+        vec(any::<u8>(), 0..300).prop_map(|bytes| Body::Transaction(bytes.into())),
+        vec(option::of(output()), 0..4).prop_map(Body::Outputs),
+        Just(Body::External),
+    ]
+}
+
+fn master() -> impl Strategy<Value = Master> {
+    let mined = vec(any::<(u32, u32, u32)>(), 0..3).prop_map(|triples| {
+        triples.into_iter().map(|(block_id, height, subtree)| MinedIn { block_id, height, subtree }).collect()
+    });
+    let verdict = prop_oneof![Just(Verdict::Pending), Just(Verdict::Accepted), reason().prop_map(Verdict::Conflicting)];
+    let first = (any::<(u32, u32, u64)>(), mined, option::of(any::<u32>()), option::of(body()));
+    let second =
+        (btree_set(txid(), 0..3), btree_set(any::<u32>(), 0..3), option::of(verdict), option::of(any::<u32>()));
+    (first, second).prop_map(|(first, second)| {
+        let ((total_utxos, total_extra_recs, created_at), mined, unmined_since, body) = first;
+        let (conflicting_children, spent_pages, verdict, preserve_until) = second;
+        Master {
+            total_utxos,
+            total_extra_recs,
+            mined,
+            created_at,
+            unmined_since,
+            body,
+            conflicting_children,
+            spent_pages,
+            verdict,
+            preserve_until,
+        }
+    })
+}
+
+fn reassignment() -> impl Strategy<Value = Reassignment> {
+    (any::<(u32, u32)>(), hash(), hash(), output()).prop_map(|((offset, block_height), utxo_hash, new, output)| {
+        Reassignment { offset, utxo_hash, new_utxo_hash: new, block_height, output }
+    })
+}
+
+fn page() -> impl Strategy<Value = Page> {
+    let numbers = (any::<[u32; 5]>(), any::<[u64; 3]>(), any::<[bool; 4]>());
+    let options = (option::of(any::<u64>()), option::of(stamp()), any::<[Option<u32>; 3]>());
+    let marks = (
+        btree_set(any::<u32>(), 0..4),
+        btree_set(any::<u32>(), 0..4),
+        btree_map(any::<u32>(), any::<u32>(), 0..4),
+        vec(reassignment(), 0..3),
+    );
+    (txid(), numbers, options, marks, option::of(vec(slot(), 0..6)), option::of(master())).prop_map(
+        |(txid, numbers, options, marks, utxos, master)| {
+            let ([number, version, lock_time, spent_utxos, record_utxos], sizes, flags) = numbers;
+            let (creating_at, chain_pos, [spending_height, delete_at_height, pruned]) = options;
+            let (contested, pruned_spenders, utxo_spendable_in, reassignments) = marks;
+            let [fee, size_in_bytes, extended_size] = sizes;
+            let [is_coinbase, locked, conflicting, frozen] = flags;
+            Page {
+                txid,
+                number,
+                version,
+                lock_time,
+                fee,
+                size_in_bytes,
+                extended_size,
+                utxos,
+                spent_utxos,
+                record_utxos,
+                is_coinbase,
+                locked,
+                conflicting,
+                frozen,
+                creating_at,
+                spending_height,
+                contested,
+                pruned_spenders,
+                utxo_spendable_in,
+                reassignments,
+                chain_pos,
+                delete_at_height,
+                pruned,
+                master: master.map(Box::new),
+            }
+        },
+    )
+}
+
+fn stored() -> impl Strategy<Value = (Key, Record)> {
+    let lock_record = (txid(), any::<(u64, u64, u32, String, u32, u64)>()).prop_map(|(txid, fields)| {
+        let (created_at, expires_at, process_id, hostname, expected_recs, owner) = fields;
+        let record = LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner };
+        (Key::LockRecord(txid), Record::LockRecord(record))
+    });
+    let block = (any::<[u32; 3]>(), any::<[[u8; 32]; 2]>(), any::<(bool, u64)>(), option::of(stamp())).prop_map(
+        |([block_id, height, time], [hash, previous], (longest_chain, progress), chain_pos)| {
+            let block = BlockRecord { block_id, hash, previous, height, time, longest_chain, progress, chain_pos };
+            (Key::Block(block_id), Record::Block(block))
+        },
+    );
+    let meta = (any::<[u8; 16]>(), any::<[u32; 4]>(), any::<(String, Option<[u8; 32]>, Option<u64>)>()).prop_map(
+        |(store_id, numbers, (network, chain_id, frontier))| {
+            let [layout_version, utxo_batch_size, retention, prune_horizon] = numbers;
+            let meta = MetaRecord {
+                store_id,
+                layout_version,
+                network,
+                utxo_batch_size,
+                retention,
+                prune_horizon,
+                chain_id,
+                frontier,
+            };
+            (Key::Meta, Record::Meta(meta))
+        },
+    );
+    prop_oneof![
+        5 => page().prop_map(|page| (Key::Page(page.txid, page.number), Record::Page(Arc::new(page)))),
+        1 => lock_record,
+        1 => block,
+        1 => meta,
+    ]
+}
+
+fn encoded(record: &Record) -> Bytes {
+    let mut bytes = Vec::new();
+    encode(record, &mut bytes);
+    bytes.into()
+}
+
+proptest! {
+    #[test]
+    fn every_record_round_trips((key, record) in stored()) {
+        prop_assert_eq!(decode(&key, encoded(&record)), Ok(record));
+    }
+
+    #[test]
+    fn a_value_cut_anywhere_or_with_a_byte_more_is_refused((key, record) in stored()) {
+        let bytes = encoded(&record);
+        for length in 0..bytes.len() {
+            prop_assert!(decode(&key, bytes.slice(..length)).is_err(), "{} of {}", length, bytes.len());
+        }
+        let mut longer = bytes.to_vec();
+        longer.push(0);
+        prop_assert_eq!(decode(&key, longer.into()), Err(CodecError::Trailing));
+    }
+
+    #[test]
+    fn no_bytes_panic(mut bytes in vec(any::<u8>(), 0..200), kind in 0..5_u8) {
+        for key in [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta] {
+            let _ = decode(&key, bytes.clone().into());
+        }
+        if let [version, of, ..] = &mut bytes[..] {
+            (*version, *of) = (VERSION, kind);
+            let key = [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta];
+            key.iter().for_each(|key| drop(decode(key, bytes.clone().into())));
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_never_panics((key, record) in stored(), at in any::<prop::sample::Index>(), bit in 0..8_u8) {
+        let mut bytes = encoded(&record).to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1_u8 << bit;
+        let _ = decode(&key, bytes.into());
+    }
+}
+
+#[test]
+fn another_layout_is_refused_by_its_number() {
+    assert_eq!(decode(&Key::Meta, Bytes::from_static(&[9, 3])), Err(CodecError::Version(9)));
+}
+
+#[test]
+fn a_value_under_a_key_of_another_kind_is_refused() {
+    let record = Record::Page(Arc::new(Page::stub(Txid::default(), Verdict::Pending)));
+    assert_eq!(decode(&Key::Meta, encoded(&record)), Err(CodecError::Kind));
+}
+
+#[test]
+fn a_huge_count_is_refused_before_anything_is_allocated_for_it() {
+    let key = Key::LockRecord(Txid::default());
+    let huge = [1, 1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01];
+    assert_eq!(decode(&key, Bytes::copy_from_slice(&huge)), Err(CodecError::Truncated));
+}
+
+#[test]
+fn the_body_of_a_decoded_page_shares_the_values_memory() {
+    let mut page = Page::stub(Txid::default(), Verdict::Pending);
+    page.master.as_mut().unwrap().body = Some(Body::Transaction(Bytes::from(vec![7; 100])));
+    let value = encoded(&Record::Page(Arc::new(page)));
+    let Ok(Record::Page(decoded)) = decode(&Key::master(Txid::default()), value.clone()) else { panic!("no page") };
+    let Some(Body::Transaction(body)) = &decoded.master.as_ref().unwrap().body else { panic!("no body") };
+    assert!(value.as_ptr_range().contains(&body.as_ptr()), "copied");
+}
