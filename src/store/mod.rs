@@ -1,5 +1,11 @@
 //! The multi-record protocols over one-record operations, and reads.
 
+pub mod meta;
+
+mod scan;
+#[cfg(test)]
+mod testing;
+
 use std::{sync::Arc, time::Duration};
 
 use crate::{
