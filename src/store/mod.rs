@@ -1,6 +1,10 @@
 //! The multi-record protocols over one-record operations, and reads.
 
+pub mod body;
+pub mod canonical;
+pub mod digest;
 pub mod meta;
+pub mod stats;
 
 mod scan;
 #[cfg(test)]
