@@ -257,7 +257,7 @@ async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Resu
         let first = reader.next(Duration::from_secs(5)).await?.into_iter().next();
         found = first.filter(|first| first.offset == 0).map(|first| chain_id(first.timestamp_ms, &first.key, &first.payload));
     }
-    parts.store.check_chain_id(found).await?;
+    parts.store.bind_chain(found).await?;
     Ok(())
 }
 

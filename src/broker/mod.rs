@@ -5,6 +5,7 @@
 
 pub mod memory;
 mod partitioner;
+pub mod replay;
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -6,6 +6,7 @@
 
 pub mod build;
 pub mod codec;
+
 mod operation;
 mod ops;
 mod page;

@@ -1,5 +1,15 @@
 //! The multi-record protocols over one-record operations, and reads.
 
+pub mod body;
+pub mod canonical;
+pub mod digest;
+pub mod meta;
+pub mod stats;
+
+mod scan;
+#[cfg(test)]
+mod testing;
+
 use std::{sync::Arc, time::Duration};
 
 use crate::{

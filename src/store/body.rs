@@ -1,0 +1,122 @@
+//! The body of a transaction, wherever it is kept.
+
+use std::borrow::Cow;
+
+use crate::{
+    record::{Body, Page, StoredOutput},
+    tx::{Output, ParseError, Transaction, Txid},
+};
+
+use super::Store;
+
+/// Why a body cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// It is in a blob store, and this store is set up without one.
+    #[error("the body of {txid} is in the blob store, and this store has none")]
+    External {
+        /// Whose.
+        txid: Txid,
+    },
+    /// The master has none, though it has slots.
+    #[error("{txid} has slots but no body")]
+    Missing {
+        /// Whose.
+        txid: Txid,
+    },
+    /// It is no transaction.
+    #[error("the body of {txid} is damaged: {error}")]
+    Damaged {
+        /// Whose.
+        txid: Txid,
+        /// What is wrong with it.
+        error: ParseError,
+    },
+    /// It is another transaction.
+    #[error("the body of {txid} is damaged: it hashes to {found}")]
+    OtherTransaction {
+        /// Whose.
+        txid: Txid,
+        /// What was found.
+        found: Txid,
+    },
+}
+
+/// A body that was looked at once: transactions parse, and can be walked without failing.
+#[derive(Debug, Clone, Copy)]
+pub enum ParsedBody<'a> {
+    /// Whole.
+    Transaction(Transaction<'a>),
+    /// Partial: outputs by index, gaps `None`.
+    Outputs(&'a [Option<StoredOutput>]),
+}
+
+impl Store {
+    /// The body of the transaction that `master` is the master of. The one place that knows where bodies are.
+    ///
+    /// # Errors
+    /// It is external, or missing.
+    pub(super) async fn body<'a>(&self, master: &'a Page) -> Result<Cow<'a, Body>, BodyError> {
+        match master.master.as_ref().and_then(|bins| bins.body.as_ref()) {
+            Some(Body::External) => Err(BodyError::External { txid: master.txid }),
+            Some(body) => Ok(Cow::Borrowed(body)),
+            None => Err(BodyError::Missing { txid: master.txid }),
+        }
+    }
+}
+
+impl<'a> ParsedBody<'a> {
+    /// # Errors
+    /// Bytes that are no transaction; a body that is elsewhere.
+    pub fn parse(txid: Txid, body: &'a Body) -> Result<Self, BodyError> {
+        match body {
+            Body::Transaction(bytes) => Transaction::parse(bytes)
+                .map(ParsedBody::Transaction)
+                .map_err(|error| BodyError::Damaged { txid, error }),
+            Body::Outputs(outputs) => Ok(ParsedBody::Outputs(outputs)),
+            Body::External => Err(BodyError::External { txid }),
+        }
+    }
+
+    /// Whether it is the body of `txid`. A partial one cannot be told.
+    ///
+    /// # Errors
+    /// It hashes to another id.
+    pub fn belongs_to(&self, txid: Txid) -> Result<(), BodyError> {
+        match self {
+            ParsedBody::Transaction(transaction) => match transaction.txid() {
+                found if found == txid => Ok(()),
+                found => Err(BodyError::OtherTransaction { txid, found }),
+            },
+            ParsedBody::Outputs(_) => Ok(()),
+        }
+    }
+
+    /// Output `vout`; `None` where there is none, or a gap.
+    pub fn output(&self, vout: u32) -> Option<Output<'a>> {
+        match self {
+            ParsedBody::Transaction(transaction) => transaction.outputs().nth(vout as usize),
+            ParsedBody::Outputs(outputs) => outputs.get(vout as usize)?.as_ref().map(view),
+        }
+    }
+
+    /// All outputs by index; gaps `None`.
+    pub fn outputs(&self) -> Box<dyn Iterator<Item = Option<Output<'a>>> + Send + 'a> {
+        match self {
+            ParsedBody::Transaction(transaction) => Box::new(transaction.outputs().map(Some)),
+            ParsedBody::Outputs(outputs) => Box::new(outputs.iter().map(|output| output.as_ref().map(view))),
+        }
+    }
+
+    /// The whole transaction, where it is one.
+    pub fn transaction(&self) -> Option<&Transaction<'a>> {
+        match self {
+            ParsedBody::Transaction(transaction) => Some(transaction),
+            ParsedBody::Outputs(_) => None,
+        }
+    }
+}
+
+fn view(output: &StoredOutput) -> Output<'_> {
+    Output { satoshis: output.satoshis, script: &output.script }
+}

@@ -1,0 +1,225 @@
+//! A digest of the logical state, so that two stores, or a store and a rebuild, can be compared: the sum modulo 2^256 of
+//! the BLAKE3 of each transaction's [canonical form](super::canonical). In the same scan everything is counted.
+//!
+//! A sum needs no order and no joining, so that a scan in any order and in bounded memory will do: it visits masters, and
+//! reads a transaction's other pages by their keys, a few at a time.
+
+use std::{fmt, ops::AddAssign, str::FromStr, sync::Arc};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{
+    engine::{EngineError, Set},
+    record::{Body, Key, Page, Record, TxState},
+    tx::Txid,
+};
+
+use super::{
+    Store,
+    body::{BodyError, ParsedBody},
+    canonical::{self, BodyHash, SideBlocks},
+    into_page,
+    scan::Scan,
+    stats::{SlotCounts, StoreStats},
+};
+
+/// Pages of one transaction held at a time: some ten megabytes where they are full.
+pub(super) const PAGES_AT_A_TIME: u32 = 8;
+
+/// The digest of a state: a number below 2^256 as 32 little-endian bytes, shown in hex in that order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct StateDigest(pub [u8; 32]);
+
+/// The text was not 64 hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a state digest (64 hexadecimal digits)")]
+pub struct ParseDigestError(String);
+
+/// What a scan of a whole store found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Survey {
+    /// Of the logical state.
+    pub digest: StateDigest,
+    /// Counts.
+    pub stats: StoreStats,
+}
+
+/// Why a scan did not come to its end.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SurveyError {
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A body could not be fetched.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+}
+
+impl Store {
+    /// Scans the store: its digest and its counts. `progress` is told how many transactions were seen so far.
+    ///
+    /// Both are of one state only where nothing changes meanwhile.
+    ///
+    /// # Errors
+    /// The engine failed for good, or a body is where this store cannot read. Damage is no error: it shows in the
+    /// digest, and [`verify`](super::verify) names it.
+    pub async fn survey(&self, mut progress: impl FnMut(u64)) -> Result<Survey, SurveyError> {
+        let (side, blocks) = self.blocks().await?;
+        let stats = StoreStats { blocks, side_blocks: side.0.len() as u64, ..StoreStats::default() };
+        let survey = Survey { stats, ..Survey::default() };
+        let mut surveyor = Surveyor { store: self, side, survey, seen: 0 };
+        let mut scan = Scan::new(self, Set::Transactions);
+        while let Some(records) = scan.next().await? {
+            for (key, record) in records {
+                if let (Key::Page(_, 0), Record::Page(master)) = (key, record) {
+                    surveyor.transaction(&master).await?;
+                }
+            }
+            progress(surveyor.seen);
+        }
+        Ok(surveyor.survey)
+    }
+
+    /// The blocks that are not on the longest chain, and how many are.
+    pub(super) async fn blocks(&self) -> Result<(SideBlocks, u64), EngineError> {
+        let (mut side, mut longest) = (SideBlocks::default(), 0);
+        let mut scan = Scan::new(self, Set::Blocks);
+        while let Some(records) = scan.next().await? {
+            for (_, record) in records {
+                match record {
+                    Record::Block(block) if block.longest_chain => longest += 1,
+                    Record::Block(block) => drop(side.0.insert(block.block_id)),
+                    _ => {}
+                }
+            }
+        }
+        Ok((side, longest))
+    }
+
+    /// Pages `from..to` of a transaction; `None` where one is missing.
+    pub(super) async fn pages(&self, txid: Txid, from: u32, to: u32) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
+        let keys = (from..to).map(|number| Key::Page(txid, number)).collect();
+        Ok(self.read(keys).await?.into_iter().map(into_page).collect())
+    }
+}
+
+struct Surveyor<'a> {
+    store: &'a Store,
+    side: SideBlocks,
+    survey: Survey,
+    seen: u64,
+}
+
+impl Surveyor<'_> {
+    async fn transaction(&mut self, master: &Page) -> Result<(), SurveyError> {
+        self.seen += 1;
+        if matches!(master.state(), TxState::Stub(_) | TxState::Pruned(_)) {
+            self.survey.stats.add(master, None, SlotCounts::default());
+            return Ok(());
+        }
+        let body = match self.store.body(master).await {
+            Ok(body) => Some(body),
+            Err(BodyError::Missing { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        self.with_body(master, body.as_deref()).await.map_err(SurveyError::from)
+    }
+
+    async fn with_body(&mut self, master: &Page, body: Option<&Body>) -> Result<(), EngineError> {
+        let mut form = Vec::new();
+        canonical::write_head(master, body.map_or(BodyHash::MISSING, BodyHash::of), &self.side, &mut form);
+        canonical::write_slots(master, &mut form);
+
+        let parsed = body.and_then(|body| ParsedBody::parse(master.txid, body).ok());
+        let mut outputs = parsed.iter().flat_map(ParsedBody::outputs);
+        let mut counts = SlotCounts::count(master, &mut outputs);
+
+        let mut hasher = blake3::Hasher::new();
+        let end = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs).saturating_add(1);
+        let mut next = 1;
+        while next < end {
+            let to = end.min(next.saturating_add(PAGES_AT_A_TIME));
+            for (page, number) in self.store.pages(master.txid, next, to).await?.into_iter().zip(next..) {
+                match page {
+                    // The pruner has begun with this transaction: the master's turn is last.
+                    Some(page) if page.pruned.is_some() => {
+                        self.survey.stats.tombstones += 1;
+                        return Ok(());
+                    }
+                    Some(page) => {
+                        counts += SlotCounts::count(&page, &mut outputs);
+                        canonical::write_slots(&page, &mut form);
+                    }
+                    None => {
+                        let missing = slots_of_page(master, number, self.store.settings.utxo_batch_size);
+                        outputs.by_ref().take(missing as usize).for_each(drop);
+                        canonical::write_missing_slots(missing, &mut form);
+                    }
+                }
+                hasher.update(&form);
+                form.clear();
+            }
+            next = to;
+        }
+        hasher.update(&form);
+        self.survey.digest += StateDigest(*hasher.finalize().as_bytes());
+        self.survey.stats.add(master, parsed.as_ref(), counts);
+        Ok(())
+    }
+}
+
+/// How many slots page `number` of a transaction should have.
+pub(super) fn slots_of_page(master: &Page, number: u32, batch_size: u32) -> u32 {
+    let total = master.master.as_ref().map_or(0, |bins| bins.total_utxos);
+    total.saturating_sub(number.saturating_mul(batch_size)).min(batch_size)
+}
+
+impl AddAssign for StateDigest {
+    /// Modulo 2^256.
+    fn add_assign(&mut self, other: Self) {
+        let mut carry = 0;
+        for (byte, other) in self.0.iter_mut().zip(other.0) {
+            let sum = u16::from(*byte) + u16::from(other) + carry;
+            *byte = sum as u8;
+            carry = sum >> 8;
+        }
+    }
+}
+
+impl fmt::Display for StateDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex::encode(self.0))
+    }
+}
+
+impl fmt::Debug for StateDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for StateDigest {
+    type Err = ParseDigestError;
+
+    fn from_str(text: &str) -> Result<Self, ParseDigestError> {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(text, &mut bytes).map_err(|_| ParseDigestError(text.to_owned()))?;
+        Ok(StateDigest(bytes))
+    }
+}
+
+impl Serialize for StateDigest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for StateDigest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+#[path = "digest_tests.rs"]
+mod tests;

@@ -1,0 +1,329 @@
+//! The meta record: who this store is, checked at every start (`DESIGN.md`, sections 4 and 9).
+
+use crate::{
+    engine::{EngineError, Row, Set},
+    record::{Key, MetaRecord, Operation, Outcome, Record},
+    tx::Network,
+};
+
+use super::{Store, scan::Scan};
+
+/// Version of the record layout that this program reads and writes.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// What the configuration says the store should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MetaExpectations {
+    /// The chain whose transactions it holds.
+    pub network: Network,
+    /// Slots a page.
+    pub utxo_batch_size: u32,
+    /// `block_height_retention`, blocks. The one setting that may change between starts.
+    pub retention: u32,
+}
+
+/// Why this store must not be worked on: what was found, what was expected, and what to do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum MetaError {
+    /// It holds transactions of another chain.
+    #[error(
+        "the store belongs to network `{store}`, the configuration says `{configured}`: correct `network`, or use another set"
+    )]
+    OtherNetwork {
+        /// As the store has it.
+        store: String,
+        /// As the configuration has it.
+        configured: Network,
+    },
+    /// Its pages have another size.
+    #[error(
+        "the store has {store} slots a page, the configuration says {configured}: set `utxo_batch_size` to {store} \
+         (it is fixed for the life of a set), or rebuild into an empty set with `replay --rebuild`"
+    )]
+    OtherBatchSize {
+        /// As the store has it.
+        store: u32,
+        /// As the configuration has it.
+        configured: u32,
+    },
+    /// Its records were written by another version of this program.
+    #[error(
+        "the store has record layout {store}, this program has {LAYOUT_VERSION}: use the program that wrote it, or \
+         rebuild into an empty set with `replay --rebuild`"
+    )]
+    OtherLayout {
+        /// As the store has it.
+        store: u32,
+    },
+    /// The log was consumed, but what came of it is gone.
+    #[error(
+        "the namespace was lost: the consumer group has committed offsets, but the store has no meta record; \
+         run `replay --rebuild` into an empty set"
+    )]
+    NamespaceLost,
+    /// There are records that belong to nobody.
+    #[error(
+        "the set holds records but no meta record: it belongs to another program, or part of the namespace was lost; \
+         use an empty set, or run `replay --rebuild` into one"
+    )]
+    Unowned,
+    /// Offsets of the chain topic mean something else than when they were stored.
+    #[error(
+        "the chain topic was recreated: the record at its offset 0 has id {found}, the store was made from {store}; \
+         restore the topic, or run `replay --rebuild` into an empty set"
+    )]
+    ChainRecreated {
+        /// Of the topic that the store was made from, in hex.
+        store: String,
+        /// Of the topic that is there now, in hex, or `none` where it has no record at offset 0.
+        found: String,
+    },
+    /// A change needs a meta record and there is none.
+    #[error("the store has no meta record (any more): start `run` on it first, or run `replay --rebuild`")]
+    Absent,
+    /// Something else lies where the meta record belongs.
+    #[error("the record under the meta key is no meta record: the store is damaged; run `replay --rebuild`")]
+    Damaged,
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// The id of a chain topic: BLAKE3 of timestamp (ms since the epoch, 8 bytes, little-endian) ‖ key ‖ value of its record
+/// at offset 0. The timestamp sets apart topics whose logs begin alike.
+pub fn chain_id(timestamp_ms: i64, key: &[u8], value: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&timestamp_ms.to_le_bytes());
+    hasher.update(key);
+    hasher.update(value);
+    *hasher.finalize().as_bytes()
+}
+
+impl Store {
+    /// Reads the meta record and compares it with `expected`; an empty set is made this store's, as `store_id` (random,
+    /// used only then). A new `retention` is written down.
+    ///
+    /// `group_has_offsets`: the consumer group has committed offsets, so that the store cannot be new. A rebuild, which
+    /// starts from nothing on purpose, says `false`.
+    ///
+    /// # Errors
+    /// See [`MetaError`]; nothing was changed then.
+    pub async fn open_meta(
+        &self,
+        expected: MetaExpectations,
+        group_has_offsets: bool,
+        store_id: [u8; 16],
+    ) -> Result<MetaRecord, MetaError> {
+        let meta = match self.meta().await? {
+            Some(meta) => meta,
+            None if group_has_offsets => return Err(MetaError::NamespaceLost),
+            None => self.create_meta(&expected, store_id).await?,
+        };
+        check(&meta, &expected)?;
+        if meta.retention == expected.retention {
+            return Ok(meta);
+        }
+        tracing::warn!(from = meta.retention, to = expected.retention, "block_height_retention was changed");
+        self.change_meta(|meta| Ok(MetaRecord { retention: expected.retention, ..meta })).await
+    }
+
+    /// The meta record; `None` where there is none.
+    pub async fn meta(&self) -> Result<Option<MetaRecord>, MetaError> {
+        match self.read(vec![Key::Meta]).await?.pop().flatten() {
+            None => Ok(None),
+            Some(Record::Meta(meta)) => Ok(Some(meta)),
+            Some(_) => Err(MetaError::Damaged),
+        }
+    }
+
+    /// Holds the store to the chain topic that has this [`chain_id`]; `None`: the topic has no record at offset 0 (yet).
+    /// The first one that is there is written down, any other refused from then on.
+    pub async fn bind_chain(&self, chain_id: Option<[u8; 32]>) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| match (meta.chain_id, chain_id) {
+            (None, _) => Ok(MetaRecord { chain_id, ..meta }),
+            (Some(store), Some(found)) if store == found => Ok(meta),
+            (Some(store), found) => Err(MetaError::ChainRecreated {
+                store: hex::encode(store),
+                found: found.map_or_else(|| "none".into(), hex::encode),
+            }),
+        })
+        .await
+    }
+
+    /// Writes down where a rebuild of this set ends (chain offset, next to read); `None`: it has ended.
+    pub async fn set_frontier(&self, frontier: Option<u64>) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| Ok(MetaRecord { frontier, ..meta })).await
+    }
+
+    /// Changes the meta record by compare-and-set; `change` may be asked again with what somebody else has written
+    /// meanwhile.
+    pub async fn change_meta(
+        &self,
+        change: impl Fn(MetaRecord) -> Result<MetaRecord, MetaError>,
+    ) -> Result<MetaRecord, MetaError> {
+        loop {
+            let expected = self.meta().await?.ok_or(MetaError::Absent)?;
+            let new = change(expected.clone())?;
+            if new == expected {
+                return Ok(new);
+            }
+            let operation = Operation::ReplaceMeta { expected, new: new.clone() };
+            match self.apply_one(Row { key: Key::Meta, operation }).await? {
+                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => return Ok(new),
+                Outcome::Rejected(rejection) => tracing::debug!(?rejection, "the meta record changed meanwhile"),
+            }
+        }
+    }
+
+    async fn create_meta(&self, expected: &MetaExpectations, store_id: [u8; 16]) -> Result<MetaRecord, MetaError> {
+        if self.holds_records().await? {
+            // Somebody else may have made the store his between the two reads.
+            return self.meta().await?.ok_or(MetaError::Unowned);
+        }
+        let meta = MetaRecord {
+            store_id,
+            layout_version: LAYOUT_VERSION,
+            network: expected.network.to_string(),
+            utxo_batch_size: expected.utxo_batch_size,
+            retention: expected.retention,
+            prune_horizon: 0,
+            chain_id: None,
+            frontier: None,
+        };
+        match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) }).await? {
+            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(meta),
+            Outcome::Rejected(_) => self.meta().await?.ok_or(MetaError::Absent),
+        }
+    }
+
+    async fn holds_records(&self) -> Result<bool, EngineError> {
+        for set in [Set::Transactions, Set::Blocks] {
+            if Scan::new(self, set).with_batch(1).next().await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The layout comes first: should it differ, the other fields may not mean what they seem to.
+fn check(meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError> {
+    if meta.layout_version != LAYOUT_VERSION {
+        return Err(MetaError::OtherLayout { store: meta.layout_version });
+    }
+    if meta.network != expected.network.to_string() {
+        return Err(MetaError::OtherNetwork { store: meta.network.clone(), configured: expected.network });
+    }
+    if meta.utxo_batch_size != expected.utxo_batch_size {
+        return Err(MetaError::OtherBatchSize { store: meta.utxo_batch_size, configured: expected.utxo_batch_size });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::testing::{seeded, store};
+
+    const EXPECTED: MetaExpectations =
+        MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
+
+    #[tokio::test]
+    async fn the_first_start_names_the_store_and_later_ones_find_it() {
+        let store = store(5);
+        let first = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        assert_eq!((first.store_id, first.layout_version, first.chain_id), ([1; 16], LAYOUT_VERSION, None));
+        for group_has_offsets in [false, true] {
+            assert_eq!(store.open_meta(EXPECTED, group_has_offsets, [2; 16]).await.unwrap(), first);
+        }
+    }
+
+    #[tokio::test]
+    async fn each_difference_is_refused_naming_both_values() {
+        let store = store(5);
+        let ours = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        let cases = [
+            (MetaExpectations { network: Network::Main, ..EXPECTED }, ["regtest", "main", "network"]),
+            (MetaExpectations { utxo_batch_size: 20_000, ..EXPECTED }, [" 5 ", "20000", "utxo_batch_size"]),
+        ];
+        for (expected, words) in cases {
+            let error = store.open_meta(expected, true, [1; 16]).await.unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+        store.change_meta(|meta| Ok(MetaRecord { layout_version: 7, ..meta })).await.unwrap();
+        let error = store.open_meta(EXPECTED, true, [1; 16]).await.unwrap_err().to_string();
+        assert!(error.contains("layout 7") && error.contains("has 1"), "{error}");
+        store.change_meta(|_| Ok(ours.clone())).await.unwrap();
+        store.open_meta(EXPECTED, true, [1; 16]).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_lost_namespace_is_refused_and_nothing_is_written() {
+        let store = store(5);
+        let error = store.open_meta(EXPECTED, true, [1; 16]).await.unwrap_err();
+        assert!(matches!(error, MetaError::NamespaceLost));
+        assert!(error.to_string().contains("replay --rebuild"));
+        assert_eq!(store.meta().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn records_without_a_meta_record_belong_to_somebody_else() {
+        let store = store(5);
+        store.plant(seeded(1, 2)).await;
+        assert!(matches!(store.open_meta(EXPECTED, false, [1; 16]).await, Err(MetaError::Unowned)));
+    }
+
+    #[tokio::test]
+    async fn a_new_retention_is_written_down() {
+        let store = store(5);
+        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        let changed = MetaExpectations { retention: 10, ..EXPECTED };
+        assert_eq!(store.open_meta(changed, true, [2; 16]).await.unwrap().retention, 10);
+        assert_eq!(store.meta().await.unwrap().unwrap().retention, 10);
+    }
+
+    #[tokio::test]
+    async fn the_chain_topic_is_remembered_from_its_first_record() {
+        let store = store(5);
+        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        let id = chain_id(5, b"key", b"value");
+        assert_eq!(store.bind_chain(None).await.unwrap().chain_id, None);
+        for _ in 0..2 {
+            assert_eq!(store.bind_chain(Some(id)).await.unwrap().chain_id, Some(id));
+        }
+        for (other, named) in [(Some([9; 32]), "0909"), (None, "none")] {
+            let error = store.bind_chain(other).await.unwrap_err();
+            assert!(matches!(error, MetaError::ChainRecreated { .. }));
+            assert!(error.to_string().contains(named) && error.to_string().contains(&hex::encode(id)));
+        }
+    }
+
+    #[test]
+    fn a_chain_id_depends_on_all_three() {
+        let id = chain_id(5, b"key", b"value");
+        for other in [chain_id(6, b"key", b"value"), chain_id(5, b"kez", b"value"), chain_id(5, b"key", b"valuf")] {
+            assert_ne!(id, other);
+        }
+    }
+
+    #[tokio::test]
+    async fn changes_made_meanwhile_are_kept() {
+        let store = store(5);
+        assert!(matches!(store.set_frontier(Some(1)).await, Err(MetaError::Absent)));
+        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        store.set_frontier(Some(7)).await.unwrap();
+        let (other, interfered) = (store.clone(), std::sync::atomic::AtomicBool::new(false));
+        let meta = store
+            .change_meta(|meta| {
+                if !interfered.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                    // Between the read and the compare-and-set of the first attempt.
+                    futures_util::future::FutureExt::now_or_never(other.bind_chain(Some([3; 32]))).unwrap().unwrap();
+                }
+                Ok(MetaRecord { prune_horizon: 40, ..meta })
+            })
+            .await
+            .unwrap();
+        assert_eq!((meta.prune_horizon, meta.chain_id, meta.frontier), (40, Some([3; 32]), Some(7)));
+        assert_eq!(store.set_frontier(None).await.unwrap().frontier, None);
+    }
+}

@@ -1,0 +1,60 @@
+//! Walking a whole set in bounded memory.
+
+use crate::{
+    engine::{Cursor, EngineError, ErrorKind, Set},
+    record::{Key, Record},
+};
+
+use super::Store;
+
+/// Records read at a time: some megabytes of ordinary transactions.
+const BATCH: usize = 1_000;
+
+/// A scan of one set, a batch at a time; what failed and may be retried is.
+pub(super) struct Scan<'a> {
+    store: &'a Store,
+    set: Set,
+    batch: usize,
+    state: State,
+}
+
+enum State {
+    At(Option<Cursor>),
+    Ended,
+}
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(store: &'a Store, set: Set) -> Self {
+        Scan { store, set, batch: BATCH, state: State::At(None) }
+    }
+
+    pub(super) fn with_batch(self, batch: usize) -> Self {
+        Scan { batch, ..self }
+    }
+
+    /// The next records, never none of them; `None` at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<(Key, Record)>>, EngineError> {
+        while let State::At(cursor) = &self.state {
+            let page = self.fetch(cursor.clone()).await?;
+            self.state = page.next.map_or(State::Ended, |cursor| State::At(Some(cursor)));
+            if !page.records.is_empty() {
+                return Ok(Some(page.records));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn fetch(&self, cursor: Option<Cursor>) -> Result<crate::engine::ScanPage, EngineError> {
+        let (mut pause, longest) = self.store.settings.retry_pause;
+        loop {
+            match self.store.engine.scan(self.set, cursor.clone(), self.batch).await {
+                Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
+                    tracing::warn!(%error, "tried again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(longest);
+                }
+                result => return result,
+            }
+        }
+    }
+}

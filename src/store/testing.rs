@@ -1,0 +1,172 @@
+//! Stores and transactions that the tests share. Output `n` of everything here is guarded by the script `51 n`.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use super::{Store, StoreSettings};
+use crate::{
+    engine::{Row, memory::MemoryEngine},
+    record::{
+        BlockRecord, Body, Key, Marks, Master, MinedIn, Operation, Outcome, Page, Phase, Rules, Sequenced, Spend,
+        SpendSlot, Stamp, StoredOutput,
+        build::{Seed, SeededOutput, Setting, Start, pages_of, seeded_page},
+    },
+    tx::{Network, Outpoint, Output, Transaction, Txid, utxo_hash, varint},
+};
+
+/// The height at which everything here is created.
+pub(super) const HEIGHT: u32 = 100;
+
+/// An empty store on a memory engine.
+pub(super) fn store(utxo_batch_size: u32) -> Store {
+    let rules = Rules { retention: 288 };
+    let settings = StoreSettings {
+        network: Network::Regtest,
+        rules,
+        utxo_batch_size,
+        batch_size: 3,
+        concurrency: 2,
+        retry_pause: (Duration::from_millis(1), Duration::from_millis(10)),
+    };
+    Store::new(Arc::new(MemoryEngine::new(rules)), settings)
+}
+
+pub(super) fn script(vout: u32) -> Bytes {
+    Bytes::from(vec![0x51, vout as u8])
+}
+
+/// A transaction in extended format; an input is what it spends, and how much that holds.
+pub(super) fn transaction(inputs: &[(Outpoint, u64)], outputs: &[u64]) -> Bytes {
+    let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0xef];
+    varint::write(&mut bytes, inputs.len() as u64);
+    for (outpoint, satoshis) in inputs {
+        bytes.extend(outpoint.txid.0);
+        bytes.extend(outpoint.vout.to_le_bytes());
+        bytes.extend([0, 0xff, 0xff, 0xff, 0xff]);
+        Output { satoshis: *satoshis, script: &script(outpoint.vout) }.write(&mut bytes);
+    }
+    varint::write(&mut bytes, outputs.len() as u64);
+    for (satoshis, vout) in outputs.iter().zip(0..) {
+        Output { satoshis: *satoshis, script: &script(vout) }.write(&mut bytes);
+    }
+    bytes.extend([0; 4]);
+    bytes.into()
+}
+
+/// A coinbase in standard format.
+pub(super) fn coinbase(satoshis: u64) -> Bytes {
+    let mut bytes = vec![1, 0, 0, 0, 1];
+    bytes.extend([0; 32]);
+    bytes.extend([0xff; 4]);
+    bytes.extend([1, 7, 0xff, 0xff, 0xff, 0xff, 1]);
+    Output { satoshis, script: &script(0) }.write(&mut bytes);
+    bytes.extend([0; 4]);
+    bytes.into()
+}
+
+pub(super) fn txid(bytes: &Bytes) -> Txid {
+    Transaction::parse(bytes).unwrap().txid()
+}
+
+pub(super) fn outpoint(txid: Txid, vout: u32) -> Outpoint {
+    Outpoint { txid, vout }
+}
+
+pub(super) fn setting(batch_size: u32) -> Setting {
+    Setting { network: Network::Regtest, height: HEIGHT, batch_size, created_at: 5 }
+}
+
+/// Its pages, all created, with the body in the master however many there are.
+pub(super) fn pages(bytes: &Bytes, start: &Start, batch_size: u32) -> Vec<Page> {
+    let parsed = Transaction::parse(bytes).unwrap();
+    let mut pages = pages_of(&parsed, bytes.clone(), txid(bytes), &setting(batch_size), start).unwrap();
+    pages.iter_mut().for_each(|page| page.creating_at = None);
+    master(&mut pages[0]).body = Some(Body::Transaction(bytes.clone()));
+    pages
+}
+
+/// The one page of a transaction that fits one.
+pub(super) fn page(bytes: &Bytes) -> Page {
+    pages(bytes, &Start::default(), 100).remove(0)
+}
+
+/// A partial transaction with this id whose outputs hold 1,000 satoshis each.
+pub(super) fn seeded(id: u8, outputs: u32) -> Page {
+    let output = |vout| SeededOutput { vout, output: StoredOutput { satoshis: 1_000, script: script(vout) } };
+    let seed = Seed { txid: Txid([id; 32]), coinbase: false, outputs: (0..outputs).map(output).collect() };
+    seeded_page(&seed, &setting(100)).unwrap()
+}
+
+pub(super) fn master(page: &mut Page) -> &mut Master {
+    page.master.as_mut().unwrap()
+}
+
+pub(super) fn block(block_id: u32, longest_chain: bool) -> BlockRecord {
+    let hash = [block_id as u8; 32];
+    BlockRecord {
+        block_id,
+        hash,
+        previous: [0; 32],
+        height: HEIGHT + block_id,
+        time: 0,
+        longest_chain,
+        progress: 0,
+        chain_pos: None,
+    }
+}
+
+impl Store {
+    /// Puts a page as it is, where there is none.
+    pub(super) async fn plant(&self, page: Page) {
+        let key = Key::Page(page.txid, page.number);
+        let contested = page.conflicting;
+        let page = Arc::new(page);
+        let operation = if contested { Operation::CreateContested(page) } else { Operation::Create(page) };
+        self.must_apply(key, operation).await;
+    }
+
+    /// Applies an operation of the sequencer.
+    pub(super) async fn sequenced(&self, key: Key, operation: Sequenced) {
+        let stamp = Stamp { offset: 1, phase: Phase::Apply };
+        self.must_apply(key, Operation::Sequenced(stamp, operation)).await;
+    }
+
+    /// Creates a transaction and takes what it spends.
+    pub(super) async fn accept(&self, bytes: &Bytes) {
+        self.take_inputs(bytes).await;
+        for page in pages(bytes, &Start::default(), self.settings.utxo_batch_size) {
+            self.plant(page).await;
+        }
+    }
+
+    /// Takes the slots that a transaction names, without creating it.
+    pub(super) async fn take_inputs(&self, bytes: &Bytes) {
+        let parsed = Transaction::parse(bytes).unwrap();
+        for (input, number) in parsed.inputs().zip(0..) {
+            let previous = input.previous.unwrap();
+            let Outpoint { txid, vout } = input.outpoint;
+            let slot = SpendSlot {
+                offset: vout % self.settings.utxo_batch_size,
+                input: number,
+                utxo_hash: utxo_hash(&txid, vout, previous.script, previous.satoshis),
+                satoshis: previous.satoshis,
+                script: Bytes::copy_from_slice(previous.script),
+            };
+            let spend = Spend { spender: parsed.txid(), height: 10_000, slots: vec![slot], marks: Marks::Respect };
+            let key = Key::Page(txid, vout / self.settings.utxo_batch_size);
+            self.must_apply(key, Operation::Spend(spend)).await;
+        }
+    }
+
+    /// Sets a transaction mined in a block of the longest chain.
+    pub(super) async fn mine(&self, txid: Txid, block_id: u32) {
+        let mined_in = MinedIn { block_id, height: HEIGHT + block_id, subtree: 0 };
+        self.sequenced(Key::master(txid), Sequenced::SetMined { mined_in, longest_chain: true }).await;
+    }
+
+    pub(super) async fn must_apply(&self, key: Key, operation: Operation) {
+        let outcome = self.apply_one(Row { key, operation: operation.clone() }).await.unwrap();
+        assert!(matches!(outcome, Outcome::Applied(_)), "{operation:?}: {outcome:?}");
+    }
+}
