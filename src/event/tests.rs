@@ -176,6 +176,7 @@ fn topics_admit_only_their_kinds() {
 /// bincode's own derive is the oracle: another program may use it.
 #[test]
 fn bodies_are_what_bincode_writes() {
+    type MirrorInput = (u32, [u8; 32], u32, Option<([u8; 32], u32)>);
     #[derive(bincode::Encode)]
     struct Mirror {
         chain_offset: u64,
@@ -186,7 +187,7 @@ fn bodies_are_what_bincode_writes() {
     #[allow(dead_code)]
     enum MirrorBody {
         PassedOver,
-        Accepted([u8; 32], u32, Vec<(u32, [u8; 32], u32, Option<([u8; 32], u32)>)>, Vec<[u8; 32]>, bool),
+        Accepted([u8; 32], u32, Vec<MirrorInput>, Vec<[u8; 32]>, bool),
         Conflicting,
         Cone(Vec<([u8; 32], [u8; 32])>, u32),
         CommandDone([u8; 16], MirrorResult),
