@@ -2,7 +2,7 @@
 //!
 //! A message is an envelope of three bytes ([`MAGIC`], [`SCHEMA_VERSION`], [`Kind`]) and a body, whose bytes
 //! `schemas/` lays down. Decoding borrows from the message, never panics, and never allocates more than the message
-//! justifies. Every type is declared once ([`declare!`]): its binary form, its JSON form and its table in `schemas/`
+//! justifies. Every type is declared once (`declare!`): its binary form, its JSON form and its table in `schemas/`
 //! follow from that.
 
 mod block;
@@ -41,6 +41,9 @@ pub const MAGIC: u8 = 0xD7;
 pub const SCHEMA_VERSION: u8 = 1;
 
 const ENVELOPE: usize = 3;
+
+/// Most transactions are smaller, so that most messages are written without growing.
+const USUAL: usize = 512;
 
 macro_rules! events {
     ($( $(#[$doc:meta])* $kind:ident($type:ident $(<$lt:lifetime>)?) = $number:literal, $text:literal; )+) => {
@@ -166,5 +169,7 @@ fn open(message: &[u8]) -> Result<(Kind, &[u8]), DecodeError> {
 
 /// A message with its envelope and nothing yet in it.
 fn seal(kind: Kind) -> Sink {
-    Sink::new(vec![MAGIC, SCHEMA_VERSION, kind as u8])
+    let mut message = Vec::with_capacity(USUAL);
+    message.extend([MAGIC, SCHEMA_VERSION, kind as u8]);
+    Sink::new(message)
 }

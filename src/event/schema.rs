@@ -122,8 +122,8 @@ impl Choice for SubtreeTransactions<'_> {
             Variant {
                 tag: 0,
                 text: "inline",
-                meaning: "The ids are in the message. In JSON the value is the list of them.",
-                rows: vec![row("(no name)", <&[u8]>::shape(), "`count` txids, 32 bytes each, nothing between.")],
+                meaning: "The ids are in the message. In JSON `inline` is itself the list of them.",
+                rows: vec![row("txids", <&[u8]>::shape(), "`count` txids, 32 bytes each, nothing between.")],
             },
             Variant {
                 tag: 1,
@@ -326,4 +326,74 @@ fn golden_dead_letters_are_those_of_the_code_in_both_directions() {
         assert_eq!(&DeadLetter::from_json(json).unwrap(), letter);
         assert_eq!(&DeadLetter::from_headers(&letter.to_headers()).unwrap(), letter);
     }
+}
+
+/// Widths in tables, and the least sizes that lists are checked with, are those of what is really written.
+#[test]
+fn widths_and_least_sizes_are_those_of_the_encoding() {
+    fn check<'a, T: Wire<'a> + Described>(least: T) {
+        let mut sink = Sink::new(Vec::new());
+        least.encode(&mut sink);
+        let written = sink.into_bytes().len();
+        let Shape { name, width } = T::shape();
+        assert_eq!(T::LEAST, written, "{name}");
+        match width {
+            Width::Fixed(width) => assert_eq!(width, written, "{name}"),
+            Width::Variable(_) => assert!(written >= 1, "{name}"),
+        }
+    }
+    let (txid, outpoint) = (Txid([0; 32]), Outpoint { txid: Txid([0; 32]), vout: 0 });
+    let subtree = || Subtree { count: 0, transactions: SubtreeTransactions::Inline(&[]) };
+    let block = || Block {
+        block_id: 0,
+        hash: [0; 32],
+        previous: [0; 32],
+        height: 0,
+        time: 0,
+        longest_chain: false,
+        coinbase: &[],
+        subtrees: vec![],
+    };
+    check(false);
+    check(0_u32);
+    check(0_u64);
+    check(0_i32);
+    check(0_i64);
+    check([0_u8; 16]);
+    check([0_u8; 32]);
+    check(txid);
+    check(UtxoHash([0; 32]));
+    check(outpoint);
+    check::<&[u8]>(&[]);
+    check("");
+    check(String::new());
+    check(None::<SpendingData>);
+    check(Vec::<Txid>::new());
+    check(SpendingData { txid, input: 0 });
+    check(SeededOutput { vout: 0, satoshis: 0, script: &[] });
+    check(subtree());
+    check(block());
+    check(DecidedInput { input: 0, outpoint, holder: None });
+    check(ConeMember { txid, parent: txid });
+    check(Reason::Found);
+    check(CommandResult::Applied);
+    check(DecisionBody::Closed);
+    check(Action::Unlock { txid });
+}
+
+/// The memory that is taken for a list before its elements are read is in proportion to the message.
+#[test]
+fn lists_take_little_more_memory_than_their_messages() {
+    fn growth<'a, T: Wire<'a>>() -> usize {
+        size_of::<T>().div_ceil(T::LEAST)
+    }
+    let growths = [
+        growth::<Txid>(),
+        growth::<SeededOutput>(),
+        growth::<Block>(),
+        growth::<Subtree>(),
+        growth::<DecidedInput>(),
+        growth::<ConeMember>(),
+    ];
+    assert!(growths.iter().all(|growth| *growth <= 4), "{growths:?}");
 }

@@ -1,0 +1,230 @@
+//! `utxo-store events encode|decode`: events as JSON to and from their binary form, one a line.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Subcommand};
+
+use crate::event::{Event, from_json, to_json};
+
+const EXAMPLE: &str = "\
+Example:
+  echo '{\"event\":\"validated\",\"tx\":\"0100…\",\"height\":170,\"locked\":false}' | utxo-store events encode
+  utxo-store events decode schemas/golden/command.hex
+
+The forms of all events are in schemas/.";
+
+/// Turns events from JSON into their binary form, and back
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub struct EventsArgs {
+    #[command(subcommand)]
+    direction: Direction,
+}
+
+#[derive(Debug, Subcommand)]
+enum Direction {
+    /// JSON, one event a line, to hexadecimal digits, one event a line
+    #[command(after_help = EXAMPLE)]
+    Encode(Input),
+    /// Hexadecimal digits, one event a line, to JSON, one event a line
+    #[command(after_help = EXAMPLE)]
+    Decode(Input),
+}
+
+#[derive(Debug, Args)]
+struct Input {
+    /// What to read; standard input if not given, or `-`
+    file: Option<PathBuf>,
+}
+
+/// What stopped the reading. What was written before it is complete.
+#[derive(Debug, thiserror::Error)]
+pub enum EventsError {
+    /// A line is no event.
+    #[error("line {line}: {problem}")]
+    Line {
+        /// Its number, from 1.
+        line: usize,
+        /// Why, with the field.
+        problem: String,
+    },
+    /// The file cannot be opened.
+    #[error("cannot open {}: {error}", path.display())]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The input cannot be read, or is not UTF-8.
+    #[error("cannot read line {line}: {error}")]
+    Read {
+        /// Its number, from 1.
+        line: usize,
+        /// Why.
+        error: io::Error,
+    },
+    /// The output cannot be written.
+    #[error("cannot write: {0}")]
+    Write(io::Error),
+}
+
+impl EventsArgs {
+    /// Reads the file or standard input, and writes to standard output. A reader that goes away (`| head`) is no error.
+    ///
+    /// # Errors
+    /// The input cannot be read, a line of it is no event, or the output cannot be written.
+    pub fn run(self) -> Result<(), EventsError> {
+        let output = BufWriter::new(io::stdout().lock());
+        let result = match self.direction {
+            Direction::Encode(input) => encode(input.open()?, output),
+            Direction::Decode(input) => decode(input.open()?, output),
+        };
+        match result {
+            Err(EventsError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            other => other,
+        }
+    }
+}
+
+impl Input {
+    fn open(self) -> Result<Box<dyn BufRead>, EventsError> {
+        match self.file {
+            Some(path) if path != Path::new("-") => match File::open(&path) {
+                Ok(file) => Ok(Box::new(BufReader::new(file))),
+                Err(error) => Err(EventsError::Open { path, error }),
+            },
+            _ => Ok(Box::new(io::stdin().lock())),
+        }
+    }
+}
+
+/// JSON lines to lines of hexadecimal digits. Empty lines are left out.
+///
+/// # Errors
+/// See [`EventsError`]; it names the line.
+pub fn encode(input: impl BufRead, output: impl Write) -> Result<(), EventsError> {
+    each_line(input, output, |line| from_json(line).map(hex::encode).map_err(|error| error.to_string()))
+}
+
+/// Lines of hexadecimal digits to JSON lines. Empty lines are left out.
+///
+/// # Errors
+/// See [`EventsError`]; it names the line.
+pub fn decode(input: impl BufRead, output: impl Write) -> Result<(), EventsError> {
+    each_line(input, output, |line| {
+        let message = hex::decode(line).map_err(|error| format!("not hexadecimal: {error}"))?;
+        let event = Event::decode(&message).map_err(|error| error.to_string())?;
+        Ok(to_json(&event))
+    })
+}
+
+fn each_line(
+    input: impl BufRead,
+    mut output: impl Write,
+    turn: impl Fn(&str) -> Result<String, String>,
+) -> Result<(), EventsError> {
+    for (line, text) in (1..).zip(input.lines()) {
+        let text = text.map_err(|error| EventsError::Read { line, error })?;
+        let text = text.trim();
+        if text.is_empty() {
+            continue;
+        }
+        match turn(text) {
+            Ok(turned) => writeln!(output, "{turned}").map_err(EventsError::Write)?,
+            Err(problem) => {
+                output.flush().map_err(EventsError::Write)?;
+                return Err(EventsError::Line { line, problem });
+            }
+        }
+    }
+    output.flush().map_err(EventsError::Write)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        events: EventsArgs,
+    }
+
+    fn golden(extension: &str) -> String {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/golden");
+        let names = ["validated", "seeded", "block-mined", "reorg", "contest", "command", "decision", "outcome"];
+        names
+            .iter()
+            .map(|name| std::fs::read_to_string(directory.join(format!("{name}.{extension}"))).unwrap())
+            .collect()
+    }
+
+    fn turned(result: Result<(), EventsError>, output: Vec<u8>) -> Result<String, String> {
+        result.map(|()| String::from_utf8(output).unwrap()).map_err(|error| error.to_string())
+    }
+
+    fn encoded(input: &str) -> Result<String, String> {
+        let mut output = Vec::new();
+        turned(encode(input.as_bytes(), &mut output), output)
+    }
+
+    fn decoded(input: &[u8]) -> Result<String, String> {
+        let mut output = Vec::new();
+        turned(decode(input, &mut output), output)
+    }
+
+    #[test]
+    fn golden_files_turn_into_one_another() {
+        let (binary, json) = (golden("hex"), golden("jsonl"));
+        assert_eq!(encoded(&json).as_ref(), Ok(&binary));
+        assert_eq!(decoded(binary.as_bytes()), Ok(json));
+    }
+
+    #[test]
+    fn empty_lines_and_line_ends_of_other_systems_are_no_matter() {
+        let json = golden("jsonl");
+        let spaced = format!("\r\n{}\n  \n", json.replace('\n', "\r\n"));
+        assert_eq!(encoded(&spaced), encoded(&json));
+        assert_eq!(encoded(""), Ok(String::new()));
+    }
+
+    #[test]
+    fn the_first_bad_line_is_named_after_the_good_ones_are_written() {
+        let good = golden("hex").lines().next().unwrap().to_owned();
+        let mut output = Vec::new();
+        let input = format!("{good}\n\n{}\n{good}\n", &good[..good.len() - 2]);
+        let error = decode(input.as_bytes(), &mut output).unwrap_err();
+        assert_eq!(error.to_string(), "line 3: validated.locked: the message ends 1 bytes too early");
+        assert_eq!(String::from_utf8(output).unwrap().lines().count(), 1);
+        assert_eq!(encoded("{}\n"), Err("line 1: event: is missing".into()));
+        assert_eq!(decoded(b"zz\n"), Err("line 1: not hexadecimal: Invalid character 'z' at position 0".into()));
+        assert_eq!(decoded(b"\n\xFF\n"), Err("cannot read line 2: stream did not contain valid UTF-8".into()));
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let program = Program::try_parse_from(["events", "decode", "/nowhere/events.hex"]).unwrap_or_else(|error| {
+            panic!("{error}");
+        });
+        let error = program.events.run().unwrap_err().to_string();
+        assert!(error.starts_with("cannot open /nowhere/events.hex: "), "{error}");
+    }
+
+    #[test]
+    fn help_has_an_example() {
+        let mut command = Program::command();
+        command.clone().debug_assert();
+        assert!(command.render_help().to_string().contains("utxo-store events encode"));
+        for direction in ["encode", "decode"] {
+            let help = command.find_subcommand_mut(direction).unwrap().render_help().to_string();
+            assert!(help.contains("utxo-store events decode schemas/golden"), "{help}");
+        }
+    }
+}
