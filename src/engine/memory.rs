@@ -147,11 +147,7 @@ impl Shard {
         let before = index_values(record.as_ref());
         let effect = record::apply(rules, &row.key, &mut record, &row.operation);
         let after = index_values(record.as_ref());
-<<<<<<< HEAD
         // A record is always of its key's kind, so the other arm is only for the type.
-=======
-        // No operation makes a record that is not its key's: would put another kind of record here.
->>>>>>> store
         *entry = record.and_then(|record| if let Record::Page(page) = record { Some(page) } else { None });
         if entry.is_none() {
             self.pages.remove(&place);
