@@ -104,7 +104,8 @@ pub async fn run(
         consumer,
     );
     let sequencer = if settings.sequencer_enabled {
-        let consumer = parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
+        let consumer =
+            parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
         Some(Sequencer::new(sequencer_parts(&settings, &parts, producer), ChainMode::Live, consumer))
     } else {
         None
@@ -138,11 +139,7 @@ pub async fn rebuild(
     let consumer = Box::new(ReplayConsumer::open(parts.broker.clone(), &topic, &frontier.validated).await?);
     let chain_ends = BTreeMap::from([(0, frontier.chain)]);
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
-    let modes = Modes::Rebuild(Arc::new(Rebuild {
-        frontier: frontier.validated,
-        mentions,
-        stop_at_frontier: true,
-    }));
+    let modes = Modes::Rebuild(Arc::new(Rebuild { frontier: frontier.validated, mentions, stop_at_frontier: true }));
     let pipeline =
         Pipeline::new(settings.pipeline.clone(), pipeline_parts(&settings, &parts, producer.clone(), modes), consumer);
     let mode = ChainMode::Rebuild { frontier: frontier.chain, stop_at_frontier: true };
@@ -255,7 +252,9 @@ async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Resu
     if low == 0 && high > 0 {
         let mut reader = parts.broker.read(&chain, 0).await?;
         let first = reader.next(Duration::from_secs(5)).await?.into_iter().next();
-        found = first.filter(|first| first.offset == 0).map(|first| chain_id(first.timestamp_ms, &first.key, &first.payload));
+        found = first
+            .filter(|first| first.offset == 0)
+            .map(|first| chain_id(first.timestamp_ms, &first.key, &first.payload));
     }
     parts.store.bind_chain(found).await?;
     Ok(())

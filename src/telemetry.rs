@@ -287,8 +287,14 @@ impl Metrics {
     pub fn forget_partition(&self, partition: &TopicPartition) {
         let number = partition.partition.to_string();
         let labels = &[&*partition.topic, number.as_str()];
-        let gauges =
-            [&self.lag_messages, &self.watermark, &self.halted, &self.paused, &self.unfinished_events, &self.unfinished_bytes];
+        let gauges = [
+            &self.lag_messages,
+            &self.watermark,
+            &self.halted,
+            &self.paused,
+            &self.unfinished_events,
+            &self.unfinished_bytes,
+        ];
         // What was never shown need not be forgotten.
         gauges.into_iter().for_each(|gauge| drop(gauge.remove_label_values(labels)));
         drop(self.lag_seconds.remove_label_values(labels));

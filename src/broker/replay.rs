@@ -91,7 +91,8 @@ impl Consumer for ReplayConsumer {
             if let Some(polled) = self.to_say.pop_front() {
                 return Ok(polled);
             }
-            let ended = self.sources.values_mut().find(|source| source.reader.position() >= source.end && !source.end_told);
+            let ended =
+                self.sources.values_mut().find(|source| source.reader.position() >= source.end && !source.end_told);
             if let Some(source) = ended {
                 source.end_told = true;
                 return Ok(Polled::End(source.partition.clone()));

@@ -76,7 +76,10 @@ mod tests {
         let why = every_tenth(&mut gauge, 0).unwrap();
         assert!(why.starts_with("3 of the 30"), "{why}");
         let mut calm = DeadLetterGauge::default();
-        assert!((0..20).all(|minute| calm.count(&LIMITS, true, minute * 61_000).is_none() && !calm_reset(&mut calm, minute)));
+        assert!(
+            (0..20)
+                .all(|minute| calm.count(&LIMITS, true, minute * 61_000).is_none() && !calm_reset(&mut calm, minute))
+        );
     }
 
     fn calm_reset(gauge: &mut DeadLetterGauge, minute: u64) -> bool {

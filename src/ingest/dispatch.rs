@@ -6,7 +6,10 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     engine::{EngineError, ErrorKind, RecordEngine, Row},
-    ingest::{flight::FlightId, plan::{EventRef, Token, own_state_of}},
+    ingest::{
+        flight::FlightId,
+        plan::{EventRef, Token, own_state_of},
+    },
     record::{Key, Outcome, TxState},
     telemetry::{Metrics, OperationKind},
     tx::Txid,
@@ -113,7 +116,9 @@ impl Dispatcher {
 
     /// When [`flush`](Self::flush) has something to do, whatever else happens.
     pub fn deadline(&self) -> Option<Instant> {
-        self.oldest.filter(|_| self.in_flight < self.settings.in_flight_batches).map(|since| since + self.settings.batch_age)
+        self.oldest
+            .filter(|_| self.in_flight < self.settings.in_flight_batches)
+            .map(|since| since + self.settings.batch_age)
     }
 
     /// A batch is through.
@@ -145,7 +150,13 @@ impl Dispatcher {
 
     fn send_reads(&mut self) {
         let reads = std::mem::take(&mut self.reads);
-        tokio::spawn(read_until_done(self.engine.clone(), self.settings, self.metrics.clone(), self.done.clone(), reads));
+        tokio::spawn(read_until_done(
+            self.engine.clone(),
+            self.settings,
+            self.metrics.clone(),
+            self.done.clone(),
+            reads,
+        ));
     }
 }
 

@@ -173,9 +173,7 @@ impl Flight {
     /// A locked parent, if nothing but locked parents is waited for.
     pub fn locked_parent(&self) -> Option<Txid> {
         let waits = |refusal: &Rejection| matches!(refusal, Rejection::NotFound | Rejection::Creating);
-        let undecided = |refusal: &Rejection| {
-            matches!(refusal, Rejection::Conflicting(verdict) if !matches!(verdict, crate::record::Verdict::Conflicting(_)))
-        };
+        let undecided = |refusal: &Rejection| matches!(refusal, Rejection::Conflicting(verdict) if !matches!(verdict, crate::record::Verdict::Conflicting(_)));
         if self.refusals().any(|(_, refusal)| waits(refusal) || undecided(refusal)) {
             return None;
         }

@@ -109,7 +109,11 @@ impl PartitionState {
         let known = committed.and_then(|committed| serde_json::from_str::<PartitionView>(&committed.metadata).ok());
         Ok(match known {
             // Its end may have moved since.
-            Some(view) => PartitionView { at_end: false, oldest_unfinished: view.oldest_unfinished.or(Some((view.read_timestamp_ms, next))), ..view },
+            Some(view) => PartitionView {
+                at_end: false,
+                oldest_unfinished: view.oldest_unfinished.or(Some((view.read_timestamp_ms, next))),
+                ..view
+            },
             None => PartitionView {
                 oldest_unfinished: Some((i64::MIN, next)),
                 read_timestamp_ms: i64::MIN,
@@ -125,7 +129,8 @@ impl PartitionState {
         let metadata = serde_json::to_string(&view).ok()?;
         let now = Committed { offset: self.tracker.watermark(), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
-        let says_more = self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
+        let says_more =
+            self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
         let never_read = self.committed.is_none() && self.tracker.position() == 0;
         ((moved && !never_read) || says_more).then_some(now)
     }

@@ -201,7 +201,8 @@ impl Pipeline {
 
     fn wake_at(&self) -> Instant {
         let now_ms = self.now_ms();
-        let due = self.planner.next_due_ms().map(|due| Instant::now() + Duration::from_millis(due.saturating_sub(now_ms)));
+        let due =
+            self.planner.next_due_ms().map(|due| Instant::now() + Duration::from_millis(due.saturating_sub(now_ms)));
         let proof = (self.planner.counts().parked > 0).then_some(self.next_proof);
         [due, proof, self.dispatcher.deadline()].into_iter().flatten().fold(self.next_commit, Instant::min)
     }
@@ -223,7 +224,8 @@ impl Pipeline {
     fn on_assigned(&mut self, assigned: Assigned) {
         let number = assigned.partition.partition;
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
-        self.partitions.insert(number, PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition)));
+        self.partitions
+            .insert(number, PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition)));
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         self.parts.health.set(Condition::Assigned, None);
         if self.throttled {
@@ -256,8 +258,7 @@ impl Pipeline {
         let Some(state) = self.partitions.get_mut(&number).filter(|state| state.epoch == batch.epoch) else { return };
         state.high_watermark = state.high_watermark.max(batch.high_watermark);
         state.at_end = false;
-        let messages: Vec<Message> =
-            batch.messages.into_iter().filter(|message| state.deliver(message)).collect();
+        let messages: Vec<Message> = batch.messages.into_iter().filter(|message| state.deliver(message)).collect();
         if messages.is_empty() {
             return;
         }
@@ -269,7 +270,13 @@ impl Pipeline {
         let settings = self.settings.prepare;
         let count = messages.len();
         let prepared = tokio::spawn(async move {
-            messages.into_iter().map(|message| { let result = prepare(&settings, &message); (message, result) }).collect()
+            messages
+                .into_iter()
+                .map(|message| {
+                    let result = prepare(&settings, &message);
+                    (message, result)
+                })
+                .collect()
         });
         self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, messages: count, prepared });
         self.throttle();
@@ -315,7 +322,8 @@ impl Pipeline {
         self.unprepared -= chunk.messages.len();
         let now_ms = self.now_ms();
         for (message, result) in chunk.messages {
-            let Some(state) = self.partitions.get_mut(&chunk.partition).filter(|state| state.epoch == chunk.epoch) else {
+            let Some(state) = self.partitions.get_mut(&chunk.partition).filter(|state| state.epoch == chunk.epoch)
+            else {
                 return;
             };
             let event = EventRef {
@@ -516,7 +524,7 @@ impl Pipeline {
         }
     }
 
-    async fn views(&self) -> Result<(Vec<(i32, PartitionView)>, ChainView), BrokerError> {
+    async fn views(&mut self) -> Result<(Vec<(i32, PartitionView)>, ChainView), BrokerError> {
         let count = self.parts.broker.partitions(&self.settings.topic).await?.unwrap_or(0);
         let foreign: Vec<TopicPartition> = (0..count)
             .filter(|number| !self.partitions.contains_key(number))
@@ -535,7 +543,11 @@ impl Pipeline {
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.
     async fn drain(&mut self) -> Result<(), PipelineError> {
         let deadline = Instant::now() + self.settings.drain_timeout;
-        while self.planner.counts().active > 0 || !self.dispatcher.is_idle() || !self.chunks.is_empty() || self.publishing > 0 {
+        while self.planner.counts().active > 0
+            || !self.dispatcher.is_idle()
+            || !self.chunks.is_empty()
+            || self.publishing > 0
+        {
             let flush = self.dispatcher.deadline().unwrap_or(deadline).min(deadline);
             tokio::select! {
                 biased;

@@ -8,6 +8,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
+    engine::Row,
     ingest::{
         flight::{Flight, FlightId, Group, Stage, Work},
         parked::Parked,
@@ -16,7 +17,6 @@ use crate::{
     record::{
         self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Rules, SpendSlot, TxState, Verdict,
     },
-    engine::Row,
     telemetry::Completion,
     tx::Txid,
 };
@@ -616,9 +616,7 @@ pub enum Barred {
 
 /// What one refusal means for the spender of `parent`'s slots.
 pub fn barred_by(rejection: &Rejection, parent: Txid, slots: &[SpendSlot], mode: Mode) -> Barred {
-    let input = |offset: u32| {
-        slots.iter().find(|slot| slot.offset == offset).map_or(0, |slot| slot.input)
-    };
+    let input = |offset: u32| slots.iter().find(|slot| slot.offset == offset).map_or(0, |slot| slot.input);
     let first_input = slots.first().map_or(0, |slot| slot.input);
     if let Rejection::SpenderPruned(_) = rejection {
         return Barred::Pruned;
@@ -657,4 +655,3 @@ pub fn marks_for(mode: Mode) -> Marks {
 pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
     record.and_then(Record::page).map(Page::state)
 }
-

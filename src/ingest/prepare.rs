@@ -110,7 +110,10 @@ fn check_key(message: &Message, txid: &Txid) -> Result<(), Poison> {
         return Ok(());
     }
     let key = hex::encode(&message.key);
-    Err(Poison::new(DeadLetterClass::Decode, format!("the key {key} is not the transaction's id {txid} (internal order)")))
+    Err(Poison::new(
+        DeadLetterClass::Decode,
+        format!("the key {key} is not the transaction's id {txid} (internal order)"),
+    ))
 }
 
 fn check_pages(slots: usize, settings: &PrepareSettings) -> Result<(), Poison> {

@@ -47,9 +47,8 @@ pub fn proves_missing(event: EventOrder, partitions: &[(i32, PartitionView)], ch
     };
     chain_passed
         && partitions.iter().all(|(number, view)| {
-            let nothing_older = view
-                .oldest_unfinished
-                .is_none_or(|(timestamp_ms, offset)| (timestamp_ms, *number, offset) >= event);
+            let nothing_older =
+                view.oldest_unfinished.is_none_or(|(timestamp_ms, offset)| (timestamp_ms, *number, offset) >= event);
             let read_past = *number == event.1 || view.at_end || view.at_bound || view.read_timestamp_ms > past;
             nothing_older && read_past
         })
@@ -75,7 +74,10 @@ mod tests {
         assert!(proven(PartitionView { at_end: true, ..view(None, 0) }, ChainView::AtEnd));
         assert!(proven(PartitionView { at_bound: true, ..view(Some((1_001, 0)), 900) }, ChainView::AtEnd));
         assert!(!proven(PartitionView { at_end: true, ..view(Some((999, 3)), 0) }, ChainView::AtEnd), "an older one");
-        assert!(!proven(PartitionView { at_end: true, ..view(Some((1_000, 3)), 0) }, ChainView::AtEnd), "tie: partition");
+        assert!(
+            !proven(PartitionView { at_end: true, ..view(Some((1_000, 3)), 0) }, ChainView::AtEnd),
+            "tie: partition"
+        );
         assert!(proven(view(None, 1_061), ChainView::Behind(1_061)));
         assert!(!proven(view(None, 1_061), ChainView::Behind(1_060)), "a coinbase may be on its way");
     }

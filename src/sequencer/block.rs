@@ -183,7 +183,9 @@ impl Handler {
 
     async fn set_mined(&self, at: At, block: &Block<'_>, open: &[Listed]) -> Result<Vec<Standing>, Stop> {
         let mut standings = Vec::with_capacity(open.len());
-        for batch in open.chunks(self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1)) {
+        for batch in
+            open.chunks(self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1))
+        {
             let rows = batch.iter().map(|listed| {
                 let mined_in = MinedIn { block_id: block.block_id, height: block.height, subtree: listed.subtree };
                 at.row(Phase::Apply, Key::master(listed.txid), Sequenced::SetMined { mined_in, longest_chain: true })
@@ -216,10 +218,16 @@ impl Handler {
         let body = steps
             .decide(async {
                 let Findings::Inputs(inputs) = self.findings(at, Phase::Apply, &page, block.height, true).await? else {
-                    return Err(Stop::Halt(format!("block {} lists {txid}, which was pruned", hex_reversed(&block.hash))));
+                    return Err(Stop::Halt(format!(
+                        "block {} lists {txid}, which was pruned",
+                        hex_reversed(&block.hash)
+                    )));
                 };
                 let body = evaluate_listed(txid, block.height, &inputs).map_err(|reason| {
-                    Stop::Halt(format!("block {} lists {txid}, which cannot be live: {reason:?}", hex_reversed(&block.hash)))
+                    Stop::Halt(format!(
+                        "block {} lists {txid}, which cannot be live: {reason:?}",
+                        hex_reversed(&block.hash)
+                    ))
                 })?;
                 self.check_rivals(block, &body).await?;
                 Ok(body)

@@ -57,13 +57,7 @@ impl Handler {
     }
 
     /// Decides until the transaction itself has its verdict: a live rival that has to give way comes first.
-    async fn decide_on(
-        &self,
-        at: At,
-        steps: &mut Steps<'_>,
-        txid: Txid,
-        reopen: Reopen,
-    ) -> Result<DecisionBody, Stop> {
+    async fn decide_on(&self, at: At, steps: &mut Steps<'_>, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
         loop {
             let body = steps.decide(self.judge(at, txid, reopen)).await?;
             self.carry_out(at, steps, body.clone()).await?;
@@ -85,9 +79,7 @@ impl Handler {
         };
         let height = page.master.as_ref().and_then(|master| master.unmined_since).unwrap_or(self.height());
         let may_wait = !matches!(reopen, Reopen::Reconsider | Reopen::ByEvent(Reason::MissingParent { .. }));
-        let Findings::Inputs(inputs) =
-            self.findings(at, Phase::Evaluate, &page, height, may_wait).await?
-        else {
+        let Findings::Inputs(inputs) = self.findings(at, Phase::Evaluate, &page, height, may_wait).await? else {
             return Ok(passed_over);
         };
         if was_live {
@@ -147,7 +139,11 @@ impl Handler {
         let mut open: Vec<(Outpoint, SpendSlot)> = slots;
         let mut pause = std::time::Duration::from_millis(5);
         while !open.is_empty() {
-            let outcomes = self.apply(open.iter().map(|(outpoint, slot)| self.take(at, phase, txid, *outpoint, slot, height)).collect()).await?;
+            let outcomes = self
+                .apply(
+                    open.iter().map(|(outpoint, slot)| self.take(at, phase, txid, *outpoint, slot, height)).collect(),
+                )
+                .await?;
             let mut again = Vec::new();
             let mut holders = Vec::new();
             let mut waits = false;
@@ -159,9 +155,7 @@ impl Handler {
                         Refusal::Pruned => return Ok(Findings::Pruned),
                         Refusal::Stale => return Err(Stop::Behind(at.offset)),
                         Refusal::Reason(reason) => Found::Refused(reason),
-                        Refusal::Absent if !may_wait => {
-                            Found::Refused(Reason::MissingParent { parent: outpoint.txid })
-                        }
+                        Refusal::Absent if !may_wait => Found::Refused(Reason::MissingParent { parent: outpoint.txid }),
                         // Its own contest stands behind this event: should it win, the child gets a second chance.
                         Refusal::Wait if !may_wait => {
                             Found::Refused(Reason::ConflictingParent { parent: outpoint.txid })
@@ -281,7 +275,10 @@ impl Handler {
                 return Ok(message);
             }
         }
-        Err(Stop::Halt(format!("cannot read offset {offset} of {} partition {} again", partition.topic, partition.partition)))
+        Err(Stop::Halt(format!(
+            "cannot read offset {offset} of {} partition {} again",
+            partition.topic, partition.partition
+        )))
     }
 }
 

@@ -32,7 +32,9 @@ pub enum BadDecision {
     #[error("offset {0} of the decisions topic holds no decision: {1}")]
     NotADecision(u64, String),
     /// Skips a step.
-    #[error("offset {at} of the decisions topic holds step {found} on chain offset {chain_offset}, where step {expected} is next")]
+    #[error(
+        "offset {at} of the decisions topic holds step {found} on chain offset {chain_offset}, where step {expected} is next"
+    )]
     Gap {
         /// Offset in the decisions topic.
         at: u64,

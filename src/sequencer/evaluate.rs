@@ -59,9 +59,7 @@ pub fn refusal(rejection: &Rejection, index: u32, parent: Txid) -> Refusal {
         Rejection::Locked => Refusal::Reason(Reason::Locked { parent }),
         Rejection::Immature(_) => Refusal::Reason(Reason::Immature { input: index }),
         Rejection::NoSuchOutput(_) => Refusal::Reason(Reason::NoSuchOutput { input: index }),
-        Rejection::HashMismatch(_) | Rejection::OutputMismatch(_) => {
-            Refusal::Reason(Reason::Mismatch { input: index })
-        }
+        Rejection::HashMismatch(_) | Rejection::OutputMismatch(_) => Refusal::Reason(Reason::Mismatch { input: index }),
         Rejection::Frozen(_) => Refusal::Reason(Reason::Frozen { input: index }),
         Rejection::NotYetSpendable(..) => Refusal::Reason(Reason::NotYetSpendable { input: index }),
         Rejection::NotFound => Refusal::Absent,

@@ -203,7 +203,11 @@ impl Handler {
                 .filter(|(_, master)| master.as_ref().is_none_or(|page| page.utxos.is_none() && page.pruned.is_none()))
                 .map(|(txid, _)| txid.to_string())
                 .collect();
-            if missing.is_empty() { Ok(Ok(masters.into_iter().flatten().collect())) } else { Ok(Err(missing.join(", "))) }
+            if missing.is_empty() {
+                Ok(Ok(masters.into_iter().flatten().collect()))
+            } else {
+                Ok(Err(missing.join(", ")))
+            }
         })
         .await
     }
@@ -214,10 +218,14 @@ impl Handler {
             return Ok(());
         }
         let messages = outcomes.into_iter().map(|(txid, kind)| {
-            self.parts.metrics.verdicts.of(match kind {
-                OutcomeKind::Accepted => VerdictKind::Accepted,
-                _ => VerdictKind::Conflicting,
-            }).inc();
+            self.parts
+                .metrics
+                .verdicts
+                .of(match kind {
+                    OutcomeKind::Accepted => VerdictKind::Accepted,
+                    _ => VerdictKind::Conflicting,
+                })
+                .inc();
             let event = Event::Outcome(OutcomeEvent { txid, chain_offset: at.offset, kind });
             self.message(&self.parts.topics.outcomes, None, Bytes::copy_from_slice(&txid.0), event.encode().into())
         });

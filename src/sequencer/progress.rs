@@ -26,9 +26,12 @@ impl ChainProgress for CommittedProgress {
         let chain = TopicPartition { topic: self.topics.chain.as_str().into(), partition: 0 };
         let committed = self.broker.committed(&self.group, std::slice::from_ref(&chain)).await?.pop().flatten();
         let offset = committed.as_ref().map_or(0, |committed| committed.offset);
-        let state = committed.and_then(|committed| ChainState::from_metadata(&committed.metadata).ok()).unwrap_or_default();
+        let state =
+            committed.and_then(|committed| ChainState::from_metadata(&committed.metadata).ok()).unwrap_or_default();
         let mut view = self.behind(&chain, offset).await?;
-        for (topic, next) in [(&self.topics.block_mined, state.block_mined_next), (&self.topics.reorgs, state.reorgs_next)] {
+        for (topic, next) in
+            [(&self.topics.block_mined, state.block_mined_next), (&self.topics.reorgs, state.reorgs_next)]
+        {
             let partition = TopicPartition { topic: topic.as_str().into(), partition: 0 };
             view = match (view, self.behind(&partition, next).await?) {
                 (ChainView::AtEnd, other) | (other, ChainView::AtEnd) => other,

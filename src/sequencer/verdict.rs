@@ -46,9 +46,9 @@ impl Handler {
                 self.tell_conflicting(at, members).await
             }
             DecisionBody::PassedOver { txid } => self.settle_passed_over(at, txid).await,
-            DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {
-                Err(Stop::Halt(format!("chain offset {}: a decision stands where a verdict should: {body:?}", at.offset)))
-            }
+            DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => Err(Stop::Halt(
+                format!("chain offset {}: a decision stands where a verdict should: {body:?}", at.offset),
+            )),
         }
     }
 
@@ -66,7 +66,11 @@ impl Handler {
             self.wait_for_bodies(at, &named).await?;
         }
         let input_of = |loser: &Txid| {
-            inputs.iter().filter_map(|input| input.holder).find(|holder| holder.txid == *loser).map_or(0, |held| held.input)
+            inputs
+                .iter()
+                .filter_map(|input| input.holder)
+                .find(|holder| holder.txid == *loser)
+                .map_or(0, |held| held.input)
         };
         let lost = losers
             .iter()
@@ -112,10 +116,7 @@ impl Handler {
             let chunk: Vec<Loser> = chunk
                 .into_iter()
                 .filter(|member| visited.insert(member.txid))
-                .map(|member| Loser {
-                    txid: member.txid,
-                    reason: Reason::ConflictingParent { parent: member.parent },
-                })
+                .map(|member| Loser { txid: member.txid, reason: Reason::ConflictingParent { parent: member.parent } })
                 .collect();
             found.retain(|member| !visited.contains(&member.txid));
             self.flag(at, height, &chunk).await?;

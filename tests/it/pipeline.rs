@@ -1,0 +1,181 @@
+//! The pipeline and the sequencer on a log and a store in memory.
+
+use utxo_store::record::{Reason, Slot, TxState, Verdict};
+
+use crate::world::{Made, World, spend};
+
+async fn state(world: &World, made: &Made) -> TxState {
+    world.page(made).await.unwrap().state()
+}
+
+async fn holder(world: &World, made: &Made, vout: usize) -> Slot {
+    world.page(made).await.unwrap().utxos.as_ref().unwrap()[vout]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_of_transactions_is_created_spent_and_mined() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let parent = spend(&[seed.coin(0)], 2, 1);
+    let child = spend(&[parent.coin(0), seed.coin(1)], 1, 2);
+    world.validate(&parent).await;
+    world.validate(&child).await;
+    world.mine(1, &[&parent, &child]).await;
+    world.run_until_consumed().await;
+    for made in [&seed, &parent, &child] {
+        assert_eq!(state(&world, made).await, TxState::Live);
+    }
+    assert_eq!(holder(&world, &parent, 0).await.spender().unwrap().txid, child.txid);
+    assert_eq!(holder(&world, &parent, 1).await.spender(), None);
+    let page = world.page(&child).await.unwrap();
+    assert_eq!(page.master.as_ref().unwrap().mined[0].block_id, 1);
+    assert_eq!(page.master.as_ref().unwrap().unmined_since, None);
+    assert_eq!(world.count("chain").await, 1, "nothing was contested");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_rivals_one_wins_and_the_rebuild_agrees() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0), seed.coin(1)], 1, 2));
+    let child = spend(&[second.coin(0)], 1, 3);
+    for made in [&first, &second, &child] {
+        world.validate(made).await;
+    }
+    world.run_until_consumed().await;
+    let winner = holder(&world, &seed, 0).await.spender().unwrap().txid;
+    let rebuilt = world.rebuild().await;
+    for made in [&seed, &first, &second, &child] {
+        let (live, again) = (world.page(made).await.unwrap(), rebuilt.master(made.txid).await.unwrap().unwrap());
+        assert_eq!(live.state(), again.state(), "{}", made.txid);
+        assert_eq!(live.utxos, again.utxos, "{}", made.txid);
+    }
+    if winner == first.txid {
+        let lost = Verdict::Conflicting(Reason::DoubleSpend { input: 0, winner });
+        assert_eq!(state(&world, &second).await, TxState::Conflicting(lost));
+        let fell = Verdict::Conflicting(Reason::ConflictingParent { parent: second.txid });
+        assert_eq!(state(&world, &child).await, TxState::Conflicting(fell));
+        assert_eq!(holder(&world, &seed, 1).await.spender(), None, "a loser holds no slots");
+    } else {
+        assert_eq!(state(&world, &child).await, TxState::Live);
+        assert_eq!(state(&world, &second).await, TxState::Live);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listed_loser_wins_and_its_rival_falls_with_its_children() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let (rival, listed) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[rival.coin(0)], 1, 3);
+    let grandchild = spend(&[child.coin(0), rival.coin(1), seed.coin(1)], 1, 4);
+    let running = world.start();
+    for made in [&rival, &child, &grandchild] {
+        world.validate(made).await;
+    }
+    world.until_consumed().await;
+    world.validate(&listed).await;
+    world.until_consumed().await;
+    assert!(matches!(state(&world, &listed).await, TxState::Conflicting(Verdict::Conflicting(_))));
+    world.mine(1, &[&listed]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &listed).await, TxState::Live);
+    for made in [&rival, &child, &grandchild] {
+        assert!(matches!(state(&world, made).await, TxState::Conflicting(Verdict::Conflicting(_))), "{}", made.txid);
+    }
+    assert_eq!(holder(&world, &seed, 0).await.spender().unwrap().txid, listed.txid);
+    assert_eq!(holder(&world, &seed, 1).await.spender(), None);
+    let rebuilt = world.rebuild().await;
+    for made in [&seed, &rival, &listed, &child, &grandchild] {
+        let (live, again) = (world.page(made).await.unwrap(), rebuilt.master(made.txid).await.unwrap().unwrap());
+        assert_eq!((live.state(), &live.utxos), (again.state(), &again.utxos), "{}", made.txid);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_parent_is_proven_missing_and_a_late_one_gives_a_second_chance() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let child = spend(&[parent.coin(0)], 1, 2);
+    let running = world.start();
+    world.validate(&child).await;
+    world.until_consumed().await;
+    let missing = Verdict::Conflicting(Reason::MissingParent { parent: parent.txid });
+    assert_eq!(state(&world, &child).await, TxState::Conflicting(missing));
+    assert_eq!(world.count("dead-letters").await, 1);
+    world.validate(&parent).await;
+    world.validate(&child).await;
+    world.until_consumed().await;
+    assert_eq!(state(&world, &child).await, TxState::Live, "its own later event opens the verdict again");
+    assert_eq!(holder(&world, &parent, 0).await.spender().unwrap().txid, child.txid);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn poison_becomes_dead_letters_and_the_rest_goes_on() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let good = spend(&[seed.coin(0)], 1, 1);
+    world.produce("txs", &good.txid.0, vec![1, 2, 3]).await;
+    world
+        .produce(
+            "txs",
+            &[9; 32],
+            utxo_store::event::Validated { tx: &good.extended, height: 1, locked: false }.encode(),
+        )
+        .await;
+    world.validate(&good).await;
+    let report = world.run_until_consumed().await;
+    assert_eq!((report.dead_letters, world.count("dead-letters").await), (2, 2));
+    assert_eq!(state(&world, &good).await, TxState::Live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_waits_for_its_transactions_and_the_rest_goes_on() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let (late, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1)], 1, 2));
+    let running = world.start();
+    world.mine(1, &[&late]).await;
+    world.validate(&other).await;
+    tokio::time::sleep(std::time::Duration::from_secs(30)).await;
+    assert_eq!(state(&world, &other).await, TxState::Live);
+    let report = running.health.ready();
+    assert!(report.reasons["chain_running"].contains(&late.txid.to_string()), "{report:?}");
+    world.validate(&late).await;
+    world.until_consumed().await;
+    assert!(running.health.ready().ok);
+    assert_eq!(world.page(&late).await.unwrap().master.as_ref().unwrap().unmined_since, None);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn killed_at_any_moment_it_comes_out_the_same() {
+    for kill_after_ms in [0, 1, 3, 7, 20, 60, 150] {
+        let world = World::new().await;
+        let seed = world.seed(1, 40).await;
+        let mut listed = Vec::new();
+        for vout in 0..40 {
+            let parent = spend(&[seed.coin(vout)], 2, 1);
+            let rival = spend(&[seed.coin(vout)], 1, 2);
+            let child = spend(&[parent.coin(0)], 1, 3);
+            for made in [&child, &parent, &rival] {
+                world.validate(made).await;
+            }
+            listed.extend([parent, child]);
+        }
+        world.mine(1, &listed.iter().collect::<Vec<_>>()).await;
+        let running = world.start();
+        tokio::time::sleep(std::time::Duration::from_millis(kill_after_ms)).await;
+        running.kill().await;
+        world.run_until_consumed().await;
+        let rebuilt = world.rebuild().await;
+        for made in listed.iter().chain([&seed]) {
+            let (live, again) = (world.page(made).await.unwrap(), rebuilt.master(made.txid).await.unwrap().unwrap());
+            assert_eq!(live.state(), TxState::Live, "killed after {kill_after_ms} ms: {}", made.txid);
+            assert_eq!((live.state(), &live.utxos), (again.state(), &again.utxos), "killed after {kill_after_ms} ms");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! A small world: a log and a store in memory, one instance or more, made-up transactions.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    api::health::Health,
+    broker::{
+        Broker, NewTopic, Produce, TopicPartition,
+        memory::{MemoryBroker, MemorySettings},
+    },
+    clock::Clock,
+    engine::{RecordEngine, memory::MemoryEngine},
+    event::{Block, BlockMined, Event, Seeded, SeededOutput, Subtree, SubtreeTransactions, Validated},
+    ingest::{
+        dead_letters::DeadLetterLimits,
+        dispatch::DispatchSettings,
+        partition::PartitionBounds,
+        pipeline::{PipelineReport, PipelineSettings},
+        plan::PlanSettings,
+        prepare::PrepareSettings,
+    },
+    instance::{self, InstanceError, InstanceParts, InstanceSettings},
+    record::{Page, Rules},
+    sequencer::{SequencerSettings, SequencerTopics, chain_group},
+    store::{Store, StoreSettings},
+    telemetry::Metrics,
+    tx::{Network, Outpoint, Transaction, Txid, varint},
+};
+
+pub const PARTITIONS: i32 = 3;
+pub const GROUP: &str = "g";
+const RULES: Rules = Rules { retention: 288 };
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+
+/// A transaction and the outputs that it makes.
+#[derive(Clone, Debug)]
+pub struct Made {
+    pub txid: Txid,
+    pub extended: Bytes,
+    pub outputs: Vec<(u64, Vec<u8>)>,
+}
+
+impl Made {
+    pub fn coin(&self, vout: u32) -> Coin {
+        let (satoshis, script) = self.outputs[vout as usize].clone();
+        Coin { outpoint: Outpoint { txid: self.txid, vout }, satoshis, script }
+    }
+}
+
+/// Something to spend.
+#[derive(Clone, Debug)]
+pub struct Coin {
+    pub outpoint: Outpoint,
+    pub satoshis: u64,
+    pub script: Vec<u8>,
+}
+
+/// A transaction that spends `coins` and makes `count` outputs; `tag` sets rivals apart.
+pub fn spend(coins: &[Coin], count: usize, tag: u8) -> Made {
+    let each = coins.iter().map(|coin| coin.satoshis).sum::<u64>() / count as u64;
+    let outputs: Vec<_> = (0..count).map(|vout| (each, vec![0x51, tag, vout as u8])).collect();
+    let mut bytes = 1u32.to_le_bytes().to_vec();
+    bytes.extend([0, 0, 0, 0, 0, 0xEF]);
+    varint::write(&mut bytes, coins.len() as u64);
+    for coin in coins {
+        bytes.extend(coin.outpoint.txid.0);
+        bytes.extend(coin.outpoint.vout.to_le_bytes());
+        bytes.extend([1, tag]);
+        bytes.extend(u32::MAX.to_le_bytes());
+        bytes.extend(coin.satoshis.to_le_bytes());
+        varint::write(&mut bytes, coin.script.len() as u64);
+        bytes.extend(&coin.script);
+    }
+    finish(bytes, outputs)
+}
+
+fn finish(mut bytes: Vec<u8>, outputs: Vec<(u64, Vec<u8>)>) -> Made {
+    varint::write(&mut bytes, outputs.len() as u64);
+    for (satoshis, script) in &outputs {
+        bytes.extend(satoshis.to_le_bytes());
+        varint::write(&mut bytes, script.len() as u64);
+        bytes.extend(script);
+    }
+    bytes.extend(0u32.to_le_bytes());
+    let txid = Transaction::parse(&bytes).unwrap().txid();
+    Made { txid, extended: bytes.into(), outputs }
+}
+
+/// A coinbase in standard format.
+pub fn coinbase(height: u32) -> Made {
+    let mut bytes = 1u32.to_le_bytes().to_vec();
+    bytes.push(1);
+    bytes.extend([0; 32]);
+    bytes.extend(u32::MAX.to_le_bytes());
+    bytes.push(4);
+    bytes.extend(height.to_le_bytes());
+    bytes.extend(u32::MAX.to_le_bytes());
+    finish(bytes, vec![(5_000, vec![0x51, 0xCB])])
+}
+
+/// The log, the store, and how to run instances on them.
+#[derive(Clone)]
+pub struct World {
+    pub broker: MemoryBroker,
+    pub clock: Clock,
+    pub store: Store,
+    pub settings: InstanceSettings,
+}
+
+/// A running instance.
+pub struct Running {
+    pub shutdown: CancellationToken,
+    pub task: JoinHandle<Result<PipelineReport, InstanceError>>,
+    pub health: Arc<Health>,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        let clock = Clock::simulated(1_700_000_000_000);
+        let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
+        let topics = SequencerTopics {
+            block_mined: "block-mined".into(),
+            reorgs: "reorgs".into(),
+            chain: "chain".into(),
+            decisions: "decisions".into(),
+            outcomes: "outcomes".into(),
+            dead_letters: "dead-letters".into(),
+        };
+        let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: vec![] };
+        let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
+        let many = ["txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
+        broker.create_topics(&[singles.as_slice(), many.as_slice()].concat()).await.unwrap();
+        let settings = InstanceSettings {
+            pipeline: PipelineSettings {
+                topic: "txs".into(),
+                group: GROUP.into(),
+                prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: 1_000 },
+                plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
+                dispatch: DispatchSettings {
+                    batch_size: 16,
+                    batch_age: Duration::from_millis(2),
+                    in_flight_batches: 4,
+                    retry_pause: PAUSE,
+                },
+                max_active: 1_000,
+                bounds: PartitionBounds { span: 10_000, bytes: 1 << 24 },
+                dead_letter_limits: DeadLetterLimits { consecutive: 100, ratio: 0.05 },
+                missing_parent_grace_ms: 3_000,
+                commit_interval: Duration::from_millis(100),
+                drain_timeout: Duration::from_secs(5),
+            },
+            sequencer: SequencerSettings {
+                block_wait: Duration::from_secs(10),
+                mined_batch_size: 64,
+                cone_chunk: 2,
+                commit_interval: Duration::from_millis(100),
+            },
+            topics,
+            sequencer_enabled: true,
+        };
+        World { store: new_store(), broker, clock, settings }
+    }
+
+    fn parts(&self, store: &Store) -> InstanceParts {
+        InstanceParts {
+            broker: Arc::new(self.broker.clone()),
+            store: store.clone(),
+            clock: self.clock.clone(),
+            metrics: Arc::new(Metrics::new()),
+            health: Arc::new(Health::new(self.clock.clone(), Duration::from_secs(600))),
+            store_id: [7; 16],
+        }
+    }
+
+    /// Starts an instance.
+    pub fn start(&self) -> Running {
+        let shutdown = CancellationToken::new();
+        let parts = self.parts(&self.store);
+        let health = parts.health.clone();
+        let task = tokio::spawn(instance::run(self.settings.clone(), parts, shutdown.clone()));
+        Running { shutdown, task, health }
+    }
+
+    /// Rebuilds what the group has committed into a new store.
+    pub async fn rebuild(&self) -> Store {
+        let store = new_store();
+        let rebuilt = instance::rebuild(self.settings.clone(), self.parts(&store), CancellationToken::new());
+        tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await.expect("the rebuild stands").unwrap();
+        store
+    }
+
+    /// Runs one instance until everything is consumed, then stops it.
+    pub async fn run_until_consumed(&self) -> PipelineReport {
+        let running = self.start();
+        self.until_consumed().await;
+        running.stop().await
+    }
+
+    /// Waits until the groups have committed the end of every topic that they consume.
+    pub async fn until_consumed(&self) {
+        tokio::time::timeout(Duration::from_secs(3_600), async {
+            while !self.consumed().await {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await
+        .expect("not everything is consumed");
+    }
+
+    async fn consumed(&self) -> bool {
+        let chain = [TopicPartition { topic: "chain".into(), partition: 0 }];
+        let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
+        let fed = self.end("block-mined", 0).await + self.end("reorgs", 0).await;
+        self.caught_up(GROUP, &txs).await && self.caught_up(&chain_group(GROUP), &chain).await && {
+            let committed = self.broker.committed(&chain_group(GROUP), &chain).await.unwrap().remove(0);
+            let state = committed.map(|committed| committed.metadata).unwrap_or_default();
+            let state = utxo_store::sequencer::state::ChainState::from_metadata(&state).unwrap();
+            state.block_mined_next + state.reorgs_next >= fed
+        }
+    }
+
+    async fn end(&self, topic: &str, partition: i32) -> u64 {
+        self.broker.watermarks(&TopicPartition { topic: topic.into(), partition }).await.unwrap().1
+    }
+
+    async fn caught_up(&self, group: &str, partitions: &[TopicPartition]) -> bool {
+        let committed = self.broker.committed(group, partitions).await.unwrap();
+        for (partition, committed) in partitions.iter().zip(committed) {
+            if committed.map_or(0, |committed| committed.offset) < self.end(&partition.topic, partition.partition).await
+            {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Produces a message as it is.
+    pub async fn produce(&self, topic: &str, key: &[u8], payload: Vec<u8>) {
+        let partition = (topic != "txs").then_some(0);
+        let message = Produce {
+            topic: topic.into(),
+            partition,
+            key: Bytes::copy_from_slice(key),
+            payload: payload.into(),
+            ..Produce::default()
+        };
+        self.broker.producer().await.unwrap().produce(message).await.unwrap();
+    }
+
+    /// Produces a validated transaction.
+    pub async fn validate(&self, made: &Made) {
+        self.validate_at(made, 200).await;
+    }
+
+    /// Produces a validated transaction that can first be in a block of this height.
+    pub async fn validate_at(&self, made: &Made, height: u32) {
+        let event = Validated { tx: &made.extended, height, locked: false };
+        self.produce("txs", &made.txid.0, event.encode()).await;
+    }
+
+    /// Produces a partial transaction with `count` outputs.
+    pub async fn seed(&self, tag: u8, count: usize) -> Made {
+        let outputs: Vec<_> = (0..count).map(|vout| (1_000_000, vec![0x52, tag, vout as u8])).collect();
+        let made = Made { txid: Txid([tag; 32]), extended: Bytes::new(), outputs };
+        let outputs = made.outputs.iter().zip(0..);
+        let outputs = outputs.map(|((satoshis, script), vout)| SeededOutput { vout, satoshis: *satoshis, script });
+        let event = Seeded { txid: made.txid, coinbase: false, height: 1, outputs: outputs.collect() };
+        self.produce("txs", &made.txid.0, event.encode()).await;
+        made
+    }
+
+    /// Produces a block that lists these transactions.
+    pub async fn mine(&self, sequence: u64, listed: &[&Made]) -> Made {
+        let coinbase = coinbase(sequence as u32);
+        let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
+        let block = Block {
+            block_id: sequence as u32,
+            hash: [sequence as u8; 32],
+            previous: [sequence as u8 - 1; 32],
+            height: 100 + sequence as u32,
+            time: 1_700_000_000,
+            longest_chain: true,
+            coinbase: &coinbase.extended,
+            subtrees: vec![Subtree { count: listed.len() as u64, transactions: SubtreeTransactions::Inline(&txids) }],
+        };
+        let event = Event::BlockMined(BlockMined { sequence, block });
+        self.produce("block-mined", b"", event.encode()).await;
+        coinbase
+    }
+
+    /// The master record.
+    pub async fn page(&self, made: &Made) -> Option<Arc<Page>> {
+        self.store.master(made.txid).await.unwrap()
+    }
+
+    /// Number of messages in a topic.
+    pub async fn count(&self, topic: &str) -> u64 {
+        let mut count = 0;
+        for partition in 0..self.broker.partitions(topic).await.unwrap().unwrap() {
+            count += self.end(topic, partition).await;
+        }
+        count
+    }
+}
+
+impl Running {
+    /// Shuts it down in order.
+    pub async fn stop(self) -> PipelineReport {
+        self.shutdown.cancel();
+        self.task.await.unwrap().unwrap()
+    }
+
+    /// Drops it where it stands.
+    pub async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+fn new_store() -> Store {
+    let engine: Arc<dyn RecordEngine> = Arc::new(MemoryEngine::new(RULES));
+    let settings = StoreSettings {
+        network: Network::Regtest,
+        rules: RULES,
+        utxo_batch_size: 1_000,
+        batch_size: 16,
+        concurrency: 4,
+        retry_pause: PAUSE,
+    };
+    Store::new(engine, settings)
+}
