@@ -1,13 +1,13 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 
+pub mod conformance;
 pub mod fjall;
 mod history;
 mod key;
 mod local;
 pub mod memory;
 pub mod null;
-#[cfg(test)]
-pub(crate) mod testing;
+pub mod seeded;
 
 use std::time::Duration;
 
