@@ -1,6 +1,7 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 
 pub mod conformance;
+pub mod fault;
 pub mod fjall;
 mod history;
 mod key;

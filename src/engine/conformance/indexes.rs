@@ -36,7 +36,7 @@ pub(super) async fn order_range_and_limit(bench: Bench) {
     const FIRST: u64 = 5_000_000_000_000;
     let key = |n| Key::master(bench.txid(n));
     let rows: Vec<Row> = (0..40).map(|n| create(creating(bench.txid(n), 1, FIRST + n / 2))).collect();
-    bench.must_apply(&rows).await;
+    bench.apply_as(&mut Model::default(), &rows).await;
     let query = |from, to, limit| bench.query(Index::CreatingAt, FIRST + from, FIRST + to, limit);
     let set = |numbers: std::ops::Range<u64>| numbers.map(key).collect::<BTreeSet<_>>();
     let found: Vec<Key> = query(3, 5, 100).await;
