@@ -9,10 +9,13 @@ mod local;
 pub mod memory;
 pub mod null;
 pub mod seeded;
+mod url;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
+
+pub use url::{OpenError, open};
 
 use crate::record::{Key, Operation, Outcome, Record};
 
