@@ -228,3 +228,6 @@ impl KafkaBroker {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

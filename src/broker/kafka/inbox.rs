@@ -114,8 +114,9 @@ impl Inbox {
         self.owned.get(at).is_some_and(|owned| !owned.paused && !owned.revoked && owned.waiting < BATCHES_AHEAD)
     }
 
+    /// Takes a partition in; one that is there already stays as it is.
     pub(super) fn own(&mut self, at: TopicPartition) {
-        self.owned.insert(at, Owned { paused: false, revoked: false, waiting: 0 });
+        self.owned.entry(at).or_insert(Owned { paused: false, revoked: false, waiting: 0 });
     }
 
     /// Still committable, but no longer read.

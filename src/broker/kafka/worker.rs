@@ -28,7 +28,7 @@ use rdkafka::{
     types::RDKafkaRespErr,
 };
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     arena::Arena,
@@ -429,13 +429,43 @@ impl Worker {
         if !(low..=high).contains(&offset) {
             return Err(BrokerError::out_of_range("seek", at, offset, low, high));
         }
-        self.consumer
-            .seek(&at.topic, at.partition, Offset::Offset(offset as i64), timeout)
-            .map_err(|error| translate("seek", &at.to_string(), &error))?;
-        let slot = self.slots.get_mut(at).ok_or_else(|| BrokerError::not_assigned("seek", at))?;
-        (slot.epoch, slot.position) = (next_epoch(), offset);
+        let epoch = next_epoch();
+        match self.consumer.seek(&at.topic, at.partition, Offset::Offset(offset as i64), timeout) {
+            Ok(()) => {
+                let slot = self.slots.get_mut(at).ok_or_else(|| BrokerError::not_assigned("seek", at))?;
+                (slot.epoch, slot.position) = (epoch, offset);
+            }
+            // An out-of-range position has stopped the partition for good: only a new start helps.
+            Err(error) => {
+                debug!(partition = %at, %error, "starting the partition anew instead of seeking");
+                self.restart(at, epoch, offset)?;
+            }
+        }
         self.shared.lock().discard(at);
-        Ok(slot.epoch)
+        Ok(epoch)
+    }
+
+    /// Unassigns a partition and assigns it at `offset`; the group does not hear of it.
+    fn restart(&mut self, at: &TopicPartition, epoch: u64, offset: u64) -> Result<(), BrokerError> {
+        let failed = |error| translate("seek", &at.to_string(), &error);
+        if matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::Cooperative) {
+            self.slots.remove(at);
+            let mut one = TopicPartitionList::new();
+            one.add_partition(&at.topic, at.partition);
+            self.consumer.incremental_unassign(&one).map_err(failed)?;
+            let tpl = self.open_slots(&[(at.clone(), epoch, offset)])?;
+            return self.consumer.incremental_assign(&tpl).map_err(failed);
+        }
+        // The eager protocol knows only whole assignments: the others go on where they were, in new queues.
+        let starts: Vec<_> = std::mem::take(&mut self.slots)
+            .into_iter()
+            .map(|(other, slot)| match other == *at {
+                true => (other, epoch, offset),
+                false => (other, slot.epoch, slot.position),
+            })
+            .collect();
+        let tpl = self.open_slots(&starts)?;
+        self.consumer.assign(&tpl).map_err(failed)
     }
 
     /// Leaves the group. Queues go first: a consumer with living queues may never close.
