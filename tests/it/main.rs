@@ -1,0 +1,3 @@
+//! Integration tests: the binary and the library from outside.
+
+mod cli;
