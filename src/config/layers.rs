@@ -45,14 +45,14 @@ pub(super) fn merge(
     errors: &mut Vec<ConfigError>,
 ) -> Figment {
     let mut figment = Figment::new();
-    let mut merge = |metadata: Metadata, tree: figment::Result<Dict>| {
+    let mut merge = |metadata: Metadata, tree: Result<Dict, String>| {
         let mut cleaner = Cleaner { metadata: &metadata, errors };
         match tree {
             Ok(tree) => {
                 let tree = cleaner.section("", tree);
                 figment = std::mem::take(&mut figment).merge(Layer { metadata: metadata.clone(), tree });
             }
-            Err(error) => cleaner.refuse("", one_line(&error.to_string())),
+            Err(problem) => cleaner.refuse("", problem),
         }
     };
     merge(Metadata::named("the defaults"), toml(Toml::string(&sample::sample())));
@@ -66,8 +66,9 @@ pub(super) fn merge(
     figment
 }
 
-fn toml(provider: impl Provider) -> figment::Result<Dict> {
-    Ok(provider.data()?.remove(&Profile::Default).unwrap_or_default())
+fn toml(provider: impl Provider) -> Result<Dict, String> {
+    let mut profiles = provider.data().map_err(|error| one_line(&error.to_string()))?;
+    Ok(profiles.remove(&Profile::Default).unwrap_or_default())
 }
 
 /// The first and the last line of a parse error: between them stands the offending line, which may hold a password.

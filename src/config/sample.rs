@@ -6,7 +6,7 @@ use super::types::Kind;
 const HEAD: &str = "\
 # Every setting of utxo-store with its default. This file is written by `utxo-store config sample`; a test holds it to
 # the code. Each setting can also be given in the environment: UTXO_STORE__KAFKA__TOPICS__CHAIN sets kafka.topics.chain.
-# \"Seed\" names the setting in the documents that this store implements.
+# Seed: the name of the setting in the documents that this store implements.
 ";
 
 /// Sample lines of `kafka.properties`.
