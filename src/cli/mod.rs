@@ -1,7 +1,7 @@
 //! The command line: one file a command.
 //!
 //! A command is a struct of arguments (`clap::Args`, with an example in `after_help`) with `run(self)`, which answers with
-//! a [`CommandResult`] or any `Result<(), impl Error>`. To add one, add a `mod` line and a line in [`commands!`].
+//! a [`CommandResult`] or any `Result<(), impl Error>`. To add one, add a `mod` line and a line in `commands!`.
 //!
 //! # Exit codes
 //! | code | meaning |
