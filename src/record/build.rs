@@ -249,3 +249,208 @@ fn empty_master(setting: &Setting) -> Master {
         preserve_until: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::tx::{Outpoint, Output, TransactionBuilder, UtxoHash};
+
+    fn setting(batch_size: u32) -> Setting {
+        Setting { network: Network::Main, height: 1_000, batch_size, created_at: 5 }
+    }
+
+    fn build(bytes: &[u8], setting: &Setting, start: &Start) -> Vec<Page> {
+        let transaction = Transaction::parse(bytes).unwrap();
+        let body = Bytes::copy_from_slice(bytes);
+        pages_of(&transaction, body, transaction.txid(), setting, start).unwrap()
+    }
+
+    fn payment(outputs: usize) -> Vec<u8> {
+        let previous = Output { satoshis: 5_000, script: &[0x51] };
+        let builder = TransactionBuilder::default().input(
+            Outpoint { txid: Txid([7; 32]), vout: 1 },
+            &[0x30],
+            u32::MAX,
+            Some(previous),
+        );
+        (0..outputs).fold(builder, |builder, n| builder.output(n as u64, &[0x51])).extended()
+    }
+
+    fn coinbase() -> Vec<u8> {
+        TransactionBuilder::default().input(Outpoint::NULL, &[1], u32::MAX, None).output(50, &[0x51]).standard()
+    }
+
+    /// Blobs of a bin that is a list; nil is empty.
+    fn blobs(bin: &Value) -> Vec<Option<UtxoHash>> {
+        let list = bin["list"].as_array().unwrap();
+        list.iter().map(|slot| slot["blob"].as_str().map(|hash| hash.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn pages_are_what_the_reference_wrote() {
+        let reference: Value = serde_json::from_str(include_str!("../../tests/data/reference-records.json")).unwrap();
+        let mut compared = 0;
+        for step in reference["steps"].as_array().unwrap() {
+            let call = step["call"].as_str().unwrap();
+            let Some(call) = call.strip_prefix("Create(") else { continue };
+            let name = call.split([',', ')']).next().unwrap();
+            let bytes = hex::decode(reference["transactions"][name]["extended"].as_str().unwrap()).unwrap();
+            let listed = MinedIn { block_id: 7, height: 1_001, subtree: 0 };
+            let start = Start {
+                locked: call.contains("locked"),
+                external: false,
+                verdict: call.contains("conflicting").then_some(Verdict::Pending),
+                listed: if call.contains("mined") { Listed::LongestChain(listed) } else { Listed::No },
+            };
+            let height = call.split("height ").nth(1).unwrap().split([',', ')']).next().unwrap().parse().unwrap();
+            let pages = build(&bytes, &Setting { height, ..setting(5) }, &start);
+            let records = step["records"].as_array().unwrap();
+            let mut records: Vec<&Value> = records.iter().filter(|record| record["tx"] == name).collect();
+            records.sort_by_key(|record| record["record"].as_u64());
+            assert_eq!(pages.len(), records.len(), "{call}");
+            for (page, record) in pages.iter().zip(records) {
+                compare(page, &record["bins"], call);
+                compared += 1;
+            }
+        }
+        assert_eq!(compared, 9, "records of created transactions");
+    }
+
+    fn compare(page: &Page, bins: &Value, call: &str) {
+        let int = |name: &str| bins[name]["int"].as_u64();
+        let flag = |name: &str| bins[name]["bool"].as_bool().unwrap_or(false);
+        let hashes: Vec<Option<UtxoHash>> = page.utxos.iter().flatten().map(Slot::hash).collect();
+        assert_eq!(hashes, blobs(&bins["utxos"]), "{call}");
+        let numbers = [
+            ("fee", page.fee),
+            ("sizeInBytes", page.size_in_bytes),
+            ("extendedSize", page.extended_size),
+            ("version", page.version.into()),
+            ("locktime", page.lock_time.into()),
+            ("recordUtxos", page.record_utxos.into()),
+            ("spentUtxos", page.spent_utxos.into()),
+        ];
+        for (name, number) in numbers {
+            assert_eq!(Some(number), int(name), "{name} of {call}");
+        }
+        let flags = [("isCoinbase", page.is_coinbase), ("locked", page.locked), ("conflicting", page.conflicting)];
+        for (name, set) in flags {
+            assert_eq!(set, flag(name), "{name} of {call}");
+        }
+        // The reference's test network has a maturity of 1.
+        let spending_height = int("spendingHeight").map(|height| height as u32 - 1 + COINBASE_MATURITY);
+        assert_eq!(page.spending_height, spending_height, "{call}");
+        let Some(master) = &page.master else {
+            return assert_eq!(int("totalUtxos"), None, "{call}");
+        };
+        assert_eq!(Some(u64::from(master.total_utxos)), int("totalUtxos"), "{call}");
+        assert_eq!(Some(u64::from(master.total_extra_recs)), int("totalExtraRecs"), "{call}");
+        assert_eq!(master.unmined_since.map(u64::from), int("unminedSince"), "{call}");
+        assert_eq!(master.mined.len(), bins["blockIDs"]["list"].as_array().unwrap().len(), "{call}");
+        assert_eq!(master.body == Some(Body::External), flag("external"), "{call}");
+    }
+
+    #[test]
+    fn one_page_has_the_body_and_is_live() {
+        let bytes = payment(3);
+        let pages = build(&bytes, &setting(3), &Start::default());
+        let [page] = &pages[..] else { panic!() };
+        assert_eq!(page.master.as_ref().unwrap().body, Some(Body::Transaction(bytes.into())));
+        assert_eq!(page.state(), crate::record::TxState::Live);
+    }
+
+    #[test]
+    fn several_pages_are_in_creation_and_their_body_is_elsewhere() {
+        let pages = build(&payment(7), &setting(3), &Start::default());
+        let sizes: Vec<usize> = pages.iter().map(|page| page.utxos.as_ref().unwrap().len()).collect();
+        assert_eq!(sizes, [3, 3, 1]);
+        for (number, page) in pages.iter().enumerate() {
+            assert_eq!((page.number, page.creating_at), (number as u32, Some(5)));
+            assert_eq!(page.master.is_some(), number == 0);
+        }
+        let master = pages[0].master.as_ref().unwrap();
+        assert_eq!((master.total_utxos, master.total_extra_recs), (7, 2));
+        assert_eq!(master.body, Some(Body::External));
+    }
+
+    #[test]
+    fn a_slot_commits_to_the_index_within_the_transaction() {
+        let (one, many) =
+            (build(&payment(7), &setting(7), &Start::default()), build(&payment(7), &setting(3), &Start::default()));
+        let slots = |pages: &[Page]| pages.iter().flat_map(|page| page.utxos.clone().unwrap()).collect::<Vec<_>>();
+        assert_eq!(slots(&one), slots(&many));
+    }
+
+    #[test]
+    fn a_contested_transaction_is_conflicting_on_every_page() {
+        let start = Start { verdict: Some(Verdict::Pending), ..Start::default() };
+        for page in build(&payment(7), &setting(3), &start) {
+            assert!(page.conflicting && page.creating_at.is_none());
+        }
+    }
+
+    #[test]
+    fn a_coinbase_matures_and_costs_nothing() {
+        let mined_in = MinedIn { block_id: 3, height: 1_000, subtree: 0 };
+        for (listed, unmined_since) in
+            [(Listed::LongestChain(mined_in), None), (Listed::SideChain(mined_in), Some(1_000))]
+        {
+            let pages = build(&coinbase(), &setting(3), &Start { listed, ..Start::default() });
+            let page = &pages[0];
+            assert_eq!((page.is_coinbase, page.spending_height, page.fee), (true, Some(1_100), 0));
+            let master = page.master.as_ref().unwrap();
+            assert_eq!((&master.mined, master.unmined_since), (&vec![mined_in], unmined_since));
+        }
+    }
+
+    #[test]
+    fn a_transaction_whose_fee_cannot_be_told_has_no_pages() {
+        let previous = Output { satoshis: 1, script: &[] };
+        let outpoint = Outpoint { txid: Txid([7; 32]), vout: 1 };
+        let bytes = TransactionBuilder::default().input(outpoint, &[], 0, Some(previous)).output(2, &[]).extended();
+        let transaction = Transaction::parse(&bytes).unwrap();
+        let result = pages_of(&transaction, Bytes::new(), Txid([1; 32]), &setting(3), &Start::default());
+        assert_eq!(result, Err(InvalidTransaction::Overspend { inputs: 1, outputs: 2 }));
+    }
+
+    fn seed(vouts: &[u32]) -> Seed {
+        let output = |vout: &u32| SeededOutput {
+            vout: *vout,
+            output: StoredOutput { satoshis: 100 + u64::from(*vout), script: Bytes::from_static(&[0x51]) },
+        };
+        Seed { txid: Txid([7; 32]), coinbase: true, outputs: vouts.iter().map(output).collect() }
+    }
+
+    #[test]
+    fn a_seed_has_gaps_and_is_mined() {
+        let page = seeded_page(&seed(&[3, 1]), &setting(4)).unwrap();
+        let there: Vec<bool> = page.utxos.iter().flatten().map(|slot| slot.hash().is_some()).collect();
+        assert_eq!(there, [false, true, false, true]);
+        assert_eq!((page.record_utxos, page.spending_height, page.conflicting), (2, Some(1_100), false));
+        assert_eq!(page.utxos.as_ref().unwrap()[3], Slot::Unspent(utxo_hash(&page.txid, 3, &[0x51], 103)));
+        let master = page.master.as_ref().unwrap();
+        assert_eq!(master.mined, [MinedIn { block_id: 0, height: 1_000, subtree: 0 }]);
+        assert_eq!((master.unmined_since, master.total_utxos), (None, 4));
+        let Some(Body::Outputs(outputs)) = &master.body else { panic!() };
+        assert_eq!(outputs.iter().map(Option::is_some).collect::<Vec<_>>(), there);
+    }
+
+    #[test]
+    fn a_seeded_data_output_gets_no_slot() {
+        let mut seed = seed(&[0, 1]);
+        seed.outputs[1].output.script = Bytes::from_static(&[0x00, 0x6a]);
+        let page = seeded_page(&seed, &setting(4)).unwrap();
+        assert_eq!((page.record_utxos, page.utxos.as_ref().unwrap()[1]), (1, Slot::Nil));
+    }
+
+    #[test]
+    fn a_seed_that_cannot_be_is_refused_before_anything_large_is_made() {
+        assert_eq!(seeded_page(&seed(&[]), &setting(4)), Err(InvalidSeed::NoOutputs));
+        assert_eq!(seeded_page(&seed(&[1, 1]), &setting(4)), Err(InvalidSeed::RepeatedOutput(1)));
+        let too_wide = InvalidSeed::TooWide { vout: u32::MAX, batch_size: 4 };
+        assert_eq!(seeded_page(&seed(&[0, u32::MAX]), &setting(4)), Err(too_wide));
+        assert_eq!(seeded_page(&seed(&[4]), &setting(4)), Err(InvalidSeed::TooWide { vout: 4, batch_size: 4 }));
+    }
+}

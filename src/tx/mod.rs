@@ -3,6 +3,7 @@
 //! Everything here is a view of bytes that somebody else owns: [`Transaction`] and [`block::Block`] check them once and
 //! borrow from them ever after.
 
+mod builder;
 mod check;
 mod error;
 mod hash;
@@ -13,8 +14,10 @@ mod slots;
 mod transaction;
 mod write;
 
+pub mod block;
 pub mod varint;
 
+pub use builder::TransactionBuilder;
 pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
 pub use hash::{double_sha256, utxo_hash};
 pub use id::{Outpoint, ParseIdError, Txid, UtxoHash};
@@ -22,3 +25,6 @@ pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
 pub use slots::{Network, UnknownNetwork, has_slot};
 pub use transaction::Transaction;
 pub use write::UnknownPreviousOutput;
+
+#[cfg(test)]
+mod tests;

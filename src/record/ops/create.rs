@@ -31,3 +31,61 @@ pub(super) fn apply(
     *record = Some(Record::Page(new));
     Ok(Effect::applied(Reply::None))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn create(page: Page) -> Operation {
+        Operation::Create(Arc::new(page))
+    }
+
+    #[test]
+    fn puts_the_page_as_it_is_without_a_copy() {
+        let page = Arc::new(live(2));
+        let mut record = None;
+        assert_eq!(on_master(&mut record, &Operation::Create(Arc::clone(&page))).outcome, applied(Reply::None));
+        let Some(Record::Page(there)) = &record else { panic!() };
+        assert!(Arc::ptr_eq(there, &page));
+    }
+
+    #[test]
+    fn what_is_live_or_pruned_is_not_made_again() {
+        for there in [live(1), Page { locked: true, frozen: true, ..live(1) }, tombstone(5, None)] {
+            let state = there.state();
+            assert_eq!(on_master(&mut record(there), &create(live(2))).outcome, already(Reply::State(state)));
+        }
+    }
+
+    #[test]
+    fn everything_else_is_told() {
+        let verdict = Verdict::Conflicting(Reason::Command);
+        for there in [creating(1), stub(verdict), contested(1, Verdict::Pending), contested(1, verdict)] {
+            let state = there.state();
+            assert_eq!(refused(on_master(&mut record(there), &create(live(2)))), Rejection::Exists(state));
+        }
+    }
+
+    #[test]
+    fn a_page_that_does_not_belong_there_is_refused() {
+        let other = Page { txid: txid(9), ..live(1) };
+        let not_alone = Page { number: 1, ..live(1) };
+        for page in [other, second_page(1), not_alone, stub(Verdict::Pending), contested(1, Verdict::Pending)] {
+            assert_eq!(refused(on_master(&mut None, &create(page))), Rejection::Unexpected);
+        }
+        assert!(on(&Key::Page(TXID, 1), &mut None, &create(second_page(1))).outcome.is_done());
+    }
+
+    #[test]
+    fn a_mined_page_whose_slots_are_all_spent_at_once_can_be_found_by_the_pruner() {
+        let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
+        master(&mut page).mined = vec![mined(10)];
+        master(&mut page).unmined_since = None;
+        let mut record = None;
+        on_master(&mut record, &create(page));
+        assert_eq!(self::page(&record).delete_at_height, Some(298));
+    }
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::record::{Key, Master, Page, Reason, Record, Rejection, Reply, TxState, Verdict};
 
-use super::{Effect, belongs, optional_page};
+use super::{Effect, belongs, optional_page, slots::slot};
 
 pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> Result<Effect, Rejection> {
     belongs(key, new)?;
@@ -31,12 +31,11 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> 
 fn fill(stub: &Page, new: &Page) -> Page {
     let mut page = new.clone();
     page.chain_pos = stub.chain_pos;
-    page.contested.extend(&stub.contested);
+    page.contested.extend(stub.contested.iter().filter(|offset| slot(new, **offset).is_some()));
     page.delete_at_height = stub.delete_at_height;
     if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
         master.verdict = stub.verdict;
         master.conflicting_children.clone_from(&stub.conflicting_children);
-        master.preserve_until = stub.preserve_until;
     }
     page
 }
@@ -75,4 +74,106 @@ fn replace_body(page: &mut Arc<Page>, new: &Page) -> bool {
         master.body.clone_from(body);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Operation;
+    use crate::record::ops::testing::*;
+
+    fn create(page: Page) -> Operation {
+        Operation::CreateContested(Arc::new(page))
+    }
+
+    const LOST: Verdict = Verdict::Conflicting(Reason::Command);
+
+    #[test]
+    fn fills_a_stub_and_keeps_what_the_sequencer_wrote() {
+        for verdict in [Verdict::Pending, LOST] {
+            let mut stub = stub(verdict);
+            stub.chain_pos = Some(stamp(4));
+            stub.delete_at_height = Some(500);
+            stub.contested = [1, 2].into();
+            master(&mut stub).conflicting_children.insert(txid(3));
+            let mut record = record(stub);
+            let state = TxState::Conflicting(verdict);
+            let effect = on_master(&mut record, &create(contested(2, Verdict::Pending)));
+            assert_eq!(effect.outcome, applied(Reply::State(state)));
+            let page = page(&record);
+            assert_eq!((page.chain_pos, page.delete_at_height), (Some(stamp(4)), Some(500)));
+            assert_eq!(page.contested, [1].into(), "only slots that turn out to be there");
+            assert_eq!(page.utxos.as_ref().map(Vec::len), Some(2));
+            let master = page.master.as_ref().unwrap();
+            assert_eq!(master.verdict, Some(verdict));
+            assert!(master.body.is_some() && master.conflicting_children.contains(&txid(3)));
+        }
+    }
+
+    #[test]
+    fn puts_it_where_there_is_nothing() {
+        let state = TxState::Conflicting(Verdict::Pending);
+        let mut record = None;
+        let effect = on_master(&mut record, &create(contested(1, Verdict::Pending)));
+        assert_eq!(effect.outcome, applied(Reply::State(state)));
+    }
+
+    #[test]
+    fn what_is_live_or_begun_or_done_with_is_told() {
+        for there in [live(1), creating(1), tombstone(5, None), tombstone(5, Some(Verdict::Accepted))] {
+            let state = there.state();
+            let told = refused(on_master(&mut record(there), &create(contested(1, Verdict::Pending))));
+            assert_eq!(told, Rejection::Exists(state));
+        }
+    }
+
+    #[test]
+    fn a_pruned_conflicting_transaction_comes_back_as_it_was() {
+        let mut tombstone = tombstone(5, Some(LOST));
+        tombstone.chain_pos = Some(stamp(4));
+        let mut record = record(tombstone);
+        let effect = on_master(&mut record, &create(contested(1, Verdict::Pending)));
+        assert_eq!(effect.outcome, applied(Reply::State(TxState::Conflicting(LOST))));
+        let page = page(&record);
+        assert_eq!((page.pruned, page.chain_pos, page.delete_at_height), (None, Some(stamp(4)), Some(5)));
+    }
+
+    #[test]
+    fn so_do_its_other_pages() {
+        let key = Key::Page(TXID, 1);
+        let tombstone = Page { number: 1, master: None, ..tombstone(5, Some(LOST)) };
+        let new = Page { conflicting: true, ..second_page(1) };
+        assert!(on(&key, &mut record(tombstone), &create(new)).outcome.is_done());
+    }
+
+    #[test]
+    fn only_wrong_inputs_are_replaced() {
+        let parent = txid(8);
+        for (reason, replaced) in [
+            (Reason::MissingParent { parent }, true),
+            (Reason::Mismatch { input: 0 }, true),
+            (Reason::Command, false),
+            (Reason::PrunedParent { parent }, false),
+        ] {
+            let verdict = Verdict::Conflicting(reason);
+            let mut record = record(contested(2, verdict));
+            let mut new = contested(2, Verdict::Pending);
+            new.fee = 77;
+            master(&mut new).body = Some(crate::record::Body::External);
+            let effect = on_master(&mut record, &create(new));
+            assert_eq!(effect.outcome, already(Reply::State(TxState::Conflicting(verdict))));
+            assert_eq!(effect.changed, replaced);
+            assert_eq!(page(&record).fee == 77, replaced);
+            assert_eq!(page(&record).verdict(), Some(verdict));
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_not_contested_is_refused() {
+        let mut without_verdict = contested(1, Verdict::Pending);
+        master(&mut without_verdict).verdict = None;
+        for page in [live(1), stub(Verdict::Pending), without_verdict, tombstone(5, Some(LOST))] {
+            assert_eq!(refused(on_master(&mut None, &create(page))), Rejection::Unexpected);
+        }
+    }
 }

@@ -58,3 +58,65 @@ fn change(page: &mut Arc<Page>, offset: u32, new: Slot) -> Effect {
     page.contested.insert(offset);
     Effect::applied(Reply::None)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn freeze(at: u64, offset: u32) -> Operation {
+        sequenced(at, Sequenced::Freeze { offset })
+    }
+
+    fn unfreeze(at: u64, offset: u32) -> Operation {
+        sequenced(at, Sequenced::Unfreeze { offset })
+    }
+
+    fn until(at: u64, offset: u32, height: u32) -> Operation {
+        sequenced(at, Sequenced::FreezeUntil { offset, height })
+    }
+
+    fn one_of_each() -> Option<Record> {
+        record(page_with(vec![
+            Slot::Unspent(hash(0)),
+            Slot::Spent(hash(1), holder(1, 1)),
+            Slot::Frozen(hash(2)),
+            Slot::Nil,
+        ]))
+    }
+
+    #[test]
+    fn only_a_free_slot_freezes() {
+        let mut record = one_of_each();
+        assert_eq!(refused(on_master(&mut record, &freeze(1, 1))), Rejection::SpentBy(1, holder(1, 1)));
+        assert_eq!(refused(on_master(&mut record, &freeze(1, 2))), Rejection::AlreadyFrozen(2));
+        assert_eq!(refused(on_master(&mut record, &freeze(1, 3))), Rejection::NoSuchOutput(3));
+        assert_eq!(refused(on_master(&mut record, &freeze(1, 4))), Rejection::NoSuchOutput(4));
+        assert_eq!(on_master(&mut record, &freeze(1, 0)).outcome, applied(Reply::None));
+        assert_eq!(refused(on_master(&mut record, &spend(1, &[0]))), Rejection::Frozen(0));
+        assert_eq!(refused(on_master(&mut record, &freeze(2, 0))), Rejection::AlreadyFrozen(0));
+    }
+
+    #[test]
+    fn only_a_frozen_slot_is_unfrozen_and_keeps_its_history() {
+        let mut record = one_of_each();
+        assert_eq!(refused(on_master(&mut record, &unfreeze(1, 0))), Rejection::NotFrozen(0));
+        assert_eq!(refused(on_master(&mut record, &unfreeze(1, 1))), Rejection::NotFrozen(1));
+        assert_eq!(refused(on_master(&mut record, &unfreeze(1, 3))), Rejection::NoSuchOutput(3));
+        assert_eq!(on_master(&mut record, &unfreeze(1, 2)).outcome, applied(Reply::None));
+        assert_eq!(refused(on_master(&mut record, &spend(1, &[2]))), Rejection::Contested(2));
+        assert_eq!(refused(on_master(&mut record, &unfreeze(2, 2))), Rejection::NotFrozen(2));
+    }
+
+    #[test]
+    fn a_free_slot_is_barred_until_a_height() {
+        let mut record = one_of_each();
+        assert_eq!(refused(on_master(&mut record, &until(1, 1, 9))), Rejection::SpentBy(1, holder(1, 1)));
+        assert_eq!(refused(on_master(&mut record, &until(1, 2, 9))), Rejection::Frozen(2));
+        assert_eq!(refused(on_master(&mut record, &until(1, 3, 9))), Rejection::NoSuchOutput(3));
+        assert_eq!(on_master(&mut record, &until(1, 0, 300)).outcome, applied(Reply::None));
+        assert_eq!(on_master(&mut record, &until(2, 0, 300)).outcome, already(Reply::None));
+        assert_eq!(page(&record).utxo_spendable_in, [(0, 300)].into());
+        assert_eq!(page(&record).contested, [0].into());
+    }
+}

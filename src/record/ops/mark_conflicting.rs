@@ -35,3 +35,82 @@ pub(super) fn apply(
     let reply = Reply::State(page.state());
     Ok(if decided { Effect::already(reply, true) } else { Effect::applied(reply) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Operation;
+    use crate::record::ops::testing::*;
+
+    const LOST: Verdict = Verdict::Conflicting(Reason::Command);
+
+    fn mark(reason: Reason, height: u32) -> Operation {
+        sequenced(1, crate::record::Sequenced::MarkConflicting { reason, height })
+    }
+
+    #[test]
+    fn a_live_transaction_becomes_conflicting() {
+        let mut record = record(live(1));
+        let state = TxState::Conflicting(LOST);
+        assert_eq!(on_master(&mut record, &mark(Reason::Command, 50)).outcome, applied(Reply::State(state)));
+        assert_eq!(page(&record).delete_at_height, Some(50 + 288));
+        assert_eq!(on_master(&mut record, &mark(Reason::Command, 90)).outcome, already(Reply::State(state)));
+        assert_eq!(page(&record).delete_at_height, Some(50 + 288), "set once");
+    }
+
+    #[test]
+    fn what_was_stored_conflicting_becomes_due_with_its_verdict() {
+        let mut record = record(contested(1, LOST));
+        let effect = on_master(&mut record, &mark(Reason::Command, 50));
+        assert_eq!((effect.outcome, effect.changed), (already(Reply::State(TxState::Conflicting(LOST))), true));
+        assert_eq!(page(&record).delete_at_height, Some(50 + 288));
+    }
+
+    #[test]
+    fn a_later_reason_replaces_the_earlier() {
+        let mut record = record(contested(1, LOST));
+        assert!(on_master(&mut record, &mark(Reason::Disconnected, 50)).changed);
+        assert_eq!(page(&record).verdict(), Some(Verdict::Conflicting(Reason::Disconnected)));
+    }
+
+    #[test]
+    fn an_absent_master_becomes_a_stub_that_the_pruner_can_find() {
+        let mut record = None;
+        let outcome = on_master(&mut record, &mark(Reason::Command, 50)).outcome;
+        assert_eq!(outcome, applied(Reply::State(TxState::Stub(LOST))));
+        assert_eq!(page(&record).delete_at_height, Some(50 + 288));
+        assert_eq!(refused(on(&Key::Page(TXID, 1), &mut None, &mark(Reason::Command, 50))), Rejection::NotFound);
+    }
+
+    #[test]
+    fn another_page_is_only_flagged() {
+        let key = Key::Page(TXID, 1);
+        let mut record = record(second_page(1));
+        assert!(on(&key, &mut record, &mark(Reason::Command, 50)).outcome.is_done());
+        assert_eq!((page(&record).conflicting, page(&record).delete_at_height), (true, None));
+    }
+
+    #[test]
+    fn a_tombstone_stays_one() {
+        let outcome = on_master(&mut record(tombstone(5, None)), &mark(Reason::Command, 50)).outcome;
+        assert_eq!(outcome, already(Reply::State(TxState::Pruned(5))));
+    }
+
+    #[test]
+    fn what_is_preserved_is_not_due() {
+        let mut page = live(1);
+        master(&mut page).preserve_until = Some(1_000);
+        let mut record = record(page);
+        on_master(&mut record, &mark(Reason::Command, 50));
+        assert_eq!(self::page(&record).delete_at_height, None);
+    }
+
+    #[test]
+    fn retention_zero_sets_nothing() {
+        let rules = Rules { retention: 0 };
+        for mut record in [None, record(live(1))] {
+            crate::record::apply(&rules, &MASTER, &mut record, &mark(Reason::Command, 50));
+            assert_eq!(page(&record).delete_at_height, None);
+        }
+    }
+}

@@ -40,3 +40,49 @@ pub(super) fn put_stub(
     *record = Some(Record::Page(Arc::new(stub)));
     Ok(Effect::applied(Reply::State(state)))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn mark() -> Operation {
+        sequenced(1, Sequenced::MarkContested)
+    }
+
+    #[test]
+    fn an_absent_master_becomes_a_stub() {
+        let mut record = None;
+        let state = TxState::Stub(Verdict::Pending);
+        assert_eq!(on_master(&mut record, &mark()).outcome, applied(Reply::State(state)));
+        assert_eq!((page(&record).txid, page(&record).chain_pos), (TXID, Some(stamp(1))));
+    }
+
+    #[test]
+    fn a_half_created_one_can_no_longer_become_live_by_itself() {
+        let mut record = record(creating(1));
+        let state = TxState::Conflicting(Verdict::Pending);
+        assert_eq!(on_master(&mut record, &mark()).outcome, applied(Reply::State(state)));
+        let told = refused(on_master(&mut record, &Operation::ClearCreating));
+        assert_eq!(told, Rejection::Conflicting(Verdict::Pending));
+    }
+
+    #[test]
+    fn everything_else_is_told_and_stamped() {
+        let lost = Verdict::Conflicting(Reason::Command);
+        for there in [live(1), stub(lost), contested(1, Verdict::Pending), contested(1, lost), tombstone(5, None)] {
+            let state = there.state();
+            let mut record = record(there);
+            let effect = on_master(&mut record, &mark());
+            assert_eq!((effect.outcome, effect.changed), (already(Reply::State(state)), true));
+            assert_eq!(page(&record).chain_pos, Some(stamp(1)));
+        }
+    }
+
+    #[test]
+    fn only_masters() {
+        let key = Key::Page(TXID, 1);
+        assert_eq!(refused(on(&key, &mut None, &mark())), Rejection::NotFound);
+        assert_eq!(refused(on(&key, &mut record(second_page(1)), &mark())), Rejection::Unexpected);
+    }
+}

@@ -30,3 +30,43 @@ pub(super) fn replace(
         Some(_) => Err(Rejection::Unexpected),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Operation;
+    use crate::record::ops::testing::*;
+
+    fn meta(prune_horizon: u32) -> MetaRecord {
+        MetaRecord {
+            store_id: [1; 16],
+            layout_version: 1,
+            network: "main".to_owned(),
+            utxo_batch_size: 20_000,
+            retention: 288,
+            prune_horizon,
+            chain_id: None,
+            frontier: None,
+        }
+    }
+
+    #[test]
+    fn written_once() {
+        let mut record = None;
+        assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0))).outcome, applied(Reply::None));
+        assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0))).outcome, already(Reply::None));
+        assert_eq!(refused(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(1)))), Rejection::Unexpected);
+        assert_eq!(refused(on_master(&mut None, &Operation::CreateMeta(meta(1)))), Rejection::Unexpected);
+    }
+
+    #[test]
+    fn replaced_only_if_it_is_as_it_was_read() {
+        let replace = |from, to| Operation::ReplaceMeta { expected: meta(from), new: meta(to) };
+        let mut record = Some(Record::Meta(meta(0)));
+        assert_eq!(on(&Key::Meta, &mut record, &replace(0, 1)).outcome, applied(Reply::None));
+        assert_eq!(on(&Key::Meta, &mut record, &replace(0, 1)).outcome, already(Reply::None));
+        assert_eq!(refused(on(&Key::Meta, &mut record, &replace(0, 2))), Rejection::Unexpected);
+        assert_eq!(refused(on(&Key::Meta, &mut None, &replace(0, 2))), Rejection::NotFound);
+        assert_eq!(refused(on_master(&mut self::record(live(1)), &replace(0, 2))), Rejection::Unexpected);
+    }
+}

@@ -45,3 +45,55 @@ pub(super) fn set_delete_at_height(record: &mut Option<Record>, height: Option<u
     Arc::make_mut(page).delete_at_height = height;
     Ok(Effect::applied(Reply::None))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn set(page: u32, spent: bool) -> Operation {
+        Operation::SetPageSpent { page, spent }
+    }
+
+    fn reply(delete_at_height: Option<Option<u32>>) -> Reply {
+        Reply::Slots { all_spent: true, delete_at_height }
+    }
+
+    #[test]
+    fn a_transaction_is_due_when_all_its_pages_are_spent() {
+        let mut page = live(0);
+        master(&mut page).total_extra_recs = 2;
+        master(&mut page).mined = vec![mined(10)];
+        master(&mut page).unmined_since = None;
+        let mut record = record(page);
+        assert_eq!(on_master(&mut record, &set(1, true)).outcome, applied(reply(None)));
+        assert_eq!(on_master(&mut record, &set(1, true)).outcome, already(reply(None)));
+        assert_eq!(on_master(&mut record, &set(2, true)).outcome, applied(reply(Some(Some(298)))));
+        assert_eq!(on_master(&mut record, &set(1, false)).outcome, applied(reply(Some(None))));
+    }
+
+    #[test]
+    fn only_other_pages_that_there_are() {
+        let mut page = live(0);
+        master(&mut page).total_extra_recs = 2;
+        let mut record = record(page);
+        for number in [0, 3] {
+            assert_eq!(refused(on_master(&mut record, &set(number, true))), Rejection::Unexpected);
+        }
+        assert_eq!(refused(on_master(&mut None, &set(1, true))), Rejection::NotFound);
+    }
+
+    #[test]
+    fn delete_at_height_is_copied_to_other_pages() {
+        let key = Key::Page(TXID, 1);
+        let mut record = record(second_page(1));
+        for height in [Some(9), None] {
+            let operation = Operation::SetDeleteAtHeight(height);
+            assert_eq!(on(&key, &mut record, &operation).outcome, applied(Reply::None));
+            assert_eq!(on(&key, &mut record, &operation).outcome, already(Reply::None));
+            assert_eq!(page(&record).delete_at_height, height);
+        }
+        let mut own = self::record(live(1));
+        assert_eq!(refused(on_master(&mut own, &Operation::SetDeleteAtHeight(None))), Rejection::Unexpected);
+    }
+}

@@ -19,3 +19,51 @@ pub(super) fn apply(record: &mut Option<Record>, until: u32) -> Result<Effect, R
     }
     Ok(Effect::applied(Reply::None))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn preserve(until: u32) -> Operation {
+        sequenced(1, Sequenced::Preserve { until })
+    }
+
+    #[test]
+    fn only_ever_raised() {
+        let mut record = record(Page { delete_at_height: Some(9), ..live(1) });
+        assert_eq!(on_master(&mut record, &preserve(50)).outcome, applied(Reply::None));
+        assert_eq!(page(&record).delete_at_height, None);
+        assert_eq!(on_master(&mut record, &preserve(40)).outcome, already(Reply::None));
+        assert_eq!(on_master(&mut record, &preserve(60)).outcome, applied(Reply::None));
+        assert_eq!(page(&record).master.as_ref().unwrap().preserve_until, Some(60));
+    }
+
+    #[test]
+    fn nothing_is_due_while_it_is_preserved() {
+        let mut record = record(live(1));
+        on_master(&mut record, &preserve(50));
+        on_master(&mut record, &sequenced(2, Sequenced::SetMined { mined_in: mined(9), longest_chain: true }));
+        assert_eq!(on_master(&mut record, &spend(1, &[0])).outcome, applied(slots_reply(true)));
+        assert_eq!(page(&record).delete_at_height, None);
+    }
+
+    #[test]
+    fn what_is_preserved_longer_stays_so() {
+        let mut page = Page { delete_at_height: Some(9), ..live(1) };
+        master(&mut page).preserve_until = Some(50);
+        let mut record = record(page);
+        on_master(&mut record, &preserve(40));
+        assert_eq!(self::page(&record).master.as_ref().unwrap().preserve_until, Some(50));
+        assert_eq!(self::page(&record).delete_at_height, None);
+    }
+
+    #[test]
+    fn another_page_is_only_no_longer_due() {
+        let mut record = record(Page { delete_at_height: Some(9), ..second_page(1) });
+        let key = Key::Page(TXID, 1);
+        assert_eq!(on(&key, &mut record, &preserve(50)).outcome, applied(Reply::None));
+        assert_eq!(page(&record).delete_at_height, None);
+        assert_eq!(on(&key, &mut record, &preserve(60)).outcome, already(Reply::None));
+    }
+}

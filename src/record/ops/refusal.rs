@@ -115,3 +115,177 @@ pub(super) fn not_pruned(page: &Page, offset: u32) -> Result<(), Rejection> {
 pub(super) fn is_frozen(page: &Page, slot: Slot) -> bool {
     page.frozen || matches!(slot, Slot::Frozen(_))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::ops::testing::*;
+    use crate::record::{Operation, Respend, RespendChecks, RespendSlot, Sequenced, Slot, Spend};
+
+    /// Everything that can bar a spend of slot 0, in the order in which it is told; the last are those of the slot.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    enum Bar {
+        Pruned,
+        Creating,
+        Conflicting,
+        Locked,
+        Immature,
+        NoSuchOutput,
+        Hash,
+        Output,
+        FrozenSlot,
+        FrozenTransaction,
+        Contested,
+        Spent,
+        NotYetSpendable,
+    }
+
+    const ALL: [Bar; 13] = [
+        Bar::Pruned,
+        Bar::Creating,
+        Bar::Conflicting,
+        Bar::Locked,
+        Bar::Immature,
+        Bar::NoSuchOutput,
+        Bar::Hash,
+        Bar::Output,
+        Bar::FrozenSlot,
+        Bar::FrozenTransaction,
+        Bar::Contested,
+        Bar::Spent,
+        Bar::NotYetSpendable,
+    ];
+
+    const HEIGHT: u32 = 200;
+
+    impl Bar {
+        fn put_up(self, page: &mut Page, claim: &mut SpendSlot) {
+            match self {
+                Bar::Pruned => page.pruned = Some(50),
+                Bar::Creating => page.creating_at = Some(1),
+                Bar::Conflicting => page.conflicting = true,
+                Bar::Locked => page.locked = true,
+                Bar::Immature => page.spending_height = Some(HEIGHT + 1),
+                Bar::NoSuchOutput => claim.offset = 1,
+                Bar::Hash => claim.utxo_hash = hash(77),
+                Bar::Output => claim.satoshis += 1,
+                Bar::FrozenSlot => page.utxos = Some(vec![Slot::Frozen(hash(0)), Slot::Nil]),
+                Bar::FrozenTransaction => page.frozen = true,
+                Bar::Contested => _ = page.contested.insert(0),
+                Bar::Spent => {
+                    page.utxos = Some(vec![Slot::Spent(hash(0), holder(99, 0)), Slot::Nil]);
+                    page.spent_utxos = 1;
+                }
+                Bar::NotYetSpendable => _ = page.utxo_spendable_in.insert(0, HEIGHT + 1),
+            }
+        }
+
+        fn rejection(self) -> Rejection {
+            match self {
+                Bar::Pruned => Rejection::Pruned(50),
+                Bar::Creating => Rejection::Creating,
+                Bar::Conflicting => Rejection::Conflicting(Verdict::Pending),
+                Bar::Locked => Rejection::Locked,
+                Bar::Immature => Rejection::Immature(HEIGHT + 1),
+                Bar::NoSuchOutput => Rejection::NoSuchOutput(1),
+                Bar::Hash => Rejection::HashMismatch(0),
+                Bar::Output => Rejection::OutputMismatch(0),
+                Bar::FrozenSlot | Bar::FrozenTransaction => Rejection::Frozen(0),
+                Bar::Contested => Rejection::Contested(0),
+                Bar::Spent => Rejection::SpentBy(0, holder(99, 0)),
+                Bar::NotYetSpendable => Rejection::NotYetSpendable(0, HEIGHT + 1),
+            }
+        }
+
+        /// Marks, locks and freezes, which a rebuild of a known winner passes.
+        fn is_ignored_by(self, taker: Taker) -> bool {
+            let mark = matches!(
+                self,
+                Bar::Locked | Bar::Immature | Bar::FrozenSlot | Bar::FrozenTransaction | Bar::NotYetSpendable
+            );
+            match taker {
+                Taker::Spender(Marks::Respect) => false,
+                Taker::Spender(Marks::Ignore) => mark || self == Bar::Contested,
+                Taker::Sequencer => self == Bar::Contested,
+            }
+        }
+    }
+
+    fn operation(taker: Taker, slot: SpendSlot) -> Operation {
+        match taker {
+            Taker::Spender(marks) => {
+                Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots: vec![slot], marks })
+            }
+            Taker::Sequencer => {
+                let slots = vec![RespendSlot { slot, from: None }];
+                let checks = RespendChecks::Spend { height: HEIGHT };
+                sequenced(1, Sequenced::Respend(Respend { to: txid(1), slots, checks }))
+            }
+        }
+    }
+
+    /// Every set of bars, 8,192 of them, for each who may want the slot: the first bar in the order is what is told.
+    #[test]
+    fn the_first_bar_in_the_order_is_told_whatever_else_there_is() {
+        for taker in [Taker::Spender(Marks::Respect), Taker::Spender(Marks::Ignore), Taker::Sequencer] {
+            for set in 0..1_u32 << ALL.len() {
+                let bars: Vec<Bar> = ALL.into_iter().filter(|bar| set & (1 << *bar as u32) != 0).collect();
+                if bars.contains(&Bar::FrozenSlot) && bars.contains(&Bar::Spent) {
+                    continue; // A slot is one or the other.
+                }
+                let mut page = page_with(vec![Slot::Unspent(hash(0)), Slot::Nil]);
+                let mut claim = claim(0);
+                bars.iter().for_each(|bar| bar.put_up(&mut page, &mut claim));
+                let mut record = record(page);
+                let outcome = crate::record::apply(&RULES, &MASTER, &mut record, &operation(taker, claim)).outcome;
+                match bars.iter().find(|bar| !bar.is_ignored_by(taker)) {
+                    Some(bar) => {
+                        assert_eq!(outcome, crate::record::Outcome::Rejected(bar.rejection()), "{taker:?}, {bars:?}");
+                    }
+                    None => assert_eq!(outcome, applied(slots_reply(true)), "{taker:?}, {bars:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_that_names_the_spender_comes_before_every_bar() {
+        for bar in ALL.into_iter().filter(|bar| !matches!(bar, Bar::NoSuchOutput | Bar::FrozenSlot | Bar::Spent)) {
+            for taker in [Taker::Spender(Marks::Respect), Taker::Spender(Marks::Ignore), Taker::Sequencer] {
+                let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
+                let mut claim = claim(0);
+                bar.put_up(&mut page, &mut claim);
+                let mut record = record(page);
+                let outcome = crate::record::apply(&RULES, &MASTER, &mut record, &operation(taker, claim)).outcome;
+                assert_eq!(outcome, already(slots_reply(true)), "{bar:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stub_is_conflicting_and_an_absent_record_is_not_found() {
+        let mut stub = record(stub(Verdict::Pending));
+        assert_eq!(refused(on_master(&mut stub, &spend(1, &[0]))), Rejection::Conflicting(Verdict::Pending));
+        assert_eq!(refused(on_master(&mut None, &spend(1, &[0]))), Rejection::NotFound);
+    }
+
+    #[test]
+    fn one_slot_for_two_inputs_is_a_contradiction() {
+        assert_eq!(contradiction([(1, 0), (0, 1), (1, 0)].into_iter()), Ok(()));
+        assert_eq!(contradiction([(1, 0), (0, 1), (1, 2)].into_iter()), Err(Rejection::Unexpected));
+    }
+
+    #[test]
+    fn slots_are_told_in_the_order_given() {
+        let mut page = live(3);
+        page.contested.insert(2);
+        let mut record = record(page);
+        let mut second = claim(1);
+        second.utxo_hash = hash(9);
+        let spend = |slots| Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots, marks: Marks::Respect });
+        let (first, third) = (claim(0), claim(2));
+        let told = refused(on_master(&mut record, &spend(vec![first.clone(), third.clone(), second.clone()])));
+        assert_eq!(told, Rejection::Contested(2));
+        assert_eq!(refused(on_master(&mut record, &spend(vec![first, second, third]))), Rejection::HashMismatch(1));
+    }
+}

@@ -81,3 +81,118 @@ fn check_decided(page: &Page, respend: &Respend) -> Result<(), Rejection> {
 fn taker(respend: &Respend, moved: &RespendSlot) -> SpendingData {
     SpendingData { txid: respend.to, input: moved.slot.input }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn respend(to: u8, slots: &[(u32, Option<u8>)], checks: RespendChecks) -> Operation {
+        let slots = slots
+            .iter()
+            .map(|(n, from)| RespendSlot { slot: claim(*n), from: from.map(|by| holder(by, *n)) })
+            .collect();
+        sequenced(1, Sequenced::Respend(Respend { to: txid(to), slots, checks }))
+    }
+
+    const BOTH: [RespendChecks; 2] = [RespendChecks::Spend { height: 200 }, RespendChecks::Decided];
+
+    fn held_by(by: u8) -> Page {
+        page_with(vec![Slot::Spent(hash(0), holder(by, 0)), Slot::Unspent(hash(1))])
+    }
+
+    #[test]
+    fn moves_from_the_loser_and_from_nobody_and_marks_both() {
+        for checks in BOTH {
+            let mut record = record(held_by(2));
+            let outcome = on_master(&mut record, &respend(1, &[(0, Some(2)), (1, None)], checks)).outcome;
+            assert_eq!(outcome, applied(slots_reply(true)));
+            let page = page(&record);
+            assert_eq!(page.contested, [0, 1].into());
+            assert!(page.utxos.iter().flatten().all(|slot| slot.spender().unwrap().txid == txid(1)));
+            assert_eq!((page.spent_utxos, page.chain_pos), (2, Some(stamp(1))));
+        }
+    }
+
+    #[test]
+    fn a_slot_that_the_loser_has_lost_already_may_be_free() {
+        for checks in BOTH {
+            let mut record = record(held_by(2));
+            assert!(on_master(&mut record, &respend(1, &[(1, Some(2))], checks)).outcome.is_done());
+        }
+    }
+
+    #[test]
+    fn a_stranger_keeps_the_slot_and_nothing_moves() {
+        for checks in BOTH {
+            for from in [None, Some(3)] {
+                let mut record = record(held_by(2));
+                let told = refused(on_master(&mut record, &respend(1, &[(1, None), (0, from)], checks)));
+                assert_eq!(told, Rejection::SpentBy(0, holder(2, 0)));
+                assert_eq!(page(&record).chain_pos, None, "a refused operation leaves no stamp");
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_winner_has_already_is_marked_all_the_same() {
+        for checks in BOTH {
+            let mut record = record(held_by(1));
+            let effect = on_master(&mut record, &respend(1, &[(0, None)], checks));
+            assert_eq!(effect.outcome, already(slots_reply(false)));
+            assert!(effect.changed);
+            assert_eq!(page(&record).contested, [0].into());
+        }
+    }
+
+    #[test]
+    fn a_slot_whose_spender_was_pruned_stays_where_it_is() {
+        for checks in BOTH {
+            for (to, from) in [(1, Some(2)), (1, None), (2, None)] {
+                let mut page = held_by(2);
+                page.pruned_spenders.insert(0);
+                let told = refused(on_master(&mut record(page), &respend(to, &[(0, from)], checks)));
+                assert_eq!(told, Rejection::SpenderPruned(0));
+            }
+        }
+    }
+
+    #[test]
+    fn two_inputs_cannot_take_one_slot() {
+        for checks in BOTH {
+            let slot = |input| RespendSlot { slot: SpendSlot { input, ..claim(0) }, from: None };
+            let twice = Respend { to: txid(1), slots: vec![slot(0), slot(5)], checks };
+            let told = refused(on_master(&mut record(live(1)), &sequenced(1, Sequenced::Respend(twice))));
+            assert_eq!(told, Rejection::Unexpected);
+        }
+    }
+
+    #[test]
+    fn a_decision_is_carried_out_whatever_the_flags_and_claims() {
+        let mut page = contested(1, Verdict::Conflicting(Reason::Command));
+        page.creating_at = Some(1);
+        page.locked = true;
+        page.spending_height = Some(900);
+        page.utxo_spendable_in.insert(0, 900);
+        let mut record = record(page);
+        let slot = SpendSlot { utxo_hash: hash(50), satoshis: 0, ..claim(0) };
+        let slots = vec![RespendSlot { slot, from: None }];
+        let decided = Respend { to: txid(1), slots, checks: RespendChecks::Decided };
+        assert!(on_master(&mut record, &sequenced(1, Sequenced::Respend(decided))).outcome.is_done());
+        assert_eq!(self::page(&record).utxos, Some(vec![Slot::Spent(hash(0), holder(1, 0))]));
+    }
+
+    #[test]
+    fn a_decision_is_refused_where_there_is_no_slot_or_a_frozen_one() {
+        let told = |page: Option<Record>, n| {
+            let mut page = page;
+            refused(on_master(&mut page, &respend(1, &[(n, None)], RespendChecks::Decided)))
+        };
+        assert_eq!(told(None, 0), Rejection::NotFound);
+        assert_eq!(told(record(tombstone(9, None)), 0), Rejection::Pruned(9));
+        assert_eq!(told(record(stub(Verdict::Pending)), 0), Rejection::Conflicting(Verdict::Pending));
+        assert_eq!(told(record(live(1)), 1), Rejection::NoSuchOutput(1));
+        assert_eq!(told(record(page_with(vec![Slot::Nil])), 0), Rejection::NoSuchOutput(0));
+        assert_eq!(told(record(page_with(vec![Slot::Frozen(hash(0))])), 0), Rejection::Frozen(0));
+    }
+}

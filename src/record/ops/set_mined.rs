@@ -63,3 +63,70 @@ pub(super) fn mined_reply(page: &Page) -> Reply {
         None => Reply::None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn set(height: u32, longest_chain: bool) -> Operation {
+        sequenced(1, Sequenced::SetMined { mined_in: mined(height), longest_chain })
+    }
+
+    fn block_ids(ids: &[u32]) -> Reply {
+        Reply::Mined { block_ids: ids.to_vec(), extra_pages: 0 }
+    }
+
+    #[test]
+    fn on_the_longest_chain_everything_is_set() {
+        let mut record = record(Page { locked: true, ..live(0) });
+        assert_eq!(on_master(&mut record, &set(120, true)).outcome, applied(block_ids(&[120])));
+        let page = page(&record);
+        assert!(!page.locked);
+        assert_eq!(page.master.as_ref().unwrap().unmined_since, None);
+        assert_eq!(page.delete_at_height, Some(120 + 288), "no slot is unspent");
+        assert_eq!(on_master(&mut record, &set(120, true)).outcome, already(block_ids(&[120])));
+    }
+
+    #[test]
+    fn on_a_side_chain_only_the_triple() {
+        for page in [live(0), contested(0, Verdict::Pending), creating(0)] {
+            let mut record = record(Page { locked: true, ..page });
+            assert_eq!(on_master(&mut record, &set(120, false)).outcome, applied(block_ids(&[120])));
+            let page = self::page(&record);
+            assert!(page.locked);
+            assert_eq!(page.master.as_ref().unwrap().unmined_since, Some(100));
+            assert_eq!(page.delete_at_height, None);
+        }
+    }
+
+    #[test]
+    fn a_triple_that_is_there_does_not_stop_the_rest() {
+        let mut record = record(Page { locked: true, ..live(1) });
+        on_master(&mut record, &set(120, false));
+        assert_eq!(on_master(&mut record, &set(120, true)).outcome, applied(block_ids(&[120])));
+        assert!(!page(&record).locked);
+        assert_eq!(on_master(&mut record, &set(130, false)).outcome, applied(block_ids(&[120, 130])));
+    }
+
+    #[test]
+    fn refused_unless_live() {
+        let verdict = Verdict::Pending;
+        let told = |page| refused(on_master(&mut record(page), &set(120, true)));
+        assert_eq!(told(creating(1)), Rejection::Creating);
+        assert_eq!(told(contested(1, verdict)), Rejection::Conflicting(verdict));
+        assert_eq!(told(stub(verdict)), Rejection::NotFound);
+        assert_eq!(told(tombstone(5, None)), Rejection::Pruned(5));
+        assert_eq!(refused(on_master(&mut None, &set(120, true))), Rejection::NotFound);
+        assert_eq!(refused(on_master(&mut record(stub(verdict)), &set(120, false))), Rejection::NotFound);
+    }
+
+    #[test]
+    fn other_pages_are_unlocked() {
+        let key = Key::Page(TXID, 1);
+        let mut record = record(Page { locked: true, ..second_page(1) });
+        assert_eq!(on(&key, &mut record, &set(120, false)).outcome, already(Reply::None));
+        assert_eq!(on(&key, &mut record, &set(120, true)).outcome, applied(Reply::None));
+        assert!(!page(&record).locked);
+    }
+}

@@ -48,3 +48,143 @@ fn check(page: &Page, spend: &Spend) -> Result<bool, Rejection> {
 fn taker(spend: &Spend, slot: &SpendSlot) -> SpendingData {
     SpendingData { txid: spend.spender, input: slot.input }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    #[test]
+    fn takes_all_slots_and_names_the_spender() {
+        let mut record = record(live(3));
+        assert_eq!(on_master(&mut record, &spend(1, &[0, 2])).outcome, applied(slots_reply(false)));
+        let slots = page(&record).utxos.as_ref().unwrap();
+        assert_eq!(slots[0], Slot::Spent(hash(0), holder(1, 0)));
+        assert_eq!(slots[1], Slot::Unspent(hash(1)));
+        assert_eq!(slots[2], Slot::Spent(hash(2), holder(1, 2)));
+        assert_eq!(on_master(&mut record, &spend(2, &[1])).outcome, applied(slots_reply(true)));
+    }
+
+    #[test]
+    fn one_slot_that_is_refused_refuses_all() {
+        let mut record = record(live(3));
+        on_master(&mut record, &spend(1, &[1]));
+        let told = refused(on_master(&mut record, &spend(2, &[0, 1, 2])));
+        assert_eq!(told, Rejection::SpentBy(1, holder(1, 1)));
+        assert_eq!(page(&record).spent_utxos, 1);
+    }
+
+    #[test]
+    fn takes_the_rest_of_what_it_has_begun() {
+        let mut record = record(live(2));
+        on_master(&mut record, &spend(1, &[0]));
+        assert_eq!(on_master(&mut record, &spend(1, &[0, 1])).outcome, applied(slots_reply(true)));
+        assert_eq!(page(&record).spent_utxos, 2);
+    }
+
+    #[test]
+    fn the_same_spender_with_another_input_is_another() {
+        let mut record = record(live(1));
+        on_master(&mut record, &spend(1, &[0]));
+        let mut other = claim(0);
+        other.input = 5;
+        let other = Spend { spender: txid(1), height: 200, slots: vec![other], marks: Marks::Respect };
+        let told = refused(on_master(&mut record, &Operation::Spend(other)));
+        assert_eq!(told, Rejection::SpentBy(0, holder(1, 0)));
+    }
+
+    #[test]
+    fn two_inputs_cannot_take_one_slot() {
+        let slots = vec![claim(0), SpendSlot { input: 5, ..claim(0) }];
+        let twice = Spend { spender: txid(1), height: 200, slots, marks: Marks::Respect };
+        assert_eq!(refused(on_master(&mut record(live(1)), &Operation::Spend(twice))), Rejection::Unexpected);
+        assert_eq!(on_master(&mut record(live(1)), &spend(1, &[0, 0])).outcome, applied(slots_reply(true)));
+    }
+
+    #[test]
+    fn a_pruned_spender_is_told_that_it_was_pruned() {
+        let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]);
+        page.pruned_spenders.insert(0);
+        let mut record = record(page);
+        assert_eq!(refused(on_master(&mut record, &spend(1, &[1, 0]))), Rejection::SpenderPruned(0));
+        assert_eq!(refused(on_master(&mut record, &spend(2, &[0]))), Rejection::SpentBy(0, holder(1, 0)));
+    }
+
+    #[test]
+    fn heights_bar_up_to_and_not_at_the_height() {
+        let mut page = live(1);
+        page.spending_height = Some(150);
+        page.utxo_spendable_in.insert(0, 160);
+        let mut record = record(page);
+        let mut at = |height| on_master(&mut record, &spend_at(1, &[0], height, Marks::Respect));
+        assert_eq!(refused(at(149)), Rejection::Immature(150));
+        assert_eq!(refused(at(150)), Rejection::NotYetSpendable(0, 160));
+        assert_eq!(refused(at(159)), Rejection::NotYetSpendable(0, 160));
+        assert_eq!(at(160).outcome, applied(slots_reply(true)));
+    }
+
+    #[test]
+    fn a_known_winner_takes_even_a_frozen_slot() {
+        let mut record = record(page_with(vec![Slot::Frozen(hash(0))]));
+        on_master(&mut record, &spend_at(1, &[0], 0, Marks::Ignore));
+        assert_eq!(page(&record).utxos, Some(vec![Slot::Spent(hash(0), holder(1, 0))]));
+    }
+
+    #[test]
+    fn a_known_winner_never_overwrites() {
+        let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(2, 0))]));
+        let told = refused(on_master(&mut record, &spend_at(1, &[0], 0, Marks::Ignore)));
+        assert_eq!(told, Rejection::SpentBy(0, holder(2, 0)));
+    }
+
+    #[test]
+    fn the_last_spend_of_a_mined_transaction_sets_delete_at_height() {
+        let mut page = live(2);
+        master(&mut page).mined = vec![mined(90), mined(120), mined(110)];
+        master(&mut page).unmined_since = None;
+        let mut record = record(page);
+        assert_eq!(on_master(&mut record, &spend(1, &[0])).outcome, applied(slots_reply(false)));
+        let reply = Reply::Slots { all_spent: true, delete_at_height: Some(Some(120 + 288)) };
+        assert_eq!(on_master(&mut record, &spend(1, &[1])).outcome, applied(reply));
+    }
+
+    #[test]
+    fn a_reassigned_slot_is_compared_with_the_new_owners_output() {
+        let mut page = live(1);
+        let entry = |satoshis| Reassignment {
+            offset: 0,
+            utxo_hash: hash(0),
+            new_utxo_hash: hash(0),
+            block_height: 1,
+            output: StoredOutput { satoshis, ..output(0) },
+        };
+        page.reassignments = vec![entry(7), entry(8)];
+        page.record_utxos += 2;
+        let mut record = record(page);
+        let mut with = |satoshis| {
+            let slots = vec![SpendSlot { satoshis, ..claim(0) }];
+            on_master(
+                &mut record,
+                &Operation::Spend(Spend { spender: txid(1), height: 1, slots, marks: Marks::Respect }),
+            )
+        };
+        assert_eq!(refused(with(100)), Rejection::OutputMismatch(0));
+        assert_eq!(refused(with(7)), Rejection::OutputMismatch(0));
+        assert_eq!(with(8).outcome, applied(slots_reply(false)));
+    }
+
+    #[test]
+    fn a_refused_spend_copies_nothing_and_a_sole_owner_is_changed_in_place() {
+        let mut record = record(live(2));
+        let shared = record.clone();
+        refused(on_master(&mut record, &spend(1, &[5])));
+        let (Some(Record::Page(a)), Some(Record::Page(b))) = (&record, &shared) else { panic!() };
+        assert!(std::sync::Arc::ptr_eq(a, b));
+        drop(shared);
+        let Some(Record::Page(before)) = &record else { panic!() };
+        let before = std::sync::Arc::as_ptr(before);
+        apply(&RULES, &MASTER, &mut record, &spend(1, &[0]));
+        let Some(Record::Page(after)) = &record else { panic!() };
+        assert_eq!(std::sync::Arc::as_ptr(after), before);
+    }
+}

@@ -43,3 +43,38 @@ fn stamp_of(record: &Record) -> Option<Stamp> {
         Record::LockRecord(_) | Record::Meta(_) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::ops::testing::*;
+    use crate::record::{Operation, Page, Phase, Sequenced};
+
+    #[test]
+    fn phases_of_one_event_are_in_order() {
+        let at = |phase| Stamp { offset: 5, phase };
+        let mut record = record(live(1));
+        let mut lock =
+            |stamp, locked| on_master(&mut record, &Operation::Sequenced(stamp, Sequenced::SetLocked(locked)));
+        assert!(lock(at(Phase::Apply), true).outcome.is_done());
+        assert_eq!(refused(lock(at(Phase::Evaluate), false)), Rejection::StaleStamp(at(Phase::Apply)));
+        assert!(lock(at(Phase::Apply), false).outcome.is_done());
+        assert!(lock(at(Phase::Prune), true).outcome.is_done());
+        assert_eq!(refused(lock(at(Phase::Apply), false)), Rejection::StaleStamp(at(Phase::Prune)));
+        assert!(lock(Stamp { offset: 6, phase: Phase::Evaluate }, false).outcome.is_done());
+    }
+
+    #[test]
+    fn a_tombstone_remembers_its_stamp() {
+        let mut record = record(Page { chain_pos: Some(stamp(5)), ..tombstone(9, None) });
+        let late = sequenced(4, Sequenced::MarkContested);
+        assert_eq!(refused(on_master(&mut record, &late)), Rejection::StaleStamp(stamp(5)));
+    }
+
+    #[test]
+    fn the_fast_path_neither_reads_nor_writes_stamps() {
+        let mut record = record(Page { chain_pos: Some(stamp(5)), ..live(1) });
+        assert!(on_master(&mut record, &spend(1, &[0])).outcome.is_done());
+        assert_eq!(page(&record).chain_pos, Some(stamp(5)));
+    }
+}

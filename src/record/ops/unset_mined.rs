@@ -31,3 +31,64 @@ pub(super) fn apply(
     delete_at_height::evaluate(rules, page);
     Ok(Effect::applied(mined_reply(page)))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn unset(height: u32) -> Operation {
+        sequenced(1, Sequenced::UnsetMined { block_id: height, height })
+    }
+
+    fn block_ids(ids: &[u32]) -> Reply {
+        Reply::Mined { block_ids: ids.to_vec(), extra_pages: 0 }
+    }
+
+    fn mined_page(heights: &[u32], unmined_since: Option<u32>) -> Page {
+        let mut page = live(0);
+        master(&mut page).mined = heights.iter().map(|height| mined(*height)).collect();
+        master(&mut page).unmined_since = unmined_since;
+        page.delete_at_height = Some(500);
+        page
+    }
+
+    #[test]
+    fn removes_the_triple_and_keeps_the_earliest_height() {
+        for (there, then) in [(None, 120), (Some(90), 90), (Some(130), 120)] {
+            let mut record = record(mined_page(&[110, 120], there));
+            assert_eq!(on_master(&mut record, &unset(120)).outcome, applied(block_ids(&[110])));
+            let page = page(&record);
+            assert_eq!(page.master.as_ref().unwrap().unmined_since, Some(then));
+            assert_eq!(page.delete_at_height, None);
+        }
+    }
+
+    #[test]
+    fn a_repeat_does_not_undo_what_the_next_block_set() {
+        let mut record = record(mined_page(&[120], None));
+        on_master(&mut record, &unset(120));
+        let next = sequenced(1, Sequenced::SetMined { mined_in: mined(121), longest_chain: true });
+        on_master(&mut record, &next);
+        assert_eq!(on_master(&mut record, &unset(120)).outcome, already(block_ids(&[121])));
+        assert_eq!(page(&record).master.as_ref().unwrap().unmined_since, None);
+    }
+
+    #[test]
+    fn what_is_not_there_is_no_error() {
+        assert_eq!(on_master(&mut None, &unset(120)).outcome, already(Reply::None));
+        let outcome = on_master(&mut record(tombstone(5, None)), &unset(120)).outcome;
+        assert_eq!(outcome, already(Reply::State(TxState::Pruned(5))));
+        let outcome = on_master(&mut record(stub(Verdict::Pending)), &unset(120)).outcome;
+        assert_eq!(outcome, already(block_ids(&[])));
+        assert_eq!(on(&Key::Page(TXID, 1), &mut record(second_page(1)), &unset(1)).outcome, already(Reply::None));
+    }
+
+    #[test]
+    fn a_conflicting_one_stays_due() {
+        let page = Page { conflicting: true, ..mined_page(&[120], None) };
+        let mut record = record(page);
+        on_master(&mut record, &unset(120));
+        assert_eq!(self::page(&record).delete_at_height, Some(500));
+    }
+}
