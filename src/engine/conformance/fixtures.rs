@@ -23,6 +23,7 @@ pub(crate) fn txid_of(family: &str, number: u64) -> Txid {
 }
 
 /// A transaction by one byte.
+#[cfg(test)]
 pub(crate) fn txid(n: u8) -> Txid {
     Txid([n; 32])
 }
@@ -77,6 +78,7 @@ pub(crate) fn page_of(txid: Txid, slots: u32) -> Page {
 }
 
 /// [`page_of`] a transaction by one byte.
+#[cfg(test)]
 pub(crate) fn page(n: u8, slots: u32) -> Page {
     page_of(txid(n), slots)
 }
