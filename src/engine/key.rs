@@ -19,6 +19,9 @@ pub(crate) struct KeyBytes {
 }
 
 impl KeyBytes {
+    /// No key takes more bytes.
+    pub(crate) const MAX: usize = PAGE;
+
     pub(crate) fn of(key: &Key) -> Self {
         let mut bytes = [0; PAGE];
         let length = match key {

@@ -6,7 +6,6 @@
 
 pub mod build;
 pub mod codec;
-
 mod operation;
 mod ops;
 mod page;

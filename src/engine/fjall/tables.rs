@@ -1,0 +1,127 @@
+//! The keyspaces of a store and what is in them.
+//!
+//! | keyspace | key | value |
+//! |---|---|---|
+//! | `records` | see [`crate::engine::key`] | see [`crate::record::codec`] |
+//! | `blocks` | block id, big-endian | the same |
+//! | `meta` | `m` | the same |
+//! | `meta` | `layout` | [`super::open`] |
+//! | `index_*` | value, 8 bytes big-endian ‖ key | nothing |
+
+use std::ops::Bound;
+
+use ::fjall::{Database, Keyspace, OwnedWriteBatch as WriteBatch, Slice};
+use bytes::Bytes;
+
+use crate::{
+    engine::{
+        EngineError, ErrorKind, Index, Set,
+        key::{self, KeyBytes},
+        local::{IndexValues, place},
+    },
+    record::{Key, Record, codec},
+};
+
+pub(super) struct Tables {
+    pub database: Database,
+    pub records: Keyspace,
+    pub blocks: Keyspace,
+    pub meta: Keyspace,
+    /// Each at its [`place`].
+    pub indexes: [Keyspace; 3],
+}
+
+impl Tables {
+    fn of(&self, key: &Key) -> &Keyspace {
+        match key {
+            Key::Page(..) | Key::LockRecord(_) => &self.records,
+            Key::Block(_) => &self.blocks,
+            Key::Meta => &self.meta,
+        }
+    }
+
+    pub fn get(&self, key: &Key) -> Result<Option<Record>, EngineError> {
+        let value = self.of(key).get(KeyBytes::of(key)).map_err(|error| disk("read", key, &error))?;
+        value.map(|value| record("read", key, value)).transpose()
+    }
+
+    /// Adds a record, or its absence, to a batch.
+    pub fn put(&self, batch: &mut WriteBatch, key: &Key, record: Option<&Record>, buffer: &mut Vec<u8>) {
+        let (keyspace, bytes) = (self.of(key), KeyBytes::of(key));
+        match record {
+            Some(record) => {
+                buffer.clear();
+                codec::encode(record, buffer);
+                batch.insert(keyspace, bytes.as_ref(), &buffer[..]);
+            }
+            None => batch.remove(keyspace, bytes.as_ref()),
+        }
+    }
+
+    /// Adds what changed in the indexes to the same batch.
+    pub fn reindex(&self, batch: &mut WriteBatch, key: &Key, before: IndexValues, after: IndexValues) {
+        for ((index, before), after) in self.indexes.iter().zip(before).zip(after) {
+            if before == after {
+                continue;
+            }
+            if let Some(value) = before {
+                batch.remove(index, entry(value, key));
+            }
+            if let Some(value) = after {
+                batch.insert(index, entry(value, key), &[][..]);
+            }
+        }
+    }
+
+    pub fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        let after_last = to.checked_add(1).map_or(Bound::Unbounded, |end| Bound::Excluded(end.to_be_bytes()));
+        if from > to {
+            return Ok(Vec::new());
+        }
+        let entries = self.indexes[place(index)].range((Bound::Included(from.to_be_bytes()), after_last));
+        let key_of = |entry: ::fjall::Guard| {
+            let entry = entry.key().map_err(|error| disk("query", "index", &error))?;
+            entry.get(8..).and_then(key::decode).ok_or_else(|| damaged("query", "index", "an entry is not a key"))
+        };
+        entries.take(limit).map(key_of).collect()
+    }
+
+    pub fn scan(&self, set: Set, after: Option<Key>, limit: usize) -> Result<Vec<(Key, Record)>, EngineError> {
+        let keyspace = match set {
+            Set::Transactions => &self.records,
+            Set::Blocks => &self.blocks,
+        };
+        let from = after.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(KeyBytes::of(key)));
+        let record_of = |entry: ::fjall::Guard| {
+            let (bytes, value) = entry.into_inner().map_err(|error| disk("scan", "records", &error))?;
+            let key = key::decode(&bytes).ok_or_else(|| damaged("scan", hex::encode(&bytes), "not a key"))?;
+            record("scan", &key, value).map(|record| (key, record))
+        };
+        keyspace.range::<KeyBytes, _>((from, Bound::Unbounded)).take(limit).map(record_of).collect()
+    }
+}
+
+fn entry(value: u64, key: &Key) -> Slice {
+    let key = KeyBytes::of(key);
+    let key = key.as_ref();
+    let mut bytes = [0; 8 + KeyBytes::MAX];
+    bytes[..8].copy_from_slice(&value.to_be_bytes());
+    bytes[8..8 + key.len()].copy_from_slice(key);
+    Slice::from(&bytes[..8 + key.len()])
+}
+
+/// Decodes a value without copying it: the record keeps it alive.
+fn record(operation: &'static str, key: &Key, value: Slice) -> Result<Record, EngineError> {
+    codec::decode(key, Bytes::from_owner(value)).map_err(|error| damaged(operation, key, &error.to_string()))
+}
+
+/// The disk refused: nothing is known to be wrong with what was asked.
+pub(super) fn disk(operation: &'static str, key: impl ToString, error: &::fjall::Error) -> EngineError {
+    EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message: super::open::one_line(error) }
+}
+
+/// What was read is not what was written.
+fn damaged(operation: &'static str, key: impl ToString, what: &str) -> EngineError {
+    let message = format!("the store is damaged: {what}");
+    EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message }
+}
