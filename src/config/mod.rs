@@ -1,1 +1,72 @@
-//! (being built)
+//! Configuration: the only reader of settings files and of the environment.
+//!
+//! Two stages. The *raw* one (`layers`) lays the defaults, a TOML file and the environment over each other and refuses
+//! what is not known. The *checked* one (`check`) reads every setting by its type and range and holds them against each
+//! other. Both collect: [`Config::load`] answers with every error at once, each with its key and its source. The settings
+//! themselves are one list, in `settings`.
+
+mod check;
+mod layers;
+mod sample;
+mod settings;
+mod types;
+
+use std::{ffi::OsString, path::Path};
+
+pub use check::{ConfigError, ConfigErrors};
+pub use sample::sample;
+pub use settings::{Http, Ingest, Kafka, Log, SECTIONS, Section, Sequencer, Setting, Store, Topics};
+pub use types::{Brokers, Kind, LogFilter, LogFormat, Network, Properties, Ratio, StoreUrl, TopicName};
+
+/// All settings, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The log.
+    pub kafka: Kafka,
+    /// The state.
+    pub store: Store,
+    /// The pipeline.
+    pub ingest: Ingest,
+    /// The consumer of the chain topic.
+    pub sequencer: Sequencer,
+    /// Metrics and health.
+    pub http: Http,
+    /// Logging.
+    pub log: Log,
+}
+
+impl Config {
+    /// Reads `file` (if any) and the process's environment, which goes before it.
+    ///
+    /// # Errors
+    /// All that is wrong: unknown keys, wrong types, values out of range or at odds with each other, an unreadable file.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigErrors> {
+        Self::load_from(file, std::env::vars_os())
+    }
+
+    /// The same with an environment of the caller's making.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_from(
+        file: Option<&Path>,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, ConfigErrors> {
+        let mut errors = Vec::new();
+        let raw = layers::merge(file, environment, &mut errors);
+        let config = check::check(&mut check::Checker::new(&raw, &mut errors));
+        match config {
+            Some(config) if errors.is_empty() => Ok(config),
+            _ => Err(ConfigErrors(errors)),
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::load_from(None, []).expect("the defaults are constants, and a test loads them")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! Whether this process lives and whether it is ready, as the rest of it says.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use serde::Serialize;
+
+use crate::clock::Clock;
+
+/// What must hold for this process to be ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Condition {
+    /// It is a member of its group and has its partitions (maybe none), and is not draining.
+    Assigned,
+    /// The store answers.
+    StoreReachable,
+    /// No validated partition is halted.
+    PartitionsRunning,
+    /// The sequencer, if it is here, is not halted.
+    ChainRunning,
+}
+
+/// An answer about health.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Whether all is well.
+    pub ok: bool,
+    /// What is not, and why.
+    pub reasons: BTreeMap<&'static str, String>,
+}
+
+/// The health of a process; shared by those who know and those who ask.
+///
+/// It starts unready: what nobody has spoken for yet ([`Condition::Assigned`], [`Condition::StoreReachable`]) does not hold.
+#[derive(Debug)]
+pub struct Health {
+    clock: Clock,
+    stall_limit: Duration,
+    unmet: Mutex<BTreeMap<Condition, String>>,
+    idle: AtomicBool,
+    moved_at_ms: AtomicU64,
+}
+
+impl Condition {
+    fn name(self) -> &'static str {
+        match self {
+            Condition::Assigned => "assigned",
+            Condition::StoreReachable => "store_reachable",
+            Condition::PartitionsRunning => "partitions_running",
+            Condition::ChainRunning => "chain_running",
+        }
+    }
+}
+
+impl Health {
+    /// Health that fails when, with work at hand, no watermark moves for `stall_limit`.
+    pub fn new(clock: Clock, stall_limit: Duration) -> Self {
+        let starting =
+            [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
+        Self {
+            moved_at_ms: AtomicU64::new(clock.now_ms()),
+            clock,
+            stall_limit,
+            unmet: Mutex::new(starting.into()),
+            idle: AtomicBool::new(true),
+        }
+    }
+
+    /// Says that a condition holds (`None`) or why it does not.
+    pub fn set(&self, condition: Condition, reason: Option<String>) {
+        let mut unmet = self.unmet();
+        match reason {
+            None => unmet.remove(&condition),
+            Some(reason) => unmet.insert(condition, reason),
+        };
+    }
+
+    /// Some watermark moved.
+    pub fn moved(&self) {
+        self.moved_at_ms.store(self.clock.now_ms(), Relaxed);
+    }
+
+    /// Whether there is nothing to do. The time to a stall begins when there is something again.
+    pub fn set_idle(&self, idle: bool) {
+        if self.idle.swap(idle, Relaxed) && !idle {
+            self.moved();
+        }
+    }
+
+    /// Ready: every condition holds.
+    pub fn ready(&self) -> Report {
+        let reasons: BTreeMap<_, _> =
+            self.unmet().iter().map(|(condition, reason)| (condition.name(), reason.clone())).collect();
+        Report { ok: reasons.is_empty(), reasons }
+    }
+
+    /// Alive: idle, or moving, or standing for a reason that it names (which a restart would not mend).
+    pub fn live(&self) -> Report {
+        let standing = Duration::from_millis(self.clock.now_ms().saturating_sub(self.moved_at_ms.load(Relaxed)));
+        let ok = self.idle.load(Relaxed) || standing <= self.stall_limit || !self.unmet().is_empty();
+        let reason = || ("stalled", format!("no watermark has moved for {} s", standing.as_secs()));
+        Report { ok, reasons: (!ok).then(reason).into_iter().collect() }
+    }
+
+    fn unmet(&self) -> MutexGuard<'_, BTreeMap<Condition, String>> {
+        // No change can be left half done, so a panic elsewhere does not spoil it.
+        self.unmet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health() -> Health {
+        Health::new(Clock::simulated(1_000_000), Duration::from_secs(60))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_ready_when_all_conditions_hold_and_says_which_do_not() {
+        let health = health();
+        assert_eq!(health.ready().reasons.keys().copied().collect::<Vec<_>>(), ["assigned", "store_reachable"]);
+        health.set(Condition::Assigned, None);
+        health.set(Condition::StoreReachable, None);
+        assert!(health.ready().ok);
+        health.set(Condition::ChainRunning, Some("block 7 lists unknown transactions".to_owned()));
+        let report = health.ready();
+        assert!(!report.ok);
+        assert_eq!(report.reasons["chain_running"], "block 7 lists unknown transactions");
+        health.set(Condition::ChainRunning, None);
+        assert!(health.ready().ok);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_lives_while_it_is_idle_or_moves_or_stands_for_a_named_reason() {
+        let health = health();
+        health.set(Condition::Assigned, None);
+        health.set(Condition::StoreReachable, None);
+        tokio::time::advance(Duration::from_secs(600)).await;
+        assert!(health.live().ok, "idle");
+        health.set_idle(false);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert!(health.live().ok, "at the limit");
+        health.moved();
+        tokio::time::advance(Duration::from_secs(61)).await;
+        let report = health.live();
+        assert!(!report.ok);
+        assert_eq!(report.reasons["stalled"], "no watermark has moved for 61 s");
+        health.set_idle(false);
+        assert!(!health.live().ok, "busy as before is no progress");
+        health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
+        assert!(health.live().ok, "a restart does not mend the store");
+    }
+}

@@ -1,0 +1,163 @@
+//! The second stage: from raw values to checked ones, with every error at once.
+
+use std::fmt;
+
+use figment::{Figment, Profile, error::Kind};
+
+use super::{
+    Config,
+    settings::{Http, Ingest, Kafka, Log, Sequencer, Store, Topics},
+    types::{Range, SettingType},
+};
+
+/// One thing that is wrong with a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The setting, e.g. `kafka.brokers`; empty when the source as a whole is wrong.
+    pub key: String,
+    /// The file or the environment variable that says so.
+    pub source: String,
+    /// What is wrong, completing the sentence "`key` …".
+    pub problem: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.key.as_str() {
+            "" => write!(f, "{}: {}", self.source, self.problem),
+            key => write!(f, "{key} {} ({})", self.problem, self.source),
+        }
+    }
+}
+
+/// Everything that is wrong with a configuration, one a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl std::error::Error for ConfigErrors {}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, error) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes settings out of the merged layers and collects what is wrong with them.
+pub(super) struct Checker<'a> {
+    raw: &'a Figment,
+    errors: &'a mut Vec<ConfigError>,
+}
+
+impl<'a> Checker<'a> {
+    pub(super) fn new(raw: &'a Figment, errors: &'a mut Vec<ConfigError>) -> Self {
+        Self { raw, errors }
+    }
+
+    /// The setting `key`, or `None` and an error.
+    pub(super) fn take<T: SettingType>(&mut self, key: &str, range: Range) -> Option<T> {
+        let taken = match self.raw.find_value(key) {
+            Ok(value) => T::parse(&value, range),
+            Err(error) if matches!(error.kind, Kind::MissingField(_)) => {
+                T::absent().ok_or_else(|| "must be given".to_owned())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        taken.map_err(|problem| self.refuse(key, problem)).ok()
+    }
+
+    fn refuse(&mut self, key: &str, problem: String) {
+        let path: Vec<&str> = key.split('.').collect();
+        let source = match self.raw.find_metadata(key) {
+            Some(metadata) => metadata.interpolate(&Profile::Default, &path),
+            None => "nowhere".to_owned(),
+        };
+        self.errors.push(ConfigError { key: key.to_owned(), source, problem });
+    }
+
+    /// The two settings must stand in this relation.
+    fn ordered(&mut self, (low_key, low): (&str, u64), relation: Relation, (high_key, high): (&str, u64)) {
+        let holds = match relation {
+            Relation::Below => low < high,
+            Relation::AtMost => low <= high,
+        };
+        if !holds {
+            self.refuse(low_key, format!("is {low}, but must be {relation} {high_key}, which is {high}"));
+        }
+    }
+
+    fn kafka(&mut self, kafka: &Kafka) {
+        let session = ("kafka.session_timeout_ms", kafka.session_timeout_ms);
+        // Kafka's own advice: three heartbeats may be lost before a member is given up.
+        if kafka.heartbeat_interval_ms * 3 > kafka.session_timeout_ms {
+            let problem = format!("is {}, but must be at most a third of {}", kafka.heartbeat_interval_ms, session.0);
+            self.refuse("kafka.heartbeat_interval_ms", problem);
+        }
+        // librdkafka refuses to start otherwise.
+        self.ordered(session, Relation::AtMost, ("kafka.max_poll_interval_ms", kafka.max_poll_interval_ms));
+    }
+
+    fn topics(&mut self, topics: &Topics) {
+        let named = [
+            ("kafka.topics.validated_txs", &topics.validated_txs),
+            ("kafka.topics.block_mined", &topics.block_mined),
+            ("kafka.topics.reorgs", &topics.reorgs),
+            ("kafka.topics.chain", &topics.chain),
+            ("kafka.topics.decisions", &topics.decisions),
+            ("kafka.topics.outcomes", &topics.outcomes),
+            ("kafka.topics.dead_letters", &topics.dead_letters),
+        ];
+        for (i, (key, topic)) in named.iter().enumerate() {
+            if let Some((other, _)) = named[..i].iter().find(|(_, earlier)| earlier == topic) {
+                self.refuse(key, format!("is {:?}, as {other} is; each topic needs its own name", topic.as_str()));
+            }
+        }
+    }
+
+    fn ingest(&mut self, ingest: &Ingest) {
+        let longest = ("ingest.retry_pause_max_ms", ingest.retry_pause_max_ms);
+        self.ordered(("ingest.retry_pause_ms", ingest.retry_pause_ms), Relation::AtMost, longest);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Relation {
+    Below,
+    AtMost,
+}
+
+impl fmt::Display for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Relation::Below => "below",
+            Relation::AtMost => "at most",
+        })
+    }
+}
+
+/// Checks each section by itself and then against the others; `None` when something was wrong.
+pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
+    let kafka = Kafka::take(checker);
+    let store = Store::take(checker);
+    let ingest = Ingest::take(checker);
+    let sequencer = Sequencer::take(checker);
+    let http = Http::take(checker);
+    let log = Log::take(checker);
+    if let Some(kafka) = &kafka {
+        checker.kafka(kafka);
+        checker.topics(&kafka.topics);
+    }
+    if let Some(ingest) = &ingest {
+        checker.ingest(ingest);
+    }
+    if let (Some(ingest), Some(sequencer)) = (&ingest, &sequencer) {
+        let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
+        checker.ordered(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
+    }
+    Some(Config { kafka: kafka?, store: store?, ingest: ingest?, sequencer: sequencer?, http: http?, log: log? })
+}

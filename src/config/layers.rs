@@ -1,0 +1,237 @@
+//! The raw stage: what the defaults, the file and the environment say, each cleaned of what no setting is called.
+//!
+//! figment merges the layers, the later over the earlier, and remembers for each value which layer it came from.
+
+use std::{ffi::OsString, path::Path};
+
+use figment::{
+    Figment, Metadata, Profile, Provider,
+    providers::{Format, Toml},
+    value::{Dict, Map, Tag, Value},
+};
+
+use super::{
+    check::ConfigError,
+    sample,
+    settings::{self, SECTIONS},
+    types::{Kind, Properties},
+};
+
+/// What every variable starts with. Two underscores: Kubernetes itself sets `UTXO_STORE_PORT` and the like for a
+/// service of that name.
+pub const PREFIX: &str = "UTXO_STORE__";
+
+/// One source of settings.
+#[derive(Clone)]
+struct Layer {
+    metadata: Metadata,
+    tree: Dict,
+}
+
+impl Provider for Layer {
+    fn metadata(&self) -> Metadata {
+        self.metadata.clone()
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Ok(Profile::Default.collect(self.tree.clone()))
+    }
+}
+
+/// Merges the defaults, the file and the environment; what is unknown or unreadable goes to `errors`.
+pub(super) fn merge(
+    file: Option<&Path>,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    errors: &mut Vec<ConfigError>,
+) -> Figment {
+    let mut figment = Figment::new();
+    let mut merge = |metadata: Metadata, tree: Result<Dict, String>| {
+        let mut cleaner = Cleaner { metadata: &metadata, errors };
+        match tree {
+            Ok(tree) => {
+                let tree = cleaner.section("", tree);
+                figment = std::mem::take(&mut figment).merge(Layer { metadata: metadata.clone(), tree });
+            }
+            Err(problem) => cleaner.refuse("", problem),
+        }
+    };
+    merge(
+        Metadata::named("defaults").interpolater(|_, _| "its default".to_owned()),
+        toml(Toml::string(&sample::sample())),
+    );
+    if let Some(path) = file {
+        let source = path.display().to_string();
+        merge(Metadata::named("file").interpolater(move |_, _| source.clone()), toml(Toml::file_exact(path)));
+    }
+    let (tree, unreadable) = variables(environment);
+    merge(Metadata::named("environment").interpolater(|_, path| variable_name(path)), Ok(tree));
+    errors.extend(unreadable);
+    figment
+}
+
+fn toml(provider: impl Provider) -> Result<Dict, String> {
+    let mut profiles = provider.data().map_err(|error| one_line(&error.to_string()))?;
+    Ok(profiles.remove(&Profile::Default).unwrap_or_default())
+}
+
+/// The first and the last line of a parse error: between them stands the offending line, which may hold a password.
+fn one_line(error: &str) -> String {
+    let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
+    match (lines.next(), lines.next_back()) {
+        (Some(first), Some(last)) => format!("{first}: {last}"),
+        (first, _) => first.unwrap_or_default().to_owned(),
+    }
+}
+
+/// The variable that sets the setting at `path`.
+fn variable_name(path: &[&str]) -> String {
+    format!("{PREFIX}{}", path.join("__").replace('.', "_").to_ascii_uppercase())
+}
+
+/// The tree that the environment spells out, all values as text.
+fn variables(environment: impl IntoIterator<Item = (OsString, OsString)>) -> (Dict, Vec<ConfigError>) {
+    let mut tree = Dict::new();
+    let mut errors = Vec::new();
+    let mut named: Vec<_> = environment
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?.strip_prefix(PREFIX)?.to_ascii_lowercase(), value)))
+        .collect();
+    named.sort();
+    for (name, value) in &named {
+        let path: Vec<&str> = name.split("__").collect();
+        let mut refuse = |problem: &str| {
+            let key = path.join(".");
+            errors.push(ConfigError { key, source: variable_name(&path), problem: problem.to_owned() });
+        };
+        let within = format!("{name}__");
+        if named.iter().any(|(other, _)| other.starts_with(&within)) {
+            refuse("is a section, not a setting");
+        } else if let Some(text) = value.to_str() {
+            insert(&mut tree, &path, text);
+        } else {
+            refuse("must be UTF-8 text");
+        }
+    }
+    (tree, errors)
+}
+
+fn insert(tree: &mut Dict, path: &[&str], text: &str) {
+    match path {
+        [] => {}
+        [name] => {
+            tree.insert((*name).to_owned(), Value::from(text));
+        }
+        ["kafka", "properties", first, rest @ ..] => {
+            // No librdkafka property has an underscore in its name, and no shell takes a dot in a variable's.
+            let name = [&[*first], rest].concat().join(".").replace('_', ".");
+            if let Some(table) = branch(tree, "kafka").and_then(|kafka| branch(kafka, "properties")) {
+                insert(table, &[&name], text);
+            }
+        }
+        [first, rest @ ..] => {
+            if let Some(table) = branch(tree, first) {
+                insert(table, rest, text);
+            }
+        }
+    }
+}
+
+/// The table `name` within `tree`, made if need be; `None` if something else is there.
+fn branch<'a>(tree: &'a mut Dict, name: &str) -> Option<&'a mut Dict> {
+    match tree.entry(name.to_owned()).or_insert_with(|| Value::from(Dict::new())) {
+        Value::Dict(_, table) => Some(table),
+        _ => None,
+    }
+}
+
+/// Takes out of one layer what is no setting, and reports it.
+struct Cleaner<'a> {
+    metadata: &'a Metadata,
+    errors: &'a mut Vec<ConfigError>,
+}
+
+impl Cleaner<'_> {
+    fn refuse(&mut self, key: &str, problem: impl Into<String>) {
+        let path: Vec<&str> = match key.strip_prefix("kafka.properties.") {
+            Some(property) => vec!["kafka", "properties", property],
+            None => key.split('.').collect(),
+        };
+        let source = self.metadata.interpolate(&Profile::Default, &path);
+        self.errors.push(ConfigError { key: key.to_owned(), source, problem: problem.into() });
+    }
+
+    fn section(&mut self, section: &str, tree: Dict) -> Dict {
+        let mut clean = Dict::new();
+        for (name, value) in tree {
+            let key = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
+            if let Some(value) = self.entry(&key, value) {
+                clean.insert(name, value);
+            }
+        }
+        clean
+    }
+
+    fn entry(&mut self, key: &str, value: Value) -> Option<Value> {
+        match (settings::find(key), value) {
+            (Some(setting), Value::Dict(tag, table)) if setting.kind == Kind::Table => {
+                let mut properties = Dict::new();
+                self.properties("", table, &mut properties);
+                Some(Value::Dict(tag, properties))
+            }
+            (Some(setting), Value::String(tag, text)) if self.metadata.name == "environment" => {
+                Some(typed(setting.kind, tag, text))
+            }
+            (Some(_), value) => Some(value),
+            (None, Value::Dict(tag, table)) if settings::is_section(key) => {
+                Some(Value::Dict(tag, self.section(key, table)))
+            }
+            (None, _) if settings::is_section(key) => {
+                self.refuse(key, "is a section, not a setting");
+                None
+            }
+            (None, _) => {
+                self.refuse(key, unknown(key));
+                None
+            }
+        }
+    }
+
+    /// `sasl.password = "…"` is a table in a table to TOML, and one name to librdkafka.
+    fn properties(&mut self, prefix: &str, table: Dict, into: &mut Dict) {
+        for (name, value) in table {
+            let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+            let key = format!("kafka.properties.{name}");
+            if let Some(why) = Properties::refusal(&name) {
+                self.refuse(&key, why);
+            } else if let Value::Dict(_, table) = value {
+                self.properties(&name, table, into);
+            } else if Properties::text(&value).is_none() {
+                self.refuse(&key, "must be text, a number or true or false");
+            } else {
+                into.insert(name, value);
+            }
+        }
+    }
+}
+
+/// Variables have no types: what looks like what the setting takes is taken for it.
+fn typed(kind: Kind, tag: Tag, text: String) -> Value {
+    let value = match kind {
+        Kind::Integer => text.parse::<i64>().ok().map(Value::from),
+        Kind::Number => text.parse::<f64>().ok().map(Value::from),
+        Kind::Boolean => text.parse::<bool>().ok().map(Value::from),
+        Kind::Text | Kind::Table => None,
+    };
+    value.unwrap_or(Value::String(tag, text))
+}
+
+/// Says that there is no such setting, and names those that are called so elsewhere.
+fn unknown(key: &str) -> String {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    let settings = SECTIONS.iter().flat_map(|section| section.settings);
+    let namesakes: Vec<&str> = settings.filter(|setting| setting.name() == name).map(|setting| setting.key).collect();
+    match namesakes.as_slice() {
+        [] => "is unknown".to_owned(),
+        keys => format!("is unknown (there is {})", keys.join(", ")),
+    }
+}

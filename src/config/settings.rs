@@ -1,0 +1,260 @@
+//! The list of settings: key, type, default, range, unit, the seed's key and help, each said once.
+//!
+//! The checked structs, what the raw stage accepts, the commented sample (`deploy/utxo-store.toml`) and the defaults all
+//! follow from this list. A default is written as TOML writes it.
+
+use super::{
+    check::Checker,
+    types::{Brokers, Kind, LogFilter, LogFormat, Network, Properties, Ratio, SettingType, StoreUrl, TopicName},
+};
+
+/// A group of settings: a table of the TOML file.
+#[derive(Debug)]
+pub struct Section {
+    /// Path of the table, e.g. `kafka.topics`.
+    pub key: &'static str,
+    /// What it is about, line by line.
+    pub help: &'static [&'static str],
+    /// Its settings, in the order of the sample.
+    pub settings: &'static [Setting],
+}
+
+/// One setting.
+#[derive(Debug)]
+pub struct Setting {
+    /// Its whole path, e.g. `kafka.brokers`.
+    pub key: &'static str,
+    /// What sort of TOML value it takes.
+    pub kind: Kind,
+    /// Its default as TOML; `None`: absent unless given.
+    pub default: Option<&'static str>,
+    /// For settings without a default: what one looks like, as TOML.
+    pub example: Option<&'static str>,
+    /// Least and greatest number that is accepted.
+    pub range: Option<(u64, u64)>,
+    /// What a number counts.
+    pub unit: Option<&'static str>,
+    /// The seed's name of this setting.
+    pub seed: Option<&'static str>,
+    /// What it does, line by line.
+    pub help: &'static [&'static str],
+}
+
+impl Setting {
+    /// The last part of the key.
+    pub fn name(&self) -> &'static str {
+        self.key.rsplit_once('.').map_or(self.key, |(_, name)| name)
+    }
+}
+
+/// The setting with this key.
+pub fn find(key: &str) -> Option<&'static Setting> {
+    SECTIONS.iter().flat_map(|section| section.settings).find(|setting| setting.key == key)
+}
+
+/// Whether `key` is a table of the file (or holds one).
+pub fn is_section(key: &str) -> bool {
+    SECTIONS.iter().any(|section| section.key == key)
+}
+
+macro_rules! optional {
+    () => {
+        None
+    };
+    ($($value:tt)+) => {
+        Some($($value)+)
+    };
+}
+
+macro_rules! settings {
+    ($(
+        $(#[doc = $section_help:literal])+
+        [$section:literal] $group:ident {
+            $(
+                $(#[doc = $help:literal])+
+                $name:ident: $type:ty
+                    $(= $default:literal)?
+                    $(, example $example:literal)?
+                    $(, range $low:literal to $high:literal)?
+                    $(, unit $unit:literal)?
+                    $(, seed $seed:literal)?
+                ;
+            )*
+            $(nested $(#[doc = $sub_help:literal])+ $sub:ident: $sub_type:ident;)?
+        }
+    )*) => {
+        $(
+            $(#[doc = $section_help])+
+            #[derive(Debug, Clone, PartialEq)]
+            pub struct $group {
+                $(
+                    $(#[doc = $help])+
+                    $(#[doc = concat!("\nUnit: ", $unit, ".")])?
+                    pub $name: $type,
+                )*
+                $($(#[doc = $sub_help])+ pub $sub: $sub_type,)?
+            }
+
+            impl $group {
+                /// Takes every setting before looking at any, so that all errors are found.
+                pub(super) fn take(checker: &mut Checker<'_>) -> Option<Self> {
+                    $(let $name = checker.take::<$type>(
+                        concat!($section, ".", stringify!($name)),
+                        optional!($(($low, $high))?),
+                    );)*
+                    $(let $sub = $sub_type::take(checker);)?
+                    Some(Self { $($name: $name?,)* $($sub: $sub?,)? })
+                }
+            }
+        )*
+
+        /// All settings, in the order of the sample.
+        pub static SECTIONS: &[Section] = &[$(Section {
+            key: $section,
+            help: &[$($section_help),+],
+            settings: &[$(Setting {
+                key: concat!($section, ".", stringify!($name)),
+                kind: <$type as SettingType>::KIND,
+                default: optional!($(stringify!($default))?),
+                example: optional!($(stringify!($example))?),
+                range: optional!($(($low, $high))?),
+                unit: optional!($($unit)?),
+                seed: optional!($($seed)?),
+                help: &[$($help),+],
+            }),*],
+        }),*];
+    };
+}
+
+settings! {
+    /// The log: where events come from and where this store's own go.
+    ["kafka"] Kafka {
+        /// Brokers to ask first: `host:port`, separated by commas.
+        brokers: Brokers = "127.0.0.1:9092";
+        /// Consumer group. Instances that share it share the partitions; its committed offsets are where a start resumes.
+        group: String = "utxo-store";
+        /// How this client is named in the brokers' logs and quotas.
+        client_id: String = "utxo-store";
+        /// Static membership (`group.instance.id`), one of its own for each instance: a restart within the session
+        /// timeout takes its partitions back without a rebalance.
+        instance_id: Option<String>, example "utxo-store-0";
+        /// Without a heartbeat for so long, an instance is taken for dead and its partitions go to others.
+        session_timeout_ms: u64 = 45_000, range 1_000 to 3_600_000, unit "ms";
+        /// Time between heartbeats; at most a third of the session timeout.
+        heartbeat_interval_ms: u64 = 3_000, range 100 to 600_000, unit "ms";
+        /// An instance that does not poll for so long leaves the group.
+        max_poll_interval_ms: u64 = 300_000, range 1_000 to 86_400_000, unit "ms";
+        /// How long a broker holds back a fetch that has less than `fetch_min_bytes` to say.
+        fetch_wait_max_ms: u64 = 50, range 1 to 60_000, unit "ms";
+        /// From how many bytes on a broker answers a fetch at once.
+        fetch_min_bytes: u32 = 65_536, range 1 to 100_000_000, unit "bytes";
+        /// Further librdkafka properties, passed through as they are (sasl.*, ssl.*, …). What has a setting of its own
+        /// here, and what safety rests on, is refused. Environment: UTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD.
+        properties: Properties;
+        nested
+        /// Topic names.
+        topics: Topics;
+    }
+
+    /// Topic names. The first three are read, `chain` is read and written, the others are written.
+    ["kafka.topics"] Topics {
+        /// Validated transactions and seeded ones; many partitions, by txid.
+        validated_txs: TopicName = "utxo.validated-txs";
+        /// Mined blocks; one partition.
+        block_mined: TopicName = "utxo.block-mined";
+        /// Reorganisations; one partition.
+        reorgs: TopicName = "utxo.reorgs";
+        /// The sequencer's log: blocks, reorgs, commands and contests in one order; one partition.
+        chain: TopicName = "utxo.chain";
+        /// What the sequencer decided, written before it is done; one partition.
+        decisions: TopicName = "utxo.decisions";
+        /// Refusals, conflicts and results of commands, for validators and clients; many partitions, by txid.
+        outcomes: TopicName = "utxo.outcomes";
+        /// Messages that cannot be applied, with whence and why.
+        dead_letters: TopicName = "utxo.dead-letters";
+    }
+
+    /// The state that the log produces.
+    ["store"] Store {
+        /// Where it lives: fjall:///absolute/path (embedded, durable), memory:// (gone at the end) or null:/// (discards).
+        url: StoreUrl = "fjall:///var/lib/utxo-store", seed "utxostore";
+        /// Network: main, test or regtest. It decides from which height on an output is unspendable by its script.
+        network: Network = "main";
+        /// Output slots a record. Fixed for the life of a store: it is kept there and checked at every start.
+        utxo_batch_size: u32 = 20_000, range 1 to 1_000_000, unit "slots",
+            seed "utxo_store_batch_size (UtxoBatchSize)";
+        /// Blocks for which a fully spent or conflicting transaction is kept; 0 keeps all.
+        block_height_retention: u32 = 288, range 0 to 10_000_000, unit "blocks", seed "BlockHeightRetention";
+        /// Transactions whose extended form is larger are stored externally.
+        max_tx_size_in_store: u64 = 1_048_576, range 0 to 4_294_967_295, unit "bytes",
+            seed "utxo_store_max_tx_size_in_store (MaxTxSizeInStoreInBytes)";
+        /// Store every transaction externally, whatever its size.
+        externalize_all_transactions: bool = false,
+            seed "utxo_store_externalize_all_transactions (ExternalizeAllTransactions)";
+    }
+
+    /// The pipeline: from validated transactions to records.
+    ["ingest"] Ingest {
+        /// A batch of record operations is sent when it has so many …
+        batch_size: u32 = 256, range 1 to 65_536, unit "operations", seed "StoreBatcherSize";
+        /// … or when its oldest one has waited so long.
+        batch_age_ms: u64 = 10, range 0 to 10_000, unit "ms", seed "StoreBatcherDurationMillis";
+        /// Batches that may be on their way to the store at once.
+        in_flight_batches: u32 = 32, range 1 to 4_096, unit "batches", seed "StoreBatcherConcurrency";
+        /// Transactions between read and done, parked ones apart; at the bound nothing more is read.
+        max_in_flight_transactions: u32 = 65_536, range 1 to 16_777_216, unit "transactions";
+        /// Bytes of parked events a partition; at the bound the partition is paused.
+        parked_bytes: u64 = 67_108_864, range 1_048_576 to 1_099_511_627_776, unit "bytes";
+        /// Parked events a partition; at the bound the partition is paused.
+        parked_offsets: u32 = 100_000, range 1 to 100_000_000, unit "events";
+        /// How far past a child every other partition must have been read before its parent counts as missing.
+        missing_parent_grace_ms: u64 = 60_000, range 0 to 86_400_000, unit "ms";
+        /// How long an event waits on a flag of its parent (locked) before it is contested; shorter than
+        /// `sequencer.block_wait_ms`, as a block behind which the unlock stands must not wait for ever.
+        flag_grace_ms: u64 = 60_000, range 0 to 86_400_000, unit "ms";
+        /// Pause before the first retry of what the store could not do; doubled each time, with jitter, …
+        retry_pause_ms: u64 = 50, range 1 to 600_000, unit "ms";
+        /// … up to this.
+        retry_pause_max_ms: u64 = 5_000, range 1 to 3_600_000, unit "ms";
+        /// Time between commits of offsets.
+        commit_interval_ms: u64 = 1_000, range 10 to 600_000, unit "ms";
+        /// Offsets read beyond the watermark of a partition; at the bound the partition is paused.
+        max_uncommitted_span: u32 = 1_000_000, range 1 to 1_000_000_000, unit "offsets";
+        /// So many dead letters in a row halt their partition.
+        dead_letter_consecutive: u32 = 100, range 1 to 1_000_000, unit "dead letters";
+        /// So great a share of dead letters among the events of a minute halts their partition.
+        dead_letter_ratio: Ratio = 0.05, range 0 to 1;
+        /// How long a shutdown or a revocation waits for what is in flight.
+        drain_timeout_ms: u64 = 20_000, range 0 to 600_000, unit "ms";
+    }
+
+    /// The one consumer of the chain topic: blocks, reorgs, commands and contests.
+    ["sequencer"] Sequencer {
+        /// Whether this instance takes part in being the sequencer.
+        enabled: bool = true;
+        /// How long a block waits for transactions that it lists and that are not there; then the chain halts, naming them.
+        block_wait_ms: u64 = 600_000, range 0 to 86_400_000, unit "ms";
+        /// Transactions marked as mined in one batch.
+        mined_batch_size: u32 = 1_024, range 1 to 65_536, unit "transactions", seed "MaxMinedBatchSize";
+        /// Batches that may be on their way to the store at once.
+        concurrency: u32 = 128, range 1 to 4_096, unit "batches", seed "MaxMinedRoutines";
+        /// Members of a cone that one decision names at most.
+        cone_chunk: u32 = 1_000, range 1 to 20_000, unit "transactions";
+    }
+
+    /// Metrics and health over HTTP.
+    ["http"] Http {
+        /// Address to listen on; port 0 takes a free one.
+        listen: std::net::SocketAddr = "127.0.0.1:9464";
+        /// With work at hand and no watermark moving for so long, `/health/live` fails.
+        stall_limit_ms: u64 = 300_000, range 1_000 to 86_400_000, unit "ms";
+    }
+
+    /// What is logged, on standard error.
+    ["log"] Log {
+        /// Level (error, warn, info, debug, trace) or a filter such as `info,utxo_store::ingest=debug`.
+        level: LogFilter = "info";
+        /// auto (pretty on a terminal, JSON otherwise), pretty or json.
+        format: LogFormat = "auto";
+    }
+}

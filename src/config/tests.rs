@@ -1,0 +1,252 @@
+use std::{ffi::OsString, fs, path::PathBuf};
+
+use super::*;
+
+/// Loads a file with these contents under these variables.
+fn load(toml: &str, variables: &[(&str, &str)]) -> Result<Config, Vec<String>> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("settings.toml");
+    fs::write(&path, toml).unwrap();
+    let environment = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    let shown = path.display().to_string();
+    Config::load_from(Some(&path), environment)
+        .map_err(|errors| errors.to_string().lines().map(|line| line.replace(&shown, "FILE")).collect())
+}
+
+fn sample_file() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy/utxo-store.toml")
+}
+
+#[test]
+fn the_sample_file_is_what_the_code_says() {
+    let file = fs::read_to_string(sample_file()).unwrap();
+    assert!(file == sample(), "write it anew: cargo run -- config sample > deploy/utxo-store.toml");
+}
+
+#[test]
+fn the_sample_has_every_setting_with_its_default_and_nothing_else() {
+    let file = fs::read_to_string(sample_file()).unwrap();
+    assert_eq!(load(&file, &[]), Ok(Config::default()));
+
+    // Read without our own eyes: uncommented, the sample is TOML with exactly the keys of the list.
+    let uncommented: String = file
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(rest) if rest.starts_with(['[', '"']) || rest.starts_with("instance_id =") => rest,
+            _ => line,
+        })
+        .fold(String::new(), |text, line| text + line + "\n");
+    let tree: figment::value::Dict =
+        figment::Figment::from(<figment::providers::Toml as figment::providers::Format>::string(&uncommented))
+            .extract()
+            .unwrap();
+    let tree = figment::value::Value::from(tree);
+    let mut keys = Vec::new();
+    collect_keys("", &tree, &mut keys);
+    let mut expected: Vec<_> = SECTIONS.iter().flat_map(|s| s.settings).map(|s| s.key.to_owned()).collect();
+    keys.sort();
+    expected.sort();
+    assert_eq!(keys, expected);
+    for setting in SECTIONS.iter().flat_map(|section| section.settings) {
+        assert!(setting.default.is_some() || setting.example.is_some() || setting.kind == Kind::Table, "{setting:?}");
+        if let Some(seed) = setting.seed {
+            assert!(file.contains(&format!("Seed: {seed}.")), "{seed}");
+        }
+    }
+}
+
+fn collect_keys(prefix: &str, value: &figment::value::Value, keys: &mut Vec<String>) {
+    match value.as_dict() {
+        Some(table) if !matches!(prefix, "kafka.properties") => {
+            for (name, value) in table {
+                let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                collect_keys(&key, value, keys);
+            }
+        }
+        _ => keys.push(prefix.to_owned()),
+    }
+}
+
+#[test]
+fn defaults_are_the_documents() {
+    let config = Config::default();
+    assert_eq!(config.store.utxo_batch_size, 20_000);
+    assert_eq!(config.store.block_height_retention, 288);
+    assert_eq!(config.store.network, Network::Main);
+    assert_eq!(config.kafka.topics.dead_letters.as_str(), "utxo.dead-letters");
+    assert_eq!((config.ingest.batch_size, config.ingest.batch_age_ms, config.ingest.in_flight_batches), (256, 10, 32));
+    assert_eq!(config.ingest.dead_letter_ratio, Ratio(0.05));
+    assert_eq!(config.http.listen.to_string(), "127.0.0.1:9464");
+    assert_eq!(config.kafka.instance_id, None);
+}
+
+#[test]
+fn the_environment_goes_before_the_file_and_the_file_before_the_defaults() {
+    let config = load(
+        "[kafka]\nbrokers = \"file:1\"\ngroup = \"file\"\n[log]\nformat = \"json\"\n",
+        &[
+            ("UTXO_STORE__KAFKA__BROKERS", "a:1,b:2"),
+            ("UTXO_STORE__KAFKA__TOPICS__CHAIN", "mine"),
+            ("UTXO_STORE__KAFKA__CLIENT_ID", "17"),
+            ("UTXO_STORE__INGEST__BATCH_SIZE", "17"),
+            ("UTXO_STORE__INGEST__DEAD_LETTER_RATIO", "1"),
+            ("UTXO_STORE__SEQUENCER__ENABLED", "false"),
+            ("UTXO_STORE_PORT", "tcp://10.0.0.1:80"),
+            ("PATH", "/bin"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(config.kafka.brokers.as_str(), "a:1,b:2");
+    assert_eq!(config.kafka.topics.chain.as_str(), "mine");
+    assert_eq!(config.kafka.client_id, "17");
+    assert_eq!(config.kafka.group, "file");
+    assert_eq!(config.ingest.batch_size, 17);
+    assert_eq!(config.ingest.dead_letter_ratio, Ratio(1.0));
+    assert!(!config.sequencer.enabled);
+    assert_eq!(config.log.format, LogFormat::Json);
+}
+
+#[test]
+fn every_error_is_reported_at_once_with_its_key_and_source() {
+    let errors = load(
+        "colour = 1\nlog = 3\n[kafka]\nbrokers = \"nowhere\"\nbatch_size = 5\n[kafka.topics]\nchian = \"x\"\n\
+         [ingest]\nbatch_size = \"256\"\nbatch_age_ms = -1\ndead_letter_ratio = 1.5\n[paint]\nred = true\n",
+        &[
+            ("UTXO_STORE__STORE__NETWORK", "mars"),
+            ("UTXO_STORE__STORE__PLANET", "mars"),
+            ("UTXO_STORE__KAFKA__COLOUR", "red"),
+            ("UTXO_STORE__INGEST__COMMIT_INTERVAL_MS", "soon"),
+            ("UTXO_STORE__HTTP", "off"),
+        ],
+    )
+    .unwrap_err();
+    let mut errors: Vec<_> = errors.iter().map(String::as_str).collect();
+    errors.sort_unstable();
+    assert_eq!(
+        errors,
+        [
+            "colour is unknown (FILE)",
+            "http is a section, not a setting (UTXO_STORE__HTTP)",
+            "ingest.batch_age_ms must be a whole number from 0 to 10000, not -1 (FILE)",
+            "ingest.batch_size must be a whole number from 1 to 65536, not \"256\" (FILE)",
+            "ingest.commit_interval_ms must be a whole number from 10 to 600000, not \"soon\" \
+             (UTXO_STORE__INGEST__COMMIT_INTERVAL_MS)",
+            "ingest.dead_letter_ratio must be a number from 0 to 1, not 1.5 (FILE)",
+            "kafka.batch_size is unknown (there is ingest.batch_size) (FILE)",
+            "kafka.brokers must be host:port, separated by commas; \"nowhere\" is not host:port (FILE)",
+            "kafka.colour is unknown (UTXO_STORE__KAFKA__COLOUR)",
+            "kafka.topics.chian is unknown (FILE)",
+            "log is a section, not a setting (FILE)",
+            "paint is unknown (FILE)",
+            "store.network must be one of main, test, regtest, not \"mars\" (UTXO_STORE__STORE__NETWORK)",
+            "store.planet is unknown (UTXO_STORE__STORE__PLANET)",
+        ]
+    );
+}
+
+#[test]
+fn settings_at_odds_with_each_other_are_refused() {
+    let errors = load(
+        "[kafka]\nsession_timeout_ms = 6000\nmax_poll_interval_ms = 5000\nheartbeat_interval_ms = 2001\n\
+         [kafka.topics]\nchain = \"utxo.reorgs\"\n[ingest]\nretry_pause_ms = 6000\nflag_grace_ms = 600_000\n",
+        &[],
+    )
+    .unwrap_err();
+    assert_eq!(
+        errors,
+        [
+            "kafka.heartbeat_interval_ms is 2001, but must be at most a third of kafka.session_timeout_ms (FILE)",
+            "kafka.session_timeout_ms is 6000, but must be at most kafka.max_poll_interval_ms, which is 5000 (FILE)",
+            "kafka.topics.chain is \"utxo.reorgs\", as kafka.topics.reorgs is; each topic needs its own name (FILE)",
+            "ingest.retry_pause_ms is 6000, but must be at most ingest.retry_pause_max_ms, which is 5000 (FILE)",
+            "ingest.flag_grace_ms is 600000, but must be below sequencer.block_wait_ms, which is 600000 (FILE)",
+        ]
+    );
+}
+
+#[test]
+fn a_section_given_as_a_setting_is_refused_also_beside_its_settings() {
+    let errors = load(
+        "",
+        &[
+            ("UTXO_STORE__HTTP", "off"),
+            ("UTXO_STORE__HTTP__LISTEN", "127.0.0.1:0"),
+            ("UTXO_STORE__KAFKA__PROPERTIES", "none"),
+        ],
+    )
+    .unwrap_err();
+    assert_eq!(
+        errors,
+        [
+            "http is a section, not a setting (UTXO_STORE__HTTP)",
+            "kafka.properties must be a table of text by name (UTXO_STORE__KAFKA__PROPERTIES)",
+        ]
+    );
+}
+
+#[test]
+fn a_variable_that_is_no_text_is_refused() {
+    use std::os::unix::ffi::OsStringExt;
+    let variable = (OsString::from("UTXO_STORE__KAFKA__GROUP"), OsString::from_vec(vec![0xff]));
+    let error = Config::load_from(None, [variable]).unwrap_err().to_string();
+    assert_eq!(error, "kafka.group must be UTF-8 text (UTXO_STORE__KAFKA__GROUP)");
+}
+
+#[test]
+fn a_default_that_a_setting_is_at_odds_with_is_called_so() {
+    let errors = load("[kafka]\nmax_poll_interval_ms = 5000\n", &[]).unwrap_err();
+    assert_eq!(
+        errors,
+        [
+            "kafka.session_timeout_ms is 45000, but must be at most kafka.max_poll_interval_ms, which is 5000 (its default)"
+        ]
+    );
+}
+
+#[test]
+fn properties_are_passed_through_by_their_dotted_names() {
+    let config = load(
+        "[kafka.properties]\n\"sasl.username\" = \"me\"\nsasl.password = \"file\"\nsocket.timeout.ms = 1000\n",
+        &[
+            ("UTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD", "0123"),
+            ("UTXO_STORE__KAFKA__PROPERTIES__SASL.MECHANISM", "PLAIN"),
+        ],
+    )
+    .unwrap();
+    let properties: Vec<_> = config.kafka.properties.iter().collect();
+    assert_eq!(
+        properties,
+        [
+            ("sasl.mechanism", "PLAIN"),
+            ("sasl.password", "0123"),
+            ("sasl.username", "me"),
+            ("socket.timeout.ms", "1000")
+        ]
+    );
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("0123") && shown.contains("(redacted)"), "{shown}");
+}
+
+#[test]
+fn properties_that_safety_rests_on_are_refused() {
+    let errors = load(
+        "[kafka.properties]\nenable.auto.commit = true\n\"group.id\" = \"x\"\nssl = [1]\n",
+        &[("UTXO_STORE__KAFKA__PROPERTIES__AUTO_OFFSET_RESET", "latest")],
+    )
+    .unwrap_err();
+    assert_eq!(errors.len(), 4, "{errors:?}");
+    assert!(errors[0].starts_with("kafka.properties.enable.auto.commit is refused"), "{errors:?}");
+    assert!(errors[1].starts_with("kafka.properties.group.id is set by kafka.group"), "{errors:?}");
+    assert!(errors[2].starts_with("kafka.properties.ssl must be text"), "{errors:?}");
+    assert!(errors[3].ends_with("(UTXO_STORE__KAFKA__PROPERTIES__AUTO_OFFSET_RESET)"), "{errors:?}");
+}
+
+#[test]
+fn an_unreadable_or_broken_file_is_one_line_without_its_contents() {
+    let missing = Config::load_from(Some(Path::new("/nonexistent/x.toml")), []).unwrap_err().to_string();
+    assert!(missing.starts_with("/nonexistent/x.toml: No such file"), "{missing}");
+    assert_eq!(missing.lines().count(), 1);
+    let broken = load("[kafka.properties]\n\"sasl.password\" = \"hunter2\n", &[]).unwrap_err();
+    assert_eq!(broken.len(), 1, "{broken:?}");
+    assert!(broken[0].contains("line 2") && !broken[0].contains("hunter2"), "{broken:?}");
+}

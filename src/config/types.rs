@@ -1,0 +1,435 @@
+//! The types of settings: how each is read from a value, and what it refuses.
+
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+
+use figment::value::Value;
+use tracing_subscriber::EnvFilter;
+
+/// What sort of TOML value a setting takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Text in quotes.
+    Text,
+    /// A whole number.
+    Integer,
+    /// A number.
+    Number,
+    /// `true` or `false`.
+    Boolean,
+    /// A table of text by name.
+    Table,
+}
+
+/// Least and greatest number that a setting accepts.
+pub type Range = Option<(u64, u64)>;
+
+/// A type that a setting can have.
+pub trait SettingType: Sized {
+    /// What sort of value it is read from.
+    const KIND: Kind;
+
+    /// Reads it; the error completes the sentence "`key` …".
+    fn parse(value: &Value, range: Range) -> Result<Self, String>;
+
+    /// What it is when nobody gives it; `None`: it must be given.
+    fn absent() -> Option<Self> {
+        None
+    }
+}
+
+/// How a value is shown in an error. Never called for [`Properties`], which may be secrets.
+fn shown(value: &Value) -> String {
+    if let Some(text) = value.as_str() {
+        format!("{text:?}")
+    } else if let Some(number) = value.to_i128() {
+        number.to_string()
+    } else if let Some(number) = value.to_f64() {
+        number.to_string()
+    } else if let Some(flag) = value.to_bool() {
+        flag.to_string()
+    } else {
+        "a table or a list".to_owned()
+    }
+}
+
+fn text(value: &Value) -> Result<&str, String> {
+    value.as_str().ok_or_else(|| format!("must be text, not {}", shown(value)))
+}
+
+fn parsed<T: FromStr<Err = String>>(value: &Value) -> Result<T, String> {
+    text(value)?.parse()
+}
+
+/// Types that are read from text by their own [`FromStr`].
+macro_rules! text_types {
+    ($($type:ty),*) => {$(
+        impl SettingType for $type {
+            const KIND: Kind = Kind::Text;
+            fn parse(value: &Value, _: Range) -> Result<Self, String> {
+                parsed(value)
+            }
+        }
+    )*};
+}
+
+text_types!(Brokers, TopicName, StoreUrl, Network, LogFilter, LogFormat);
+
+impl SettingType for String {
+    const KIND: Kind = Kind::Text;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        match text(value)? {
+            "" => Err("must not be empty".to_owned()),
+            text => Ok(text.to_owned()),
+        }
+    }
+}
+
+impl SettingType for SocketAddr {
+    const KIND: Kind = Kind::Text;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        let text = text(value)?;
+        text.parse().map_err(|_| format!("must be an address and a port such as 127.0.0.1:9464, not {text:?}"))
+    }
+}
+
+impl SettingType for bool {
+    const KIND: Kind = Kind::Boolean;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        value.to_bool().ok_or_else(|| format!("must be true or false, not {}", shown(value)))
+    }
+}
+
+macro_rules! integer_types {
+    ($($type:ty),*) => {$(
+        impl SettingType for $type {
+            const KIND: Kind = Kind::Integer;
+            fn parse(value: &Value, range: Range) -> Result<Self, String> {
+                let (low, high) = range.unwrap_or((<$type>::MIN.into(), <$type>::MAX.into()));
+                value
+                    .to_i128()
+                    .filter(|number| (i128::from(low)..=i128::from(high)).contains(number))
+                    .and_then(|number| <$type>::try_from(number).ok())
+                    .ok_or_else(|| format!("must be a whole number from {low} to {high}, not {}", shown(value)))
+            }
+        }
+    )*};
+}
+
+integer_types!(u32, u64);
+
+/// A share, from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Ratio(pub f64);
+
+impl SettingType for Ratio {
+    const KIND: Kind = Kind::Number;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        let number = value.to_f64().or_else(|| value.to_i128().map(|number| number as f64));
+        number
+            .filter(|number| (0.0..=1.0).contains(number))
+            .map(Ratio)
+            .ok_or_else(|| format!("must be a number from 0 to 1, not {}", shown(value)))
+    }
+}
+
+impl<T: SettingType> SettingType for Option<T> {
+    const KIND: Kind = T::KIND;
+    fn parse(value: &Value, range: Range) -> Result<Self, String> {
+        T::parse(value, range).map(Some)
+    }
+    fn absent() -> Option<Self> {
+        Some(None)
+    }
+}
+
+/// A list of brokers, `host:port` separated by commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Brokers(String);
+
+impl Brokers {
+    /// As librdkafka's `bootstrap.servers` takes it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Brokers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_broker = |broker: &str| {
+            broker.rsplit_once(':').is_some_and(|(host, port)| {
+                !host.is_empty()
+                    && !host.contains(char::is_whitespace)
+                    && port.parse::<u16>().is_ok_and(|port| port > 0)
+            })
+        };
+        match text.split(',').map(str::trim).find(|broker| !is_broker(broker)) {
+            Some(broker) => Err(format!("must be host:port, separated by commas; {broker:?} is not host:port")),
+            None => Ok(Brokers(text.split(',').map(str::trim).collect::<Vec<_>>().join(","))),
+        }
+    }
+}
+
+/// The name of a topic, as Kafka allows it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TopicName(String);
+
+impl TopicName {
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TopicName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for TopicName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if (1..=249).contains(&text.len()) && text.chars().all(legal) && text != "." && text != ".." {
+            Ok(TopicName(text.to_owned()))
+        } else {
+            Err(format!("must be a topic name (at most 249 letters, digits, '.', '_', '-'), not {text:?}"))
+        }
+    }
+}
+
+/// Where a store lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// The embedded durable engine, in this directory.
+    Fjall(PathBuf),
+    /// In memory; gone at the end of the process.
+    Memory,
+    /// Takes everything and keeps nothing: for measurements.
+    Null,
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreUrl::Fjall(path) => write!(f, "fjall://{}", path.display()),
+            StoreUrl::Memory => f.write_str("memory://"),
+            StoreUrl::Null => f.write_str("null:///"),
+        }
+    }
+}
+
+impl FromStr for StoreUrl {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once("://") {
+            Some(("fjall", path)) if path.starts_with('/') && path.len() > 1 => Ok(StoreUrl::Fjall(path.into())),
+            Some(("fjall", path)) => Err(format!("must name an absolute path, as in fjall:///var/lib/x, not {path:?}")),
+            Some(("memory", "" | "/")) => Ok(StoreUrl::Memory),
+            Some(("null", "" | "/")) => Ok(StoreUrl::Null),
+            // What else stands in such a URL may be a password, so only the scheme is repeated.
+            Some((scheme, _)) => Err(format!("must be fjall:///path, memory:// or null:///, not a {scheme:?} URL")),
+            None => Err("must be fjall:///path, memory:// or null:///".to_owned()),
+        }
+    }
+}
+
+/// A filter of log records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// The filter, as `tracing_subscriber::EnvFilter` takes it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match EnvFilter::try_new(text) {
+            Ok(_) if !text.trim().is_empty() => Ok(LogFilter(text.to_owned())),
+            _ => Err(format!("must be a level or a filter such as info,utxo_store::ingest=debug, not {text:?}")),
+        }
+    }
+}
+
+/// Types that are one of a few words.
+macro_rules! word_types {
+    ($(
+        $(#[$attribute:meta])*
+        $type:ident { $($(#[$variant_attribute:meta])* $variant:ident = $word:literal),* $(,)? }
+    )*) => {$(
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $type { $($(#[$variant_attribute])* $variant),* }
+
+        impl $type {
+            /// Its word.
+            pub fn as_str(self) -> &'static str {
+                match self { $($type::$variant => $word),* }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok($type::$variant),)*
+                    _ => Err(format!("must be one of {}, not {text:?}", [$($word),*].join(", "))),
+                }
+            }
+        }
+    )*};
+}
+
+word_types! {
+    /// Which chain the transactions belong to.
+    Network {
+        /// The main network.
+        Main = "main",
+        /// The test network.
+        Test = "test",
+        /// A private network for regression tests.
+        Regtest = "regtest",
+    }
+    /// How log records look.
+    LogFormat {
+        /// Pretty on a terminal, JSON otherwise.
+        Auto = "auto",
+        /// For people.
+        Pretty = "pretty",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
+
+/// librdkafka properties that are passed through. Its `Debug` shows no secret.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Properties(BTreeMap<String, String>);
+
+/// Properties that have a setting of their own, or that the guarantees of this store rest on.
+const RESERVED: &[(&str, &str)] = &[
+    ("bootstrap.servers", "is set by kafka.brokers"),
+    ("metadata.broker.list", "is set by kafka.brokers"),
+    ("group.id", "is set by kafka.group"),
+    ("client.id", "is set by kafka.client_id"),
+    ("group.instance.id", "is set by kafka.instance_id"),
+    ("session.timeout.ms", "is set by kafka.session_timeout_ms"),
+    ("heartbeat.interval.ms", "is set by kafka.heartbeat_interval_ms"),
+    ("max.poll.interval.ms", "is set by kafka.max_poll_interval_ms"),
+    ("fetch.wait.max.ms", "is set by kafka.fetch_wait_max_ms"),
+    ("fetch.min.bytes", "is set by kafka.fetch_min_bytes"),
+    ("enable.auto.commit", "is refused: offsets are committed only when their events are complete"),
+    ("auto.commit.enable", "is refused: offsets are committed only when their events are complete"),
+    ("enable.auto.offset.store", "is refused: offsets are committed only when their events are complete"),
+    ("auto.offset.reset", "is refused: offsets that are gone must not be skipped silently"),
+    ("enable.idempotence", "is refused: the producer is always idempotent"),
+    ("acks", "is refused: the producer waits for all replicas"),
+    ("request.required.acks", "is refused: the producer waits for all replicas"),
+    ("enable.partition.eof", "is refused: the ends of partitions must be heard of"),
+];
+
+impl Properties {
+    /// Why `name` may not be passed through; `None`: it may.
+    pub(super) fn refusal(name: &str) -> Option<&'static str> {
+        RESERVED.iter().find(|(reserved, _)| *reserved == name).map(|(_, why)| *why)
+    }
+
+    /// A property's value as librdkafka takes it; `None`: it is neither text nor number nor boolean.
+    pub(super) fn text(value: &Value) -> Option<String> {
+        match value {
+            Value::Dict(..) | Value::Array(..) | Value::Empty(..) => None,
+            _ => Some(value.as_str().map_or_else(|| shown(value), str::to_owned)),
+        }
+    }
+
+    /// Name and value of each, in the order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// The value of a property.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn is_secret(name: &str) -> bool {
+        ["password", "secret", "key", "token", "jaas", "oauthbearer", "credential"]
+            .iter()
+            .any(|part| name.to_ascii_lowercase().contains(part))
+    }
+}
+
+impl fmt::Debug for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |name: &'_ str| Self::is_secret(name);
+        f.debug_map()
+            .entries(self.iter().map(|(name, value)| (name, if shown(name) { "(redacted)" } else { value })))
+            .finish()
+    }
+}
+
+impl SettingType for Properties {
+    const KIND: Kind = Kind::Table;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        let table = value.as_dict().ok_or("must be a table of text by name")?;
+        let pairs = table.iter().map(|(name, value)| Some((name.clone(), Self::text(value)?)));
+        pairs.collect::<Option<_>>().map(Properties).ok_or_else(|| "must be a table of text by name".to_owned())
+    }
+    fn absent() -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_url_round_trips_and_its_errors_hide_what_may_be_a_password() {
+        for url in ["fjall:///data/utxo", "memory://", "null:///"] {
+            assert_eq!(url.parse::<StoreUrl>().unwrap().to_string(), url);
+        }
+        assert!("fjall://relative".parse::<StoreUrl>().unwrap_err().contains("absolute"));
+        assert!("fjall:///".parse::<StoreUrl>().is_err());
+        let error = "postgres://user:hunter2@host/db".parse::<StoreUrl>().unwrap_err();
+        assert!(error.contains("postgres") && !error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn brokers_are_hosts_with_ports() {
+        assert_eq!("a:1, [::1]:9092".parse::<Brokers>().unwrap().as_str(), "a:1,[::1]:9092");
+        for bad in ["", "a", "a:", ":1", "a:0", "a:1,", "a:65536", "a b:1"] {
+            assert!(bad.parse::<Brokers>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn topic_names_are_kafkas() {
+        assert!("utxo.validated-txs_2".parse::<TopicName>().is_ok());
+        for bad in ["", ".", "..", "a/b", "ü", &"x".repeat(250)] {
+            assert!(bad.parse::<TopicName>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_secret_property_is_not_shown() {
+        let properties = Properties(
+            [("sasl.password", "hunter2"), ("SSL.KEY.PEM", "hunter2"), ("security.protocol", "ssl")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+        );
+        let shown = format!("{properties:?}");
+        assert!(!shown.contains("hunter2") && shown.contains("ssl"), "{shown}");
+        assert_eq!(properties.get("sasl.password"), Some("hunter2"));
+    }
+}

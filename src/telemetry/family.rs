@@ -1,0 +1,171 @@
+//! How metrics are made and how their labels are resolved once.
+
+use std::{marker::PhantomData, sync::OnceLock};
+
+use prometheus::{
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Result, core::Collector,
+};
+
+use super::OperationKind;
+use crate::record::Outcome;
+
+/// A label whose values are known beforehand.
+pub trait Label: Copy + 'static {
+    /// Its values, as metrics show them.
+    const VALUES: &'static [&'static str];
+
+    /// Which of them this is.
+    fn index(self) -> usize;
+}
+
+/// One metric for each value of a label, all resolved (and shown, from zero) from the start.
+pub struct Family<L, M> {
+    metrics: Box<[M]>,
+    label: PhantomData<fn(L)>,
+}
+
+/// Counters by the values of a label.
+pub type Counters<L> = Family<L, IntCounter>;
+
+/// Histograms by the values of a label.
+pub type Histograms<L> = Family<L, Histogram>;
+
+impl<L: Label, M> Family<L, M> {
+    fn new(resolve: impl Fn(&'static str) -> M) -> Self {
+        Self { metrics: L::VALUES.iter().map(|value| resolve(value)).collect(), label: PhantomData }
+    }
+
+    /// The metric for this value.
+    pub fn of(&self, label: L) -> &M {
+        &self.metrics[label.index()]
+    }
+}
+
+/// The commonest outcomes first: they are searched in this order.
+const CODES: &[&str] = &[
+    APPLIED,
+    ALREADY_APPLIED,
+    "SPENT",
+    "CONTESTED",
+    "TX_NOT_FOUND",
+    "TX_EXISTS",
+    "CREATING",
+    "LOCKED",
+    "CONFLICTING",
+    "COINBASE_IMMATURE",
+    "UTXO_NOT_FOUND",
+    "UTXO_HASH_MISMATCH",
+    "OUTPUT_MISMATCH",
+    "FROZEN",
+    "FROZEN_UNTIL",
+    "PRUNED",
+    "SPENDER_PRUNED",
+    "INVALID_SPEND",
+    "NOT_FROZEN",
+    "ALREADY_FROZEN",
+    "STALE_STAMP",
+    "LOCK_RECORD_HELD",
+    "NOT_PRUNABLE",
+    "UNEXPECTED",
+];
+const APPLIED: &str = "APPLIED";
+const ALREADY_APPLIED: &str = "ALREADY_APPLIED";
+
+/// Counts outcomes by operation and code; each pair is resolved, and shown, when it first happens.
+pub struct Outcomes {
+    vec: IntCounterVec,
+    handles: Box<[OnceLock<IntCounter>]>,
+}
+
+impl Outcomes {
+    fn new(vec: IntCounterVec) -> Self {
+        let size = OperationKind::VALUES.len() * CODES.len();
+        Self { vec, handles: (0..size).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// Counts one outcome.
+    pub fn count(&self, kind: OperationKind, outcome: &Outcome) {
+        let code = match outcome {
+            Outcome::Applied(_) => APPLIED,
+            Outcome::AlreadyApplied(_) => ALREADY_APPLIED,
+            Outcome::Rejected(rejection) => rejection.code(),
+        };
+        let resolve = || self.vec.with_label_values(&[OperationKind::VALUES[kind.index()], code]);
+        match CODES.iter().position(|known| *known == code) {
+            Some(index) => self.handles[kind.index() * CODES.len() + index].get_or_init(resolve).inc(),
+            None => resolve().inc(),
+        }
+    }
+}
+
+/// Sizes of batches: powers of two up to what a batch can be.
+fn size_buckets() -> Vec<f64> {
+    (0..=16).map(|power| f64::from(1_u32 << power)).collect()
+}
+
+/// From 50 µs (memory) to 10 s (a store in trouble).
+const SECONDS: &[f64] = &[
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+/// A field of [`Metrics`](super::Metrics): knows how to make itself.
+pub(super) trait Field: Sized {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self>;
+}
+
+fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
+impl Field for IntCounter {
+    fn register(registry: &Registry, name: &str, help: &str, _: &[&str]) -> Result<Self> {
+        register(registry, IntCounter::new(name, help)?)
+    }
+}
+
+impl Field for IntGauge {
+    fn register(registry: &Registry, name: &str, help: &str, _: &[&str]) -> Result<Self> {
+        register(registry, IntGauge::new(name, help)?)
+    }
+}
+
+impl Field for Histogram {
+    fn register(registry: &Registry, name: &str, help: &str, _: &[&str]) -> Result<Self> {
+        register(registry, Histogram::with_opts(HistogramOpts::new(name, help).buckets(size_buckets()))?)
+    }
+}
+
+impl Field for IntGaugeVec {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
+        register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
+    }
+}
+
+impl Field for GaugeVec {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
+        register(registry, GaugeVec::new(Opts::new(name, help), labels)?)
+    }
+}
+
+impl<L: Label> Field for Counters<L> {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
+        register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
+            .map(|vec| Family::new(|value| vec.with_label_values(&[value])))
+    }
+}
+
+impl<L: Label> Field for Histograms<L> {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
+        let options = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
+        register(registry, HistogramVec::new(options, labels)?)
+            .map(|vec| Family::new(|value| vec.with_label_values(&[value])))
+    }
+}
+
+impl Field for Outcomes {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
+        register(registry, IntCounterVec::new(Opts::new(name, help), labels)?).map(Outcomes::new)
+    }
+}
