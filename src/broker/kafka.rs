@@ -230,4 +230,5 @@ impl KafkaBroker {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;

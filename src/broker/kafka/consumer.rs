@@ -70,6 +70,9 @@ impl Consumer for KafkaConsumer {
         let name = offsets[0].0.to_string();
         let result = off_the_runtime("commit", self.settings.commit_timeout, move || {
             let _done = CommitGuard { shared, thread };
+            let consumer = consumer
+                .upgrade()
+                .ok_or_else(|| BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed"))?;
             consumer.commit(&tpl, CommitMode::Sync).map_err(|error| translate("commit", &name, &error))
         })
         .await;

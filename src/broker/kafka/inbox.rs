@@ -182,6 +182,7 @@ fn partition_of(polled: &Polled) -> Option<&TopicPartition> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

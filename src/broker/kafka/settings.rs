@@ -143,7 +143,7 @@ impl KafkaSettings {
     /// A client that reads; `partitions` share the fetch budget.
     pub(super) fn reading(&self, group: &str, partitions: usize) -> ClientConfig {
         // Split queues are limited each for itself.
-        let queue_kbytes = (self.fetch_budget_bytes / partitions.max(1) as u64 >> 10).clamp(256, 2_097_151);
+        let queue_kbytes = ((self.fetch_budget_bytes / partitions.max(1) as u64) >> 10).clamp(256, 2_097_151);
         let mut config = self.client();
         config
             .set("group.id", group)
@@ -232,6 +232,7 @@ fn refusal(key: &str) -> Option<&'static str> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     ffi::CString,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
@@ -121,7 +121,8 @@ enum Step {
 
 /// The handles to a running thread.
 pub(super) struct Handle {
-    pub(super) consumer: Arc<BaseConsumer<Context>>,
+    /// The thread's own: destroying it may take its time, which must not be the runtime's.
+    pub(super) consumer: Weak<BaseConsumer<Context>>,
     pub(super) shared: Arc<Shared>,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) thread: Thread,
@@ -147,7 +148,7 @@ pub(super) fn start(config: ClientConfig, settings: KafkaSettings, source: Sourc
                 // Whoever started us waits for this answer; should it be gone, nobody wants the consumer.
                 Err(error) => return drop(ready.send(Err(error))),
             };
-            if ready.send(Ok(worker.consumer.clone())).is_ok() {
+            if ready.send(Ok(Arc::downgrade(&worker.consumer))).is_ok() {
                 // Without a guard a panic here would leave the async side waiting for ever.
                 let _guard = EndGuard(worker_shared);
                 worker.run();
