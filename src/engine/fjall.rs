@@ -10,7 +10,10 @@ mod tables;
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread::JoinHandle,
 };
 
@@ -34,6 +37,7 @@ const QUEUE: usize = 256;
 pub struct FjallEngine {
     /// `None` once closed.
     open: Mutex<Option<Open>>,
+    syncs: Arc<AtomicU64>,
 }
 
 struct Open {
@@ -50,8 +54,14 @@ impl FjallEngine {
     pub fn open(directory: &Path, rules: Rules, options: FjallOptions) -> Result<Self, OpenFjallError> {
         let tables = Arc::new(open::open(directory, options)?);
         let (jobs, queue) = mpsc::channel(QUEUE);
-        let committer = committer::start(tables.clone(), rules, queue).map_err(OpenFjallError::Io)?;
-        Ok(FjallEngine { open: Mutex::new(Some(Open { tables, jobs, committer })) })
+        let syncs = Arc::new(AtomicU64::new(0));
+        let committer = committer::start(tables.clone(), rules, queue, syncs.clone()).map_err(OpenFjallError::Io)?;
+        Ok(FjallEngine { open: Mutex::new(Some(Open { tables, jobs, committer })), syncs })
+    }
+
+    /// Synced batches so far.
+    pub fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::Relaxed)
     }
 
     fn jobs(&self) -> Option<mpsc::Sender<Job>> {
