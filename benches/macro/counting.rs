@@ -1,4 +1,4 @@
-//! An engine that counts what it is given, and remembers it where it is to be done again.
+//! An engine that counts what it is given, and notes it where it is to be done again.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -8,7 +8,8 @@ use std::sync::{
 use async_trait::async_trait;
 use utxo_store::{
     engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set},
-    record::{Key, Outcome, Record},
+    record::{Key, Operation, Outcome, Record, SpendingData},
+    tx::Txid,
 };
 
 /// In front of an engine.
@@ -16,13 +17,45 @@ pub struct Counting {
     inner: Arc<dyn RecordEngine>,
     rows: AtomicU64,
     batches: AtomicU64,
-    log: Option<Mutex<Vec<Row>>>,
+    notes: Option<Mutex<Vec<Note>>>,
+}
+
+/// What a row did to a page: put it there, or not, with these slots taken. Holds no page alive.
+#[derive(Debug, Clone)]
+pub struct Note {
+    pub txid: Txid,
+    pub creates: bool,
+    pub taken: Vec<(u32, SpendingData)>,
+}
+
+impl Note {
+    fn of(row: &Row) -> Note {
+        match (&row.key, &row.operation) {
+            (Key::Page(txid, 0), Operation::Create(page)) => {
+                let slots = page.utxos.iter().flatten().zip(0..);
+                let taken = slots.filter_map(|(slot, offset)| Some((offset, slot.spender()?))).collect();
+                Note { txid: *txid, creates: true, taken }
+            }
+            (Key::Page(txid, 0), Operation::Spend(spend)) => {
+                let by = |input| SpendingData { txid: spend.spender, input };
+                let taken = spend.slots.iter().map(|slot| (slot.offset, by(slot.input))).collect();
+                Note { txid: *txid, creates: false, taken }
+            }
+            _ => panic!("the fast path creates and spends: {row:?}"),
+        }
+    }
 }
 
 impl Counting {
-    /// `remembers`: all rows are kept, for [`take_log`](Self::take_log).
-    pub fn new(inner: Arc<dyn RecordEngine>, remembers: bool) -> Self {
-        Counting { inner, rows: AtomicU64::new(0), batches: AtomicU64::new(0), log: remembers.then(Mutex::default) }
+    /// So many rows are noted, for [`take_notes`](Self::take_notes), into memory that is there already.
+    pub fn new(inner: Arc<dyn RecordEngine>, noted: usize) -> Self {
+        let blank = Note { txid: Txid::default(), creates: false, taken: Vec::new() };
+        let notes = (noted > 0).then(|| {
+            let mut notes = vec![blank; noted];
+            notes.clear();
+            Mutex::new(notes)
+        });
+        Counting { inner, rows: AtomicU64::new(0), batches: AtomicU64::new(0), notes }
     }
 
     pub fn rows(&self) -> u64 {
@@ -34,10 +67,10 @@ impl Counting {
     }
 
     /// The rows, in the order of the calls.
-    pub fn take_log(&self) -> Vec<Row> {
-        self.log
+    pub fn take_notes(&self) -> Vec<Note> {
+        self.notes
             .as_ref()
-            .map_or_else(Vec::new, |log| std::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner)))
+            .map_or_else(Vec::new, |notes| std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
@@ -50,8 +83,8 @@ impl RecordEngine for Counting {
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
         self.rows.fetch_add(rows.len() as u64, Ordering::Relaxed);
         self.batches.fetch_add(1, Ordering::Relaxed);
-        if let Some(log) = &self.log {
-            log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(rows);
+        if let Some(notes) = &self.notes {
+            notes.lock().unwrap_or_else(PoisonError::into_inner).extend(rows.iter().map(Note::of));
         }
         self.inner.apply(rows).await
     }

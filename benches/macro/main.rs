@@ -101,6 +101,7 @@ fn sections() -> Vec<Section> {
     ]
 }
 
+/// A number from the environment.
 fn size(variable: &str, default: u64) -> u64 {
     match env::var(variable) {
         Ok(text) => text.replace('_', "").parse().unwrap_or_else(|_| panic!("{variable}=`{text}` is no number")),

@@ -6,12 +6,28 @@ use std::{fs, time::Duration};
 const TICK: Duration = Duration::from_millis(10);
 
 /// CPU time of all threads so far.
-pub fn cpu() -> Duration {
-    let stat = fs::read_to_string("/proc/self/stat").expect("benches need Linux's /proc");
-    // The name, which may hold anything, is in parentheses; user and system time are the 14th and 15th field.
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-    let ticks: u32 = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u32>().ok()).sum();
-    TICK * ticks
+#[derive(Debug, Clone, Copy)]
+pub struct Cpu {
+    pub user: Duration,
+    /// In the kernel: the disk, and memory that is handed out for the first time.
+    pub system: Duration,
+}
+
+impl Cpu {
+    pub fn now() -> Self {
+        let stat = fs::read_to_string("/proc/self/stat").expect("benches need Linux's /proc");
+        // The name, which may hold anything, is in parentheses; user and system time are the 14th and 15th field.
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let mut ticks = fields.split_whitespace().skip(11).map(|ticks| ticks.parse().unwrap_or(0));
+        let mut next = || TICK * ticks.next().unwrap_or(0);
+        Cpu { user: next(), system: next() }
+    }
+
+    /// Seconds of (user, system) time since.
+    pub fn since(before: Cpu) -> (f64, f64) {
+        let now = Cpu::now();
+        ((now.user - before.user).as_secs_f64(), (now.system - before.system).as_secs_f64())
+    }
 }
 
 /// The most memory that was ever resident, since [`forget_peak`], in bytes.

@@ -30,23 +30,24 @@ use utxo_store::{
         publish::Publisher,
         replay::Modes,
     },
-    record::{Key, Operation, Rules},
+    record::{Key, Operation, Page, Rules},
     telemetry::{Completion, Metrics},
     tx::Network,
 };
 
 use crate::{
-    counting::Counting,
+    counting::{Counting, Note},
     feed::Feed,
     generator::{Generator, Shape},
-    measure,
+    measure::{self, Cpu},
     raw::{self, Raw},
+    size,
 };
 
-pub const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules { retention: 288 };
 const TOPIC: &str = "utxo.validated-txs";
 /// Messages a poll, as librdkafka hands them over.
-const POLLED: usize = 500;
+pub const POLLED: usize = 500;
 const PREPARE: PrepareSettings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000 };
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -105,7 +106,8 @@ impl Case {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Outcome {
     pub seconds: f64,
-    pub cpu_seconds: f64,
+    pub user_seconds: f64,
+    pub system_seconds: f64,
     /// Rows that the engine was given.
     pub operations: u64,
     /// Calls in which they were given.
@@ -129,11 +131,11 @@ pub fn run(case: &Case) -> Outcome {
 
 async fn measured(case: &Case) -> Outcome {
     match case.engine {
-        EngineKind::Null => consume(case, Arc::new(NullEngine::new(RULES)), false).await.0,
+        EngineKind::Null => consume(case, Arc::new(NullEngine::new(RULES)), 0).await.0,
         EngineKind::Memory => {
             let engine: Arc<dyn RecordEngine> = Arc::new(MemoryEngine::new(RULES));
             fill(case, engine.as_ref()).await;
-            consume(case, engine, false).await.0
+            consume(case, engine, 0).await.0
         }
         EngineKind::Fjall => {
             let directory = scratch();
@@ -141,12 +143,12 @@ async fn measured(case: &Case) -> Outcome {
             let engine = Arc::new(engine);
             fill(case, engine.as_ref()).await;
             let syncs_before = engine.syncs();
-            let (outcome, rows) = consume(case, engine.clone(), true).await;
+            let (outcome, notes) = consume(case, engine.clone(), 2 * case.transactions as usize).await;
             let syncs = engine.syncs() - syncs_before;
             engine.close().await.expect("closed");
             drop(directory);
             Outcome {
-                raw: Some(raw::same_writes(&Generator::new(case.shape, case.transactions), &rows, syncs)),
+                raw: Some(raw::same_writes(Generator::new(case.shape, case.transactions), &notes, syncs)),
                 ..outcome
             }
         }
@@ -172,10 +174,10 @@ fn chunks(case: &Case) -> Box<dyn Iterator<Item = Vec<Message>> + Send> {
     if case.generated_ahead { Box::new(chunks.collect::<Vec<_>>().into_iter()) } else { Box::new(chunks) }
 }
 
-/// Runs the pipeline until everything is completed. Also returns the rows that the engine was given, where they are to
-/// be `remembered`.
-async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, remembered: bool) -> (Outcome, Vec<Row>) {
-    let engine = Arc::new(Counting::new(engine, remembered));
+/// Runs the pipeline until everything is completed. Also returns what the engine was given, where so many rows are to be
+/// `noted`.
+async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (Outcome, Vec<Note>) {
+    let engine = Arc::new(Counting::new(engine, noted));
     let metrics = Arc::new(Metrics::new());
     let topic: Arc<str> = TOPIC.into();
     let consumer = Box::new(Feed::new(&topic, chunks(case), case.transactions));
@@ -184,13 +186,13 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, remembered: bool) -
 
     measure::forget_peak();
     let memory_before = measure::memory();
-    let (started, cpu_before) = (Instant::now(), measure::cpu());
+    let (started, cpu_before) = (Instant::now(), Cpu::now());
     let running = tokio::spawn(pipeline.run(shutdown.clone()));
     let completed = || metrics.completed.of(Completion::Live).get();
     while completed() < case.transactions && !running.is_finished() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let (seconds, cpu) = (started.elapsed().as_secs_f64(), measure::cpu() - cpu_before);
+    let (seconds, (user_seconds, system_seconds)) = (started.elapsed().as_secs_f64(), Cpu::since(cpu_before));
     let peak_memory = measure::peak_memory();
 
     shutdown.cancel();
@@ -199,17 +201,18 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, remembered: bool) -
     assert_eq!((completed(), report.contests, report.dead_letters), (case.transactions, 0, 0), "all are live");
     let outcome = Outcome {
         seconds,
-        cpu_seconds: cpu.as_secs_f64(),
+        user_seconds,
+        system_seconds,
         operations: engine.rows(),
         batches: engine.batches(),
         peak_memory,
         memory_before,
         raw: None,
     };
-    (outcome, engine.take_log())
+    (outcome, engine.take_notes())
 }
 
-/// The defaults of the configuration, but for larger batches: `deploy/utxo-store.toml`, `[ingest]`.
+/// The defaults of the configuration (`deploy/utxo-store.toml`, `[ingest]`), but for larger batches.
 fn settings(topic: Arc<str>) -> PipelineSettings {
     PipelineSettings {
         topic,
@@ -217,13 +220,13 @@ fn settings(topic: Arc<str>) -> PipelineSettings {
         prepare: PREPARE,
         plan: PlanSettings { retry_min_ms: 50, retry_max_ms: 5_000, flag_grace_ms: 60_000, rules: RULES },
         dispatch: DispatchSettings {
-            batch_size: 1_024,
+            batch_size: size("MACRO_BATCH", 1_024) as usize,
             batch_age: Duration::from_millis(10),
             in_flight_batches: 32,
             retry_pause: PAUSE,
         },
-        max_active: 65_536,
-        bounds: PartitionBounds { span: 1_000_000, bytes: 64 << 20 },
+        max_active: size("MACRO_MAX_ACTIVE", 65_536) as usize,
+        bounds: PartitionBounds { span: 1_000_000, bytes: size("MACRO_PARKED_BYTES", 64 << 20) },
         dead_letter_limits: DeadLetterLimits { consecutive: 100, ratio: 0.05 },
         missing_parent_grace_ms: 60_000,
         commit_interval: Duration::from_secs(1),
@@ -271,11 +274,15 @@ pub fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("the target directory can be written to")
 }
 
-/// The rows that create what these messages bring.
-pub fn creates(messages: &[Message]) -> Vec<Row> {
-    let row = |message: &Message| match prepare(&PREPARE, message) {
-        Ok(Prepared::Validated(tx)) => Row { key: Key::master(tx.txid), operation: Operation::Create(tx.page.clone()) },
+fn creates(messages: &[Message]) -> Vec<Row> {
+    let row = |page: Arc<Page>| Row { key: Key::master(page.txid), operation: Operation::Create(page) };
+    messages.iter().map(page_of).map(row).collect()
+}
+
+/// What the transaction in a message starts as.
+pub fn page_of(message: &Message) -> Arc<Page> {
+    match prepare(&PREPARE, message) {
+        Ok(Prepared::Validated(tx)) => tx.page.clone(),
         other => panic!("the generator makes valid transactions only: {other:?}"),
-    };
-    messages.iter().map(row).collect()
+    }
 }
