@@ -82,6 +82,7 @@ impl PartitionState {
         PartitionView {
             oldest_unfinished: self.tracker.oldest_unfinished(),
             read_timestamp_ms: self.tracker.read_timestamp_ms(),
+            position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
             at_bound: self.paused && self.over_half(bounds).is_some(),
         }
@@ -98,28 +99,18 @@ impl PartitionState {
     ) -> Result<PartitionView, BrokerError> {
         let (low, high) = broker.watermarks(partition).await?;
         let next = committed.as_ref().map_or(low, |committed| committed.offset);
-        if next >= high {
-            return Ok(PartitionView {
-                oldest_unfinished: None,
-                read_timestamp_ms: i64::MIN,
-                at_end: true,
-                at_bound: false,
-            });
-        }
+        let unknown = PartitionView {
+            oldest_unfinished: (next < high).then_some((i64::MIN, next)),
+            read_timestamp_ms: i64::MIN,
+            position: next,
+            at_end: next >= high,
+            at_bound: false,
+        };
         let known = committed.and_then(|committed| serde_json::from_str::<PartitionView>(&committed.metadata).ok());
+        // Its end may have moved since it was committed.
         Ok(match known {
-            // Its end may have moved since.
-            Some(view) => PartitionView {
-                at_end: false,
-                oldest_unfinished: view.oldest_unfinished.or(Some((view.read_timestamp_ms, next))),
-                ..view
-            },
-            None => PartitionView {
-                oldest_unfinished: Some((i64::MIN, next)),
-                read_timestamp_ms: i64::MIN,
-                at_end: false,
-                at_bound: false,
-            },
+            Some(view) if next < high => PartitionView { at_end: view.position >= high, ..view },
+            _ => unknown,
         })
     }
 

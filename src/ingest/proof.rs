@@ -19,6 +19,9 @@ pub struct PartitionView {
     /// Greatest timestamp read.
     #[serde(rename = "read")]
     pub read_timestamp_ms: i64,
+    /// Offset up to which it was read.
+    #[serde(rename = "pos")]
+    pub position: u64,
     /// Read to its end.
     #[serde(rename = "end", default)]
     pub at_end: bool,
@@ -62,7 +65,13 @@ mod tests {
     const GRACE: i64 = 60;
 
     fn view(oldest: Option<(i64, u64)>, read: i64) -> PartitionView {
-        PartitionView { oldest_unfinished: oldest, read_timestamp_ms: read, at_end: false, at_bound: false }
+        PartitionView {
+            oldest_unfinished: oldest,
+            read_timestamp_ms: read,
+            position: 0,
+            at_end: false,
+            at_bound: false,
+        }
     }
 
     #[test]
