@@ -11,7 +11,12 @@
 //! | 2 | bad usage or bad configuration; each error in a line of its own |
 
 mod config;
+mod dump;
 mod failure;
+mod inspect;
+mod offline;
+mod stats;
+mod verify;
 
 use std::{future::Future, path::PathBuf};
 
@@ -65,6 +70,14 @@ macro_rules! commands {
 commands! {
     /// Print a commented sample of the configuration, or check one
     Config(config::ConfigCommand),
+    /// Count what a store holds, and print its digest
+    Stats(stats::StatsArgs),
+    /// Check the invariants of a store, in both directions; exit code 1 when one is broken
+    Verify(verify::VerifyArgs),
+    /// Show one transaction or one output as the store has it
+    Inspect(inspect::InspectCommand),
+    /// Print what the digest covers: one JSON object a transaction, ordered by txid
+    Dump(dump::DumpArgs),
 }
 
 /// Where the configuration comes from: the same for every command that needs one.

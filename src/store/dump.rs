@@ -173,7 +173,9 @@ impl Store {
             preserve_until: bins.preserve_until,
             verdict,
             reason,
-            mined: mined.map(|MinedIn { block_id, height, subtree }| DumpedMined { block_id, height, subtree }).collect(),
+            mined: mined
+                .map(|MinedIn { block_id, height, subtree }| DumpedMined { block_id, height, subtree })
+                .collect(),
             slots,
         }))
     }
@@ -314,8 +316,7 @@ mod tests {
         let hash = |page: usize, at: usize| pages[page].utxos.as_ref().unwrap()[at].hash().unwrap().to_string();
         let hashes = [hash(0, 0), hash(0, 1), hash(1, 0)];
         let slots = pages[0].utxos.as_mut().unwrap();
-        slots[1] =
-            Slot::Spent(slots[1].hash().unwrap(), SpendingData { txid: Txid([9; 32]), input: 2 });
+        slots[1] = Slot::Spent(slots[1].hash().unwrap(), SpendingData { txid: Txid([9; 32]), input: 2 });
         for page in pages {
             store.plant(page).await;
         }
