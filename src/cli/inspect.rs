@@ -27,11 +27,11 @@ pub struct InspectCommand {
 #[derive(Debug, Subcommand)]
 enum What {
     /// A transaction: what it spends, who spends it, where it is mined, how it stands
-    #[command(after_help = "Example: utxo-store inspect tx --store fjall:///var/lib/utxo-store \
+    #[command(after_help = "Example: utxo-store inspect tx --store fjall:///var/lib/utxo-store \\\n    \
         0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098")]
     Tx(TxArgs),
     /// An output: whether it can be spent, and by whom it was
-    #[command(after_help = "Example: utxo-store inspect outpoint --store fjall:///var/lib/utxo-store \
+    #[command(after_help = "Example: utxo-store inspect outpoint --store fjall:///var/lib/utxo-store \\\n    \
         0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098:0")]
     Outpoint(OutpointArgs),
 }
