@@ -12,7 +12,12 @@
 
 mod config;
 pub mod events;
+mod dump;
 mod failure;
+mod inspect;
+mod offline;
+mod stats;
+mod verify;
 
 use std::{future::Future, path::PathBuf};
 
@@ -68,6 +73,14 @@ commands! {
     Config(config::ConfigCommand),
     /// Turn events into their binary form and back
     Events(events::EventsArgs),
+    /// Count what a store holds, and print its digest
+    Stats(stats::StatsArgs),
+    /// Check the invariants of a store, in both directions; exit code 1 when one is broken
+    Verify(verify::VerifyArgs),
+    /// Show one transaction or one output as the store has it
+    Inspect(inspect::InspectCommand),
+    /// Print what the digest covers: one JSON object a transaction, ordered by txid
+    Dump(dump::DumpArgs),
 }
 
 /// Where the configuration comes from: the same for every command that needs one.
