@@ -1,3 +1,101 @@
-//! (being built)
+//! The command line: one file a command.
+//!
+//! A command is a struct of arguments (`clap::Args`, with an example in `after_help`) with `run(self)`, which answers with
+//! a [`CommandResult`] or any `Result<(), impl Error>`. To add one, add a `mod` line and a line in `commands!`.
+//!
+//! # Exit codes
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | failed; standard error says why, in one line |
+//! | 2 | bad usage or bad configuration; each error in a line of its own |
 
+mod config;
 pub mod events;
+mod failure;
+
+use std::{future::Future, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, ConfigErrors};
+
+pub use failure::{CommandResult, Failure, UsageError, report};
+
+/// An event-sourced store of Bitcoin transaction outputs: Kafka holds the log, the store holds the state.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true, propagate_version = true, after_help = AFTER_HELP)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration.
+
+Example: utxo-store config check --config deploy/utxo-store.toml";
+
+impl Cli {
+    /// Runs the command that was asked for.
+    ///
+    /// # Errors
+    /// Whatever the command failed with; [`report`] prints it and gives the exit code.
+    pub fn run(self) -> CommandResult {
+        self.command.run()
+    }
+}
+
+/// Lists the commands: the line that each has in the help, its name and its arguments.
+macro_rules! commands {
+    ($($(#[doc = $help:literal])+ $name:ident($args:ty)),* $(,)?) => {
+        #[derive(Debug, Subcommand)]
+        enum Command {
+            $($(#[doc = $help])+ $name($args)),*
+        }
+
+        impl Command {
+            fn run(self) -> CommandResult {
+                match self {
+                    $(Command::$name(args) => Ok(args.run()?)),*
+                }
+            }
+        }
+    };
+}
+
+commands! {
+    /// Print a commented sample of the configuration, or check one
+    Config(config::ConfigCommand),
+    /// Turn events from JSON into their binary form, and back
+    Events(events::EventsArgs),
+}
+
+/// Where the configuration comes from: the same for every command that needs one.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ConfigArgs {
+    /// TOML file with settings; the environment (UTXO_STORE__SECTION__KEY) goes before it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+impl ConfigArgs {
+    /// Reads and checks it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it; the exit code is then 2.
+    pub fn load(&self) -> Result<Config, ConfigErrors> {
+        Config::load(self.config.as_deref())
+    }
+}
+
+/// Runs a command's future to its end on a runtime of its own: nothing below this layer starts threads by itself.
+///
+/// # Errors
+/// What the future answers with, or that the runtime cannot be started.
+pub fn block_on(command: impl Future<Output = CommandResult>) -> CommandResult {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(command)
+}
+
+#[cfg(test)]
+mod tests;

@@ -45,17 +45,20 @@ pub(super) fn merge(
     errors: &mut Vec<ConfigError>,
 ) -> Figment {
     let mut figment = Figment::new();
-    let mut merge = |metadata: Metadata, tree: figment::Result<Dict>| {
+    let mut merge = |metadata: Metadata, tree: Result<Dict, String>| {
         let mut cleaner = Cleaner { metadata: &metadata, errors };
         match tree {
             Ok(tree) => {
                 let tree = cleaner.section("", tree);
                 figment = std::mem::take(&mut figment).merge(Layer { metadata: metadata.clone(), tree });
             }
-            Err(error) => cleaner.refuse("", one_line(&error.to_string())),
+            Err(problem) => cleaner.refuse("", problem),
         }
     };
-    merge(Metadata::named("the defaults"), toml(Toml::string(&sample::sample())));
+    merge(
+        Metadata::named("defaults").interpolater(|_, _| "its default".to_owned()),
+        toml(Toml::string(&sample::sample())),
+    );
     if let Some(path) = file {
         let source = path.display().to_string();
         merge(Metadata::named("file").interpolater(move |_, _| source.clone()), toml(Toml::file_exact(path)));
@@ -66,8 +69,9 @@ pub(super) fn merge(
     figment
 }
 
-fn toml(provider: impl Provider) -> figment::Result<Dict> {
-    Ok(provider.data()?.remove(&Profile::Default).unwrap_or_default())
+fn toml(provider: impl Provider) -> Result<Dict, String> {
+    let mut profiles = provider.data().map_err(|error| one_line(&error.to_string()))?;
+    Ok(profiles.remove(&Profile::Default).unwrap_or_default())
 }
 
 /// The first and the last line of a parse error: between them stands the offending line, which may hold a password.
@@ -92,46 +96,51 @@ fn variables(environment: impl IntoIterator<Item = (OsString, OsString)>) -> (Di
         .into_iter()
         .filter_map(|(name, value)| Some((name.into_string().ok()?.strip_prefix(PREFIX)?.to_ascii_lowercase(), value)))
         .collect();
-    // A section set as a whole (an error) comes before what is set in it, whatever the order of the environment.
     named.sort();
-    for (name, value) in named {
+    for (name, value) in &named {
         let path: Vec<&str> = name.split("__").collect();
-        match value.into_string() {
-            Ok(text) => insert(&mut tree, &path, text),
-            Err(_) => errors.push(ConfigError {
-                key: path.join("."),
-                source: variable_name(&path),
-                problem: "must be UTF-8 text".to_owned(),
-            }),
+        let mut refuse = |problem: &str| {
+            let key = path.join(".");
+            errors.push(ConfigError { key, source: variable_name(&path), problem: problem.to_owned() });
+        };
+        let within = format!("{name}__");
+        if named.iter().any(|(other, _)| other.starts_with(&within)) {
+            refuse("is a section, not a setting");
+        } else if let Some(text) = value.to_str() {
+            insert(&mut tree, &path, text);
+        } else {
+            refuse("must be UTF-8 text");
         }
     }
     (tree, errors)
 }
 
-fn insert(tree: &mut Dict, path: &[&str], text: String) {
+fn insert(tree: &mut Dict, path: &[&str], text: &str) {
     match path {
         [] => {}
         [name] => {
-            tree.insert((*name).to_owned(), Value::String(Tag::Default, text));
+            tree.insert((*name).to_owned(), Value::from(text));
         }
-        ["kafka", "properties", name @ ..] => {
+        ["kafka", "properties", first, rest @ ..] => {
             // No librdkafka property has an underscore in its name, and no shell takes a dot in a variable's.
-            let name = name.join(".").replace('_', ".");
-            insert(branch(branch(tree, "kafka"), "properties"), &[&name], text);
+            let name = [&[*first], rest].concat().join(".").replace('_', ".");
+            if let Some(table) = branch(tree, "kafka").and_then(|kafka| branch(kafka, "properties")) {
+                insert(table, &[&name], text);
+            }
         }
-        [first, rest @ ..] => insert(branch(tree, first), rest, text),
+        [first, rest @ ..] => {
+            if let Some(table) = branch(tree, first) {
+                insert(table, rest, text);
+            }
+        }
     }
 }
 
-/// The subtree `name`, made if need be. Text in its place gives way: it is no section, and would be reported as such.
-fn branch<'a>(tree: &'a mut Dict, name: &str) -> &'a mut Dict {
-    let value = tree.entry(name.to_owned()).or_insert_with(|| Value::Dict(Tag::Default, Dict::new()));
-    if value.as_dict().is_none() {
-        *value = Value::Dict(Tag::Default, Dict::new());
-    }
-    match value {
-        Value::Dict(_, dict) => dict,
-        _ => unreachable!("it was made a table on the line above"),
+/// The table `name` within `tree`, made if need be; `None` if something else is there.
+fn branch<'a>(tree: &'a mut Dict, name: &str) -> Option<&'a mut Dict> {
+    match tree.entry(name.to_owned()).or_insert_with(|| Value::from(Dict::new())) {
+        Value::Dict(_, table) => Some(table),
+        _ => None,
     }
 }
 

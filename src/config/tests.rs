@@ -165,6 +165,45 @@ fn settings_at_odds_with_each_other_are_refused() {
 }
 
 #[test]
+fn a_section_given_as_a_setting_is_refused_also_beside_its_settings() {
+    let errors = load(
+        "",
+        &[
+            ("UTXO_STORE__HTTP", "off"),
+            ("UTXO_STORE__HTTP__LISTEN", "127.0.0.1:0"),
+            ("UTXO_STORE__KAFKA__PROPERTIES", "none"),
+        ],
+    )
+    .unwrap_err();
+    assert_eq!(
+        errors,
+        [
+            "http is a section, not a setting (UTXO_STORE__HTTP)",
+            "kafka.properties must be a table of text by name (UTXO_STORE__KAFKA__PROPERTIES)",
+        ]
+    );
+}
+
+#[test]
+fn a_variable_that_is_no_text_is_refused() {
+    use std::os::unix::ffi::OsStringExt;
+    let variable = (OsString::from("UTXO_STORE__KAFKA__GROUP"), OsString::from_vec(vec![0xff]));
+    let error = Config::load_from(None, [variable]).unwrap_err().to_string();
+    assert_eq!(error, "kafka.group must be UTF-8 text (UTXO_STORE__KAFKA__GROUP)");
+}
+
+#[test]
+fn a_default_that_a_setting_is_at_odds_with_is_called_so() {
+    let errors = load("[kafka]\nmax_poll_interval_ms = 5000\n", &[]).unwrap_err();
+    assert_eq!(
+        errors,
+        [
+            "kafka.session_timeout_ms is 45000, but must be at most kafka.max_poll_interval_ms, which is 5000 (its default)"
+        ]
+    );
+}
+
+#[test]
 fn properties_are_passed_through_by_their_dotted_names() {
     let config = load(
         "[kafka.properties]\n\"sasl.username\" = \"me\"\nsasl.password = \"file\"\nsocket.timeout.ms = 1000\n",

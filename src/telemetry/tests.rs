@@ -30,12 +30,14 @@ fn outcomes_are_counted_by_operation_and_code() {
     metrics.outcomes.count(kind, &Outcome::Applied(Reply::None));
     metrics.outcomes.count(kind, &Outcome::Applied(Reply::None));
     metrics.outcomes.count(kind, &Outcome::Rejected(Rejection::Locked));
+    metrics.outcomes.count(OperationKind::Create, &Outcome::Rejected(Rejection::Locked));
     metrics.outcomes.count(OperationKind::Create, &Outcome::AlreadyApplied(Reply::None));
     let text = metrics.encode().unwrap();
     let count =
         |code, operation| line(&text, &format!("utxo_outcomes_total{{code=\"{code}\",operation=\"{operation}\"}}"));
     assert_eq!(count("APPLIED", "spend"), Some("2"));
     assert_eq!(count("LOCKED", "spend"), Some("1"));
+    assert_eq!(count("LOCKED", "create"), Some("1"));
     assert_eq!(count("ALREADY_APPLIED", "create"), Some("1"));
     assert_eq!(count("APPLIED", "create"), None);
 }

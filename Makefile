@@ -1,0 +1,22 @@
+# The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench setup
+
+help: ## list these recipes
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
+
+demo: setup ## real blocks in, UTXO state out, a kill in between
+	@cargo run --release --locked -- demo
+
+test: setup ## format, lints and all tests; ends with how many passed, failed and were skipped
+	@scripts/test.sh
+
+lint: setup ## format and lints only
+	@scripts/lint.sh
+
+bench: setup ## micro and whole-pipeline benchmarks
+	@cargo bench --locked
+
+setup:
+	@scripts/setup.sh

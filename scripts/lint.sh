@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Format and lints. A tool that is not installed is named and passed over.
+set -uo pipefail
+failed=0
+
+if cargo fmt --version >/dev/null 2>&1; then
+    cargo fmt --check || failed=1
+else
+    echo "lint: rustfmt is missing (rustup component add rustfmt): format not checked"
+fi
+if cargo clippy --version >/dev/null 2>&1; then
+    cargo clippy --locked --all-targets --quiet -- -D warnings || failed=1
+else
+    echo "lint: clippy is missing (rustup component add clippy): lints not checked"
+fi
+exit $failed

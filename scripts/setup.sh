@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Sees to it that what the build needs is there: installs it with apt-get where that can be done, else says what is missing.
+# librdkafka is built from source by ./configure (bash) and make, and compiles a C++ wrapper along with the C library.
+set -euo pipefail
+
+if ! command -v cargo >/dev/null; then
+    echo "setup: missing: cargo (the Rust toolchain; see https://rustup.rs)" >&2
+    exit 1
+fi
+
+packages=()
+need() { # need PACKAGE COMMAND...: any one of the commands will do
+    local package=$1 command
+    shift
+    for command in "$@"; do
+        if command -v "$command" >/dev/null; then return; fi
+    done
+    packages+=("$package")
+}
+need gcc "${CC:-cc}" gcc clang
+need g++ "${CXX:-c++}" g++ clang++
+need make make
+# A compiler can be there without the C library's headers: gcc only recommends them.
+if ! echo '#include <stdio.h>' | "${CC:-cc}" -E - >/dev/null 2>&1; then packages+=(libc6-dev); fi
+if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
+
+if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing ${packages[*]}" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    if { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${packages[@]}"; } </dev/null >/dev/null
+    then exit 0; fi
+fi
+echo "setup: missing: ${packages[*]} (e.g. apt-get install ${packages[*]})" >&2
+exit 1

@@ -1,0 +1,40 @@
+//! `utxo-store config`: a commented sample of the configuration, and a check of one.
+
+use std::io::{self, Write};
+
+use clap::{Args, Subcommand};
+
+use super::{CommandResult, ConfigArgs};
+use crate::config;
+
+/// Arguments of `config`.
+#[derive(Debug, Args)]
+pub struct ConfigCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Print every setting with its default and what it does, as TOML
+    #[command(after_help = "Example: utxo-store config sample > utxo-store.toml")]
+    Sample,
+    /// Check a configuration: the file, and the environment over it; exit code 2 when it is wrong
+    #[command(
+        after_help = "Example: UTXO_STORE__KAFKA__BROKERS=kafka:9092 utxo-store config check --config utxo-store.toml"
+    )]
+    Check(ConfigArgs),
+}
+
+impl ConfigCommand {
+    pub(super) fn run(self) -> CommandResult {
+        match self.action {
+            Action::Sample => io::stdout().write_all(config::sample().as_bytes())?,
+            Action::Check(args) => {
+                args.load()?;
+                writeln!(io::stdout(), "the configuration is good")?;
+            }
+        }
+        Ok(())
+    }
+}
