@@ -141,4 +141,6 @@ impl Drop for FjallEngine {
 }
 
 #[cfg(test)]
+mod kill_tests;
+#[cfg(test)]
 mod tests;

@@ -307,3 +307,50 @@ fn page_of(records: Vec<(Key, Record)>, limit: usize) -> ScanPage {
     let next = records.last().filter(|_| full).map(|(key, _)| Cursor(KeyBytes::of(key).as_ref().to_vec()));
     ScanPage { records, next }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::conformance::{RULES, fixtures::*};
+
+    async fn spent(engine: &MemoryEngine, n: u8) -> Option<u32> {
+        let record = engine.read(&[Key::master(txid(n))]).await.remove(0).unwrap();
+        record.as_ref().and_then(Record::page).map(|page| page.spent_utxos)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_happened_since_is_forgotten_and_the_indexes_with_it() {
+        let engine = MemoryEngine::forgetful(RULES, Clock::simulated(1_000), Duration::from_secs(10));
+        engine.apply(&[create(page(1, 2)), create(page(2, 2))]).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        engine.apply(&[spend(txid(1), 9, &[0]), create(page(3, 2))]).await;
+        engine.apply(&[spend(txid(1), 9, &[1]), spend(txid(3), 9, &[0])]).await;
+        assert_eq!((spent(&engine, 1).await, spent(&engine, 3).await), (Some(2), Some(1)));
+        assert_eq!(engine.forget_since(2_000, |_| true), 4);
+        assert_eq!((spent(&engine, 1).await, spent(&engine, 3).await), (Some(0), None));
+        let unmined = engine.query(Index::UnminedSince, 0, u64::MAX, 10).await.unwrap();
+        assert_eq!(unmined, [Key::master(txid(1)), Key::master(txid(2))]);
+        assert_eq!(engine.forget_since(0, |_| true), 2, "the creates");
+        assert_eq!(engine.scan(Set::Transactions, None, 10).await.unwrap().records, []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_node_forgets_and_only_as_far_back_as_it_may() {
+        let engine = MemoryEngine::forgetful(RULES, Clock::simulated(1_000), Duration::from_secs(10));
+        engine.apply(&[create(page(1, 2)), create(page(2, 2))]).await;
+        tokio::time::advance(Duration::from_secs(11)).await;
+        engine.apply(&[spend(txid(1), 9, &[0]), spend(txid(2), 9, &[0])]).await;
+        assert_eq!(engine.forget_since(0, |key| *key == Key::master(txid(2))), 1, "its create is safe by now");
+        assert_eq!((spent(&engine, 1).await, spent(&engine, 2).await), (Some(1), Some(0)));
+    }
+
+    #[tokio::test]
+    async fn a_page_that_nobody_shares_is_changed_in_place() {
+        let engine = MemoryEngine::new(RULES);
+        engine.apply(&[create(page(1, 2))]).await;
+        let address = |engine: &MemoryEngine| Arc::as_ptr(engine.lock(1).pages[&(txid(1), 0)].as_ref().unwrap());
+        let before = address(&engine);
+        engine.apply(&[spend(txid(1), 9, &[0])]).await;
+        assert_eq!(before, address(&engine), "copied");
+    }
+}

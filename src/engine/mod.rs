@@ -1,17 +1,21 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 
+pub mod conformance;
+pub mod fault;
 pub mod fjall;
 mod history;
 mod key;
 mod local;
 pub mod memory;
 pub mod null;
-#[cfg(test)]
-pub(crate) mod testing;
+pub mod seeded;
+mod url;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
+
+pub use url::{OpenError, open};
 
 use crate::record::{Key, Operation, Outcome, Record};
 

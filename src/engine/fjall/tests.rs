@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    engine::testing::{create, page, spend, txid},
+    engine::conformance::fixtures::{create, page, spend, txid},
     record::{Operation, Page, Rejection},
 };
 

@@ -1,0 +1,243 @@
+//! One suite for every engine: what a [`RecordEngine`] does must be what [`crate::record::apply`] says.
+//!
+//! The checks are library code, so that the tests of each engine, and of engines with faults, run the same ones. They
+//! panic with a message that names what differed. A row that fails in a way that may be retried is sent again, so the
+//! suite also runs where replies get lost; such a row may also answer what a repeat answers.
+
+pub(crate) mod fixtures;
+mod indexes;
+mod races;
+mod scans;
+mod sequences;
+mod states;
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use super::{EngineError, ErrorKind, RecordEngine, Row, Set};
+use crate::record::{Key, Outcome, Record, Rules};
+
+/// What an engine under test must be opened with.
+pub const RULES: Rules = Rules { retention: 288 };
+
+/// A check by its name. Each uses keys of its own, so all may run on one engine, which must have been empty.
+#[derive(Clone, Copy)]
+pub struct Check {
+    /// What it checks.
+    pub name: &'static str,
+    run: fn(Bench) -> Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+macro_rules! checks {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        &[$(Check { name: stringify!($name), run: |bench| Box::pin($module::$name(bench)) }),*]
+    };
+}
+
+/// All checks. The last closes the engine.
+pub const CHECKS: &[Check] = checks![
+    states::every_operation_in_every_state,
+    states::the_meta_record,
+    states::a_batch_of_a_thousand_mixed_rows,
+    states::an_empty_batch,
+    sequences::random_sequences,
+    races::one_spender_wins,
+    races::one_creator_wins,
+    races::many_rows_on_one_key_in_one_batch,
+    races::every_slot_of_a_busy_record,
+    races::what_was_acknowledged_is_read,
+    indexes::order_range_and_limit,
+    indexes::entries_come_and_go,
+    scans::everything_exactly_once,
+    scans::sets_are_apart,
+    the_end::a_closed_engine_refuses,
+];
+
+impl Check {
+    /// Runs it.
+    ///
+    /// # Panics
+    /// Where the engine does not conform.
+    pub async fn run(&self, engine: Arc<dyn RecordEngine>) {
+        (self.run)(Bench { engine, check: self.name }).await;
+    }
+}
+
+/// Runs every check on one engine, and closes it.
+///
+/// # Panics
+/// Where the engine does not conform.
+pub async fn run(engine: Arc<dyn RecordEngine>) {
+    for check in CHECKS {
+        check.run(engine.clone()).await;
+    }
+}
+
+/// How often a row is sent before the engine is held to be broken, and how long to wait in between.
+const ATTEMPTS: usize = 1_000;
+const PAUSE: Duration = Duration::from_millis(1);
+/// Rows that go to an engine at once.
+const BATCH: usize = 1_000;
+
+/// An engine under test, as a check sees it.
+#[derive(Clone)]
+struct Bench {
+    engine: Arc<dyn RecordEngine>,
+    check: &'static str,
+}
+
+/// What an engine answered to a row.
+#[derive(Debug, Clone)]
+struct Answer {
+    outcome: Outcome,
+    /// An earlier attempt may have been done, and only its reply lost.
+    repeated: bool,
+}
+
+impl Answer {
+    /// Whether this is what the pure function says, of the row or, where it may have been done before, of its repeat.
+    fn is(&self, expected: &Outcome, of_repeat: &Outcome) -> bool {
+        self.outcome == *expected || (self.repeated && self.outcome == *of_repeat)
+    }
+}
+
+fn may_be_repeated(error: &EngineError) -> bool {
+    matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown)
+}
+
+impl Bench {
+    /// A transaction of this check's own.
+    fn txid(&self, number: u64) -> crate::tx::Txid {
+        fixtures::txid_of(self.check, number)
+    }
+
+    /// Applies rows until each is answered.
+    async fn apply(&self, rows: &[Row]) -> Vec<Answer> {
+        let mut answers = Vec::with_capacity(rows.len());
+        for batch in rows.chunks(BATCH) {
+            answers.extend(self.apply_batch(batch).await);
+        }
+        answers
+    }
+
+    async fn apply_batch(&self, rows: &[Row]) -> Vec<Answer> {
+        let mut answers: Vec<Option<Answer>> = vec![None; rows.len()];
+        let mut repeated = vec![false; rows.len()];
+        for _ in 0..ATTEMPTS {
+            let open: Vec<usize> = (0..rows.len()).filter(|row| answers[*row].is_none()).collect();
+            if open.is_empty() {
+                break;
+            }
+            let batch: Vec<Row> = open.iter().map(|row| rows[*row].clone()).collect();
+            let results = self.engine.apply(&batch).await;
+            assert_eq!(results.len(), batch.len(), "{}: one answer a row", self.check);
+            for (row, result) in open.into_iter().zip(results) {
+                match result {
+                    Ok(outcome) => answers[row] = Some(Answer { outcome, repeated: repeated[row] }),
+                    Err(error) if may_be_repeated(&error) => repeated[row] |= error.kind == ErrorKind::Unknown,
+                    Err(error) => panic!("{}: {:?}: {error}", self.check, rows[row]),
+                }
+            }
+            if answers.iter().any(Option::is_none) {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        let answered = |(row, answer): (usize, Option<Answer>)| {
+            answer.unwrap_or_else(|| panic!("{}: {:?} failed {ATTEMPTS} times", self.check, rows[row]))
+        };
+        answers.into_iter().enumerate().map(answered).collect()
+    }
+
+    async fn apply_one(&self, row: Row) -> Answer {
+        self.apply(&[row]).await.remove(0)
+    }
+
+    /// Applies rows that must all be done.
+    async fn must_apply(&self, rows: &[Row]) {
+        for (row, answer) in rows.iter().zip(self.apply(rows).await) {
+            assert!(answer.outcome.is_done(), "{}: {row:?} was {:?}", self.check, answer.outcome);
+        }
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Option<Record>> {
+        let mut records = Vec::with_capacity(keys.len());
+        for batch in keys.chunks(BATCH) {
+            let results = self.retried("read", || all_of(self.engine.read(batch))).await;
+            assert_eq!(results.len(), batch.len(), "{}: one answer a key", self.check);
+            records.extend(results);
+        }
+        records
+    }
+
+    async fn read_one(&self, key: Key) -> Option<Record> {
+        self.read(&[key]).await.remove(0)
+    }
+
+    /// Everything of a set, page by page.
+    async fn scan(&self, set: Set, limit: usize) -> Vec<(Key, Record)> {
+        let (mut records, mut cursor) = (Vec::new(), None);
+        loop {
+            let page = self.retried("scan", || self.engine.scan(set, cursor.clone(), limit)).await;
+            records.extend(page.records);
+            cursor = page.next;
+            if cursor.is_none() {
+                return records;
+            }
+        }
+    }
+
+    /// Keys that an index has in a range, ascending.
+    async fn query(&self, index: super::Index, from: u64, to: u64, limit: usize) -> Vec<Key> {
+        self.retried("query", || self.engine.query(index, from, to, limit)).await
+    }
+
+    async fn retried<T, F: Future<Output = Result<T, EngineError>>>(
+        &self,
+        what: &str,
+        mut attempt: impl FnMut() -> F,
+    ) -> T {
+        for _ in 0..ATTEMPTS {
+            match attempt().await {
+                Ok(value) => return value,
+                Err(error) if may_be_repeated(&error) => tokio::time::sleep(PAUSE).await,
+                Err(error) => panic!("{}: {what}: {error}", self.check),
+            }
+        }
+        panic!("{}: {what} failed {ATTEMPTS} times", self.check)
+    }
+}
+
+async fn all_of(
+    results: impl Future<Output = Vec<Result<Option<Record>, EngineError>>>,
+) -> Result<Vec<Option<Record>>, EngineError> {
+    results.await.into_iter().collect()
+}
+
+mod the_end {
+    use super::{
+        super::{ErrorKind, Index, Set},
+        Bench, fixtures,
+    };
+    use crate::record::Key;
+
+    pub(super) async fn a_closed_engine_refuses(bench: Bench) {
+        let row = fixtures::create(fixtures::page_of(bench.txid(0), 1));
+        bench.must_apply(std::slice::from_ref(&row)).await;
+        for _ in 0..2 {
+            bench.engine.close().await.expect("closing, also what is closed");
+        }
+        let engine = &bench.engine;
+        let errors = [
+            engine.apply(&[row]).await.remove(0).map(drop),
+            engine.read(&[Key::Meta]).await.remove(0).map(drop),
+            engine.query(Index::UnminedSince, 0, 1, 1).await.map(drop),
+            engine.scan(Set::Blocks, None, 1).await.map(drop),
+        ];
+        for error in errors {
+            let error = error.expect_err("a closed engine answered");
+            assert_eq!(error.kind, ErrorKind::Fatal, "{error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

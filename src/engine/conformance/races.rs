@@ -1,0 +1,146 @@
+//! Several tasks, or several rows of a batch, on one record.
+
+use std::collections::BTreeSet;
+
+use super::{Answer, Bench, fixtures::*, states::rival};
+use crate::{
+    engine::Row,
+    record::{Key, Operation, Outcome, Page, Record, Rejection},
+    tx::Txid,
+};
+
+const TASKS: u64 = 16;
+
+impl Bench {
+    /// Each row in a task of its own.
+    async fn race(&self, rows: Vec<Row>) -> Vec<Answer> {
+        let run = |row| {
+            let bench = self.clone();
+            tokio::spawn(async move { bench.apply_one(row).await })
+        };
+        let tasks: Vec<_> = rows.into_iter().map(run).collect();
+        let mut answers = Vec::new();
+        for task in tasks {
+            answers.push(task.await.expect("a task of the check"));
+        }
+        answers
+    }
+
+    async fn page(&self, txid: Txid) -> Page {
+        let record = self.read_one(Key::master(txid)).await;
+        record.as_ref().and_then(Record::page).unwrap_or_else(|| panic!("{}: no page", self.check)).clone()
+    }
+}
+
+/// Rows that each take slot 0 of a transaction for another spender.
+fn rivals(txid: Txid) -> Vec<Row> {
+    (0..TASKS).map(|n| Row { key: Key::master(txid), operation: spending(rival(n), &[0]) }).collect()
+}
+
+/// Exactly one was done, everybody else was told who it was, and so says the record.
+async fn one_winner(bench: &Bench, txid: Txid, answers: &[Answer]) {
+    let winners: Vec<usize> = (0..answers.len()).filter(|n| answers[*n].outcome.is_done()).collect();
+    let [winner] = winners[..] else { panic!("{}: {} winners", bench.check, winners.len()) };
+    let holder = held(0, rival(winner as u64)).holder;
+    for (n, answer) in answers.iter().enumerate().filter(|(n, _)| *n != winner) {
+        let refused = Outcome::Rejected(Rejection::SpentBy(0, holder));
+        assert_eq!(answer.outcome, refused, "{}: loser {n}", bench.check);
+    }
+    let page = bench.page(txid).await;
+    assert_eq!(page.utxos.as_deref().and_then(|slots| slots[0].spender()), Some(holder), "{}", bench.check);
+    assert_eq!(page.spent_utxos, 1, "{}", bench.check);
+}
+
+pub(super) async fn one_spender_wins(bench: Bench) {
+    for round in 0..8 {
+        let txid = bench.txid(round);
+        bench.must_apply(&[create(page_of(txid, 2))]).await;
+        let answers = bench.race(rivals(txid)).await;
+        one_winner(&bench, txid, &answers).await;
+    }
+}
+
+/// All but one find the record; that it was made once shows in its fee, which each creator sets to its own number.
+pub(super) async fn one_creator_wins(bench: Bench) {
+    for round in 0..8 {
+        let txid = bench.txid(round);
+        let rows = (0..TASKS).map(|n| create(Page { fee: n, ..page_of(txid, 2) })).collect();
+        let answers = bench.race(rows).await;
+        let applied: Vec<usize> =
+            (0..answers.len()).filter(|n| matches!(answers[*n].outcome, Outcome::Applied(_))).collect();
+        assert!(answers.iter().all(|answer| answer.outcome.is_done()), "{}: {answers:?}", bench.check);
+        let page = bench.page(txid).await;
+        match applied[..] {
+            [winner] => assert_eq!(page.fee, winner as u64, "{}", bench.check),
+            // The winner's reply was lost, and its repeat found its own record.
+            [] => assert!(answers[page.fee as usize].repeated, "{}: nobody made it", bench.check),
+            _ => panic!("{}: {} creators", bench.check, applied.len()),
+        }
+    }
+}
+
+/// In whatever order: rivals for one slot, spenders of different slots, and a create with spends of what it makes.
+pub(super) async fn many_rows_on_one_key_in_one_batch(bench: Bench) {
+    let (contested, shared, fresh) = (bench.txid(0), bench.txid(1), bench.txid(2));
+    bench.must_apply(&[create(page_of(contested, 2)), create(page_of(shared, 200))]).await;
+    one_winner(&bench, contested, &bench.apply(&rivals(contested)).await).await;
+
+    let row = |n| Row { key: Key::master(shared), operation: spending(rival(n), &[n as u32]) };
+    bench.must_apply(&(0..200).map(row).collect::<Vec<_>>()).await;
+    all_taken(&bench.page(shared).await);
+
+    let mut rows = vec![create(page_of(fresh, 4))];
+    rows.extend((0..4).map(|n| Row { key: Key::master(fresh), operation: spending(rival(n), &[n as u32]) }));
+    let answers = bench.apply(&rows).await;
+    let spent = answers[1..].iter().filter(|answer| answer.outcome.is_done()).count();
+    assert_eq!(bench.page(fresh).await.spent_utxos as usize, spent, "{}: {answers:?}", bench.check);
+}
+
+fn all_taken(page: &Page) {
+    let slots = page.utxos.as_deref().unwrap_or_default();
+    for (n, slot) in slots.iter().enumerate() {
+        assert_eq!(slot.spender(), Some(held(n as u32, rival(n as u64)).holder), "slot {n}");
+    }
+    assert_eq!(page.spent_utxos as usize, slots.len());
+}
+
+/// Many tasks on one record, each for another slot: nobody's change is lost under another's.
+pub(super) async fn every_slot_of_a_busy_record(bench: Bench) {
+    let txid = bench.txid(0);
+    bench.must_apply(&[create(page_of(txid, 64))]).await;
+    let row = |n| Row { key: Key::master(txid), operation: spending(rival(n), &[n as u32]) };
+    for answer in bench.race((0..64).map(row).collect()).await {
+        assert!(answer.outcome.is_done(), "{}: {answer:?}", bench.check);
+    }
+    all_taken(&bench.page(txid).await);
+}
+
+/// Each task reads what it has written, while others write.
+pub(super) async fn what_was_acknowledged_is_read(bench: Bench) {
+    let write_and_read = |task: u64| {
+        let bench = bench.clone();
+        tokio::spawn(async move {
+            for n in 0..20 {
+                let txid = bench.txid(1_000 * task + n);
+                bench.must_apply(&[create(page_of(txid, 1))]).await;
+                assert_eq!(bench.page(txid).await.spent_utxos, 0);
+                bench.must_apply(&[Row { key: Key::master(txid), operation: spending(rival(n), &[0]) }]).await;
+                assert_eq!(bench.page(txid).await.spent_utxos, 1, "{}: an old version was read", bench.check);
+                let owner = 1 + task;
+                let acquire = Operation::AcquireLockRecord { lock_record: lock_record(owner, 9_000), now_ms: 1 };
+                let key = Key::LockRecord(txid);
+                bench.must_apply(&[Row { key, operation: acquire }]).await;
+                assert!(bench.read_one(key).await.is_some(), "{}", bench.check);
+                bench.must_apply(&[Row { key, operation: Operation::ReleaseLockRecord { owner } }]).await;
+                assert_eq!(bench.read_one(key).await, None, "{}: released, and still there", bench.check);
+            }
+            bench.txid(1_000 * task)
+        })
+    };
+    let tasks: Vec<_> = (0..8).map(write_and_read).collect();
+    let mut first = BTreeSet::new();
+    for task in tasks {
+        first.insert(task.await.expect("a task of the check"));
+    }
+    assert_eq!(first.len(), 8);
+}

@@ -1,0 +1,63 @@
+//! Scans: each record of the set once, whatever the page size.
+
+use std::collections::BTreeMap;
+
+use super::{Bench, fixtures::*, states::Model};
+use crate::{
+    engine::{Row, Set},
+    record::{Key, Operation, Record, Sequenced},
+};
+
+/// What a scan brings of a model's records.
+async fn scanned(bench: &Bench, model: &Model, set: Set, limit: usize) -> BTreeMap<Key, Record> {
+    let mut found = BTreeMap::new();
+    for (key, record) in bench.scan(set, limit).await {
+        if model.records.contains_key(&key) {
+            assert!(found.insert(key, record).is_none(), "{}: {key} came twice", bench.check);
+        }
+    }
+    found
+}
+
+fn acquire(txid: crate::tx::Txid) -> Row {
+    let operation = Operation::AcquireLockRecord { lock_record: lock_record(1, 9_000), now_ms: 1_000 };
+    Row { key: Key::LockRecord(txid), operation }
+}
+
+pub(super) async fn everything_exactly_once(bench: Bench) {
+    let mut model = Model::default();
+    let masters = (0..300).map(|n| create(page_of(bench.txid(n), 1)));
+    let pages = (0..20).map(|n| create(second_page(bench.txid(n), 1)));
+    let rows: Vec<Row> = masters.chain(pages).chain((0..30).map(|n| acquire(bench.txid(n)))).collect();
+    bench.apply_as(&mut model, &rows).await;
+    let release = Row { key: Key::LockRecord(bench.txid(0)), operation: Operation::ReleaseLockRecord { owner: 1 } };
+    bench.apply_as(&mut model, &[release]).await;
+    let expected: BTreeMap<Key, Record> =
+        model.records.iter().filter_map(|(key, record)| Some((*key, record.clone()?))).collect();
+    assert_eq!(expected.len(), 349);
+    for limit in [1, 7, 350, 100_000] {
+        assert_eq!(
+            scanned(&bench, &model, Set::Transactions, limit).await,
+            expected,
+            "{} pages of {limit}",
+            bench.check
+        );
+    }
+    let empty_pages = scanned(&bench, &model, Set::Transactions, 0).await;
+    assert_eq!(empty_pages, expected, "{}: a scan by pages of nothing still gets on", bench.check);
+}
+
+pub(super) async fn sets_are_apart(bench: Bench) {
+    let mut model = Model::default();
+    let put = |id: u32| Row { key: Key::Block(id), operation: at(1, Sequenced::PutBlock(block(id, 0))) };
+    let mut rows: Vec<Row> = (3_000_000..3_000_025).map(put).collect();
+    rows.push(create(page_of(bench.txid(0), 1)));
+    bench.apply_as(&mut model, &rows).await;
+    for limit in [4, 1_000] {
+        let blocks = scanned(&bench, &model, Set::Blocks, limit).await;
+        assert_eq!(blocks.len(), 25, "{}", bench.check);
+        assert!(blocks.keys().all(|key| matches!(key, Key::Block(_))), "{}", bench.check);
+        let transactions = scanned(&bench, &model, Set::Transactions, limit).await;
+        assert_eq!(transactions.into_keys().collect::<Vec<_>>(), [Key::master(bench.txid(0))], "{}", bench.check);
+    }
+}

@@ -1,0 +1,249 @@
+//! Every operation on a record in every interesting state, against the pure function.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{Bench, RULES, fixtures::*};
+use crate::{
+    engine::Row,
+    record::{self, *},
+    tx::Txid,
+};
+
+/// Those that spend, hold or rival in these checks.
+pub(super) fn rival(n: u64) -> Txid {
+    txid_of("rivals", n)
+}
+
+fn lost() -> Reason {
+    Reason::DoubleSpend { input: 0, winner: rival(9) }
+}
+
+/// How a master comes into each state: the operations from nothing.
+fn ways(txid: Txid) -> Vec<(&'static str, Vec<Operation>)> {
+    let create = |page: Page| Operation::Create(Arc::new(page));
+    let contested = |verdict| Operation::CreateContested(Arc::new(contested(txid, 4, verdict)));
+    let live = || create(page_of(txid, 4));
+    let coinbase = Page { is_coinbase: true, spending_height: Some(210), ..page_of(txid, 2) };
+    let nil_between = |mut page: Page| {
+        page.utxos = page.utxos.map(|slots| slots.into_iter().chain([Slot::Nil]).collect());
+        page
+    };
+    let set_mined = |longest_chain| at(5, Sequenced::SetMined { mined_in: mined_in(150), longest_chain });
+    let mark_conflicting = || at(6, Sequenced::MarkConflicting { reason: lost(), height: 160 });
+    let all_spent = || spending(rival(1), &[0, 1, 2, 3]);
+    vec![
+        ("absent", vec![]),
+        ("live", vec![live()]),
+        ("live, whole body", vec![create(whole(txid, 4))]),
+        ("live, no outputs left out", vec![create(nil_between(page_of(txid, 3)))]),
+        ("immature coinbase", vec![create(coinbase)]),
+        ("locked", vec![create(Page { locked: true, ..page_of(txid, 4) })]),
+        ("creating", vec![create(creating(txid, 4, 5))]),
+        ("spent in part", vec![live(), spending(rival(1), &[0])]),
+        ("all spent", vec![live(), all_spent()]),
+        ("mined", vec![live(), set_mined(true)]),
+        ("mined on a side chain", vec![live(), set_mined(false)]),
+        ("mined, all spent", vec![live(), set_mined(true), all_spent()]),
+        ("frozen slot", vec![live(), at(4, Sequenced::Freeze { offset: 1 })]),
+        ("barred slot", vec![live(), at(4, Sequenced::FreezeUntil { offset: 1, height: 400 })]),
+        ("settled slot", vec![live(), spending(rival(1), &[0]), at(4, Sequenced::Settle(vec![held(0, rival(1))]))]),
+        ("stub", vec![at(4, Sequenced::MarkContested)]),
+        ("stub of a loser", vec![mark_conflicting()]),
+        ("contested", vec![contested(Verdict::Pending)]),
+        ("creating, contested", vec![create(creating(txid, 4, 5)), at(4, Sequenced::MarkContested)]),
+        ("accepted", vec![contested(Verdict::Pending), at(7, Sequenced::Accept)]),
+        ("conflicting", vec![live(), mark_conflicting()]),
+        ("missing its parent", vec![contested(Verdict::Conflicting(Reason::MissingParent { parent: rival(8) }))]),
+        ("preserved", vec![live(), at(4, Sequenced::Preserve { until: 900 })]),
+        ("spender pruned", vec![live(), all_spent(), at(4, Sequenced::MarkSpenderPruned(vec![held(0, rival(1))]))]),
+        ("tombstone", vec![live(), set_mined(true), all_spent(), at(9, Sequenced::Prune { height: 500 })]),
+        ("tombstone of a loser", vec![live(), mark_conflicting(), at(9, Sequenced::Prune { height: 500 })]),
+    ]
+}
+
+/// Every operation, most of them in several forms.
+fn operations(txid: Txid) -> Vec<Operation> {
+    let mut operations = fast_path(txid);
+    operations.extend(sequenced().into_iter().map(|operation| at(20, operation)));
+    // A zombie's.
+    operations.extend([Sequenced::Accept, Sequenced::SetLocked(true)].map(|operation| at(1, operation)));
+    operations
+}
+
+fn fast_path(txid: Txid) -> Vec<Operation> {
+    let wrong_hash = SpendSlot { utxo_hash: hash(99), ..claim(0) };
+    let wrong_amount = SpendSlot { satoshis: 1, ..claim(0) };
+    let spend = |slots, height, marks| Operation::Spend(Spend { spender: rival(2), height, slots, marks });
+    vec![
+        Operation::Create(Arc::new(page_of(txid, 4))),
+        Operation::CreateContested(Arc::new(contested(txid, 4, Verdict::Pending))),
+        Operation::ClearCreating,
+        Operation::SetPageSpent { page: 1, spent: true },
+        Operation::SetPageSpent { page: 1, spent: false },
+        Operation::SetDeleteAtHeight(Some(777)),
+        Operation::SetDeleteAtHeight(None),
+        Operation::ReleaseLockRecord { owner: 1 },
+        spending(rival(1), &[0]),
+        spending(rival(2), &[0]),
+        spending(rival(2), &[1, 2]),
+        spending(rival(1), &[0, 1, 2, 3]),
+        spending(rival(2), &[4]),
+        spend(vec![wrong_hash], 200, Marks::Respect),
+        spend(vec![wrong_amount], 200, Marks::Respect),
+        spend(vec![claim(0), claim(1)], 500, Marks::Respect),
+        spend(vec![claim(0), claim(1)], 500, Marks::Ignore),
+    ]
+}
+
+fn sequenced() -> Vec<Sequenced> {
+    let respend = |from, checks| {
+        let slots = vec![RespendSlot { slot: claim(0), from }];
+        Sequenced::Respend(Respend { to: rival(2), slots, checks })
+    };
+    let holder = Some(held(0, rival(1)).holder);
+    let reassign = Sequenced::Reassign {
+        offset: 1,
+        utxo_hash: hash(1),
+        new_utxo_hash: hash(77),
+        output: output(77),
+        block_height: 300,
+        spendable_at: 1_300,
+    };
+    vec![
+        Sequenced::MarkContested,
+        Sequenced::Settle(vec![held(0, rival(1))]),
+        Sequenced::Settle(vec![held(0, rival(3)), held(1, rival(1))]),
+        respend(None, RespendChecks::Decided),
+        respend(holder, RespendChecks::Decided),
+        respend(None, RespendChecks::Spend { height: 200 }),
+        Sequenced::Accept,
+        Sequenced::MarkConflicting { reason: lost(), height: 300 },
+        Sequenced::AddConflictingChild(rival(3)),
+        Sequenced::RemoveConflictingChild(rival(3)),
+        Sequenced::SetMined { mined_in: mined_in(160), longest_chain: true },
+        Sequenced::SetMined { mined_in: mined_in(150), longest_chain: true },
+        Sequenced::SetMined { mined_in: mined_in(160), longest_chain: false },
+        Sequenced::UnsetMined { block_id: 150, height: 150 },
+        Sequenced::SetLocked(true),
+        Sequenced::SetLocked(false),
+        Sequenced::Freeze { offset: 1 },
+        Sequenced::Unfreeze { offset: 1 },
+        Sequenced::FreezeUntil { offset: 1, height: 999 },
+        reassign,
+        Sequenced::Preserve { until: 950 },
+        Sequenced::MarkSpenderPruned(vec![held(0, rival(1))]),
+        Sequenced::Prune { height: 600 },
+    ]
+}
+
+/// What the pure function makes of the same rows.
+#[derive(Default)]
+pub(super) struct Model {
+    pub records: BTreeMap<Key, Option<Record>>,
+}
+
+impl Model {
+    pub fn apply(&mut self, row: &Row) -> Outcome {
+        let record = self.records.entry(row.key).or_default();
+        record::apply(&RULES, &row.key, record, &row.operation).outcome
+    }
+
+    /// Every record that any row named, whole.
+    pub async fn check_records(&self, bench: &Bench) {
+        let keys: Vec<Key> = self.records.keys().copied().collect();
+        for (key, found) in keys.iter().zip(bench.read(&keys).await) {
+            assert_eq!(found, self.records[key], "{}: the record at {key}", bench.check);
+        }
+    }
+}
+
+impl Bench {
+    /// Applies rows on different keys to the engine and to the model, and compares the outcomes.
+    pub(super) async fn apply_as(&self, model: &mut Model, rows: &[Row]) {
+        for (row, answer) in rows.iter().zip(self.apply(rows).await) {
+            let before = model.records.get(&row.key).cloned().flatten();
+            let expected = model.apply(row);
+            let of_repeat = model.apply(row);
+            assert!(
+                answer.is(&expected, &of_repeat),
+                "{}: {row:?} on {before:?}: {answer:?}, not {expected:?}",
+                self.check
+            );
+        }
+    }
+}
+
+/// Each pair of a state and an operation has a transaction of its own, so that a step of all pairs is one batch.
+pub(super) async fn every_operation_in_every_state(bench: Bench) {
+    let mut steps: Vec<Vec<Row>> = Vec::new();
+    let mut last = Vec::new();
+    let mut number = 0;
+    for state in 0..ways(bench.txid(0)).len() {
+        for operation in 0..operations(bench.txid(0)).len() {
+            let txid = bench.txid(number);
+            number += 1;
+            let row = |operation| Row { key: Key::master(txid), operation };
+            for (step, operation) in ways(txid).swap_remove(state).1.into_iter().enumerate() {
+                steps.resize_with(steps.len().max(step + 1), Vec::new);
+                steps[step].push(row(operation));
+            }
+            last.push(row(operations(txid).swap_remove(operation)));
+        }
+    }
+    let mut model = Model::default();
+    for rows in steps.iter().chain([&last, &last]) {
+        bench.apply_as(&mut model, rows).await;
+    }
+    model.check_records(&bench).await;
+    model.check_indexes(&bench).await;
+}
+
+pub(super) async fn the_meta_record(bench: Bench) {
+    let mut model = Model::default();
+    model.records.insert(Key::Meta, bench.read_one(Key::Meta).await);
+    let replace = |expected, new| Operation::ReplaceMeta { expected: meta(expected), new: meta(new) };
+    let operations =
+        [Operation::CreateMeta(meta(0)), Operation::CreateMeta(meta(1)), replace(0, 2), replace(0, 3), replace(2, 2)];
+    for operation in operations {
+        bench.apply_as(&mut model, &[Row { key: Key::Meta, operation }]).await;
+        model.check_records(&bench).await;
+    }
+}
+
+/// Creates, spends, lock records, blocks, all in one batch, all on different keys.
+pub(super) async fn a_batch_of_a_thousand_mixed_rows(bench: Bench) {
+    let mut model = Model::default();
+    let live: Vec<Row> = (0..500).map(|n| create(page_of(bench.txid(n), 2))).collect();
+    bench.apply_as(&mut model, &live).await;
+    let mixed: Vec<Row> = (0..1_000)
+        .map(|n| {
+            let txid = bench.txid(n);
+            match n {
+                0..400 => Row { key: Key::master(txid), operation: spending(rival(n), &[1]) },
+                400..500 => Row {
+                    key: Key::master(txid),
+                    operation: at(3, Sequenced::SetMined { mined_in: mined_in(150), longest_chain: true }),
+                },
+                500..800 => create(whole(txid, 3)),
+                800..850 => create(second_page(txid, 3)),
+                850..900 => Row {
+                    key: Key::LockRecord(txid),
+                    operation: Operation::AcquireLockRecord { lock_record: lock_record(n, 9_000), now_ms: 1_000 },
+                },
+                900..950 => {
+                    let id = 1_000_000 + n as u32;
+                    Row { key: Key::Block(id), operation: at(3, Sequenced::PutBlock(block(id, n))) }
+                }
+                _ => Row { key: Key::master(txid), operation: spending(rival(n), &[0]) },
+            }
+        })
+        .collect();
+    bench.apply_as(&mut model, &mixed).await;
+    model.check_records(&bench).await;
+    model.check_indexes(&bench).await;
+}
+
+pub(super) async fn an_empty_batch(bench: Bench) {
+    assert!(bench.engine.apply(&[]).await.is_empty());
+    assert!(bench.engine.read(&[]).await.is_empty());
+}

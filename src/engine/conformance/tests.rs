@@ -1,0 +1,29 @@
+use super::*;
+use crate::engine::{
+    fjall::{FjallEngine, FjallOptions},
+    memory::MemoryEngine,
+};
+
+async fn each_on(open: impl Fn() -> Arc<dyn RecordEngine>) {
+    for check in CHECKS {
+        check.run(open()).await;
+    }
+    run(open()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_memory_engine_conforms() {
+    each_on(|| Arc::new(MemoryEngine::new(RULES))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_fjall_engine_conforms() {
+    let directory = tempfile::tempdir().unwrap();
+    let number = std::cell::Cell::new(0);
+    each_on(|| {
+        number.set(number.get() + 1);
+        let directory = directory.path().join(number.get().to_string());
+        Arc::new(FjallEngine::open(&directory, RULES, FjallOptions { cache_bytes: 1 << 20 }).unwrap())
+    })
+    .await;
+}

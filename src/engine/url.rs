@@ -1,0 +1,226 @@
+//! Store URLs: which engine, and where.
+//!
+//! | URL | engine |
+//! |---|---|
+//! | `memory://` | [`MemoryEngine`]; gone with the process |
+//! | `null:///` | [`NullEngine`]; keeps nothing |
+//! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
+
+use std::{path::PathBuf, sync::Arc};
+
+use super::{
+    RecordEngine,
+    fjall::{FjallEngine, FjallOptions, OpenFjallError},
+    memory::MemoryEngine,
+    null::NullEngine,
+};
+use crate::record::Rules;
+
+/// Why a store could not be opened. No message repeats a whole URL: it may hold a password.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Not of the form `scheme://…`.
+    #[error("a store URL looks like `fjall:///path`: there is no `://` in what was given")]
+    NotAUrl,
+    /// A scheme that nobody knows.
+    #[error("unknown store `{0}://`; known are memory, null, fjall, aerospike, postgres, sqlite, sqlitememory")]
+    UnknownScheme(String),
+    /// A scheme that is to come.
+    #[error("store `{0}://` is not built yet")]
+    NotBuilt(String),
+    /// The path is not one that this store can have.
+    #[error("store `{scheme}` {problem}")]
+    Path {
+        /// Which store.
+        scheme: &'static str,
+        /// What is wrong with the path.
+        problem: &'static str,
+    },
+    /// A parameter that this store does not have.
+    #[error("store `{scheme}` has no parameter `{key}`")]
+    UnknownParameter {
+        /// Which store.
+        scheme: &'static str,
+        /// The parameter's name.
+        key: String,
+    },
+    /// A parameter's value is not what it should be.
+    #[error("parameter `{key}` of a store URL must be {expected}")]
+    BadParameter {
+        /// The parameter's name.
+        key: &'static str,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A `%` that is not followed by two hexadecimal digits, or stands for what is not UTF-8.
+    #[error("a `%` in the store URL does not stand for a character")]
+    Percent,
+    /// See [`OpenFjallError`].
+    #[error(transparent)]
+    Fjall(#[from] OpenFjallError),
+}
+
+/// Opens the store that `url` names; one on disk is created where there is none. May take as long as recovering it
+/// takes, without yielding.
+///
+/// # Errors
+/// See [`OpenError`]; each is one line.
+pub fn open(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    Ok(match parse(url)? {
+        Store::Memory => Arc::new(MemoryEngine::new(rules)),
+        Store::Null => Arc::new(NullEngine::new(rules)),
+        Store::Fjall(directory, options) => Arc::new(FjallEngine::open(&directory, rules, options)?),
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Store {
+    Memory,
+    Null,
+    Fjall(PathBuf, FjallOptions),
+}
+
+fn parse(url: &str) -> Result<Store, OpenError> {
+    let (scheme, rest) = url.split_once("://").ok_or(OpenError::NotAUrl)?;
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    match scheme {
+        "memory" => without_place("memory", path, query).map(|()| Store::Memory),
+        "null" => without_place("null", path, query).map(|()| Store::Null),
+        "fjall" => {
+            let directory = fjall_directory(path)?;
+            Ok(Store::Fjall(directory, fjall_options(query)?))
+        }
+        "aerospike" | "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
+        _ => Err(OpenError::UnknownScheme(scheme.into())),
+    }
+}
+
+/// A store that is nowhere and has no parameters.
+fn without_place(scheme: &'static str, path: &str, query: &str) -> Result<(), OpenError> {
+    if !matches!(path, "" | "/") {
+        return Err(OpenError::Path { scheme, problem: "takes no path" });
+    }
+    match parameters(query)?.into_iter().next() {
+        Some((key, _)) => Err(OpenError::UnknownParameter { scheme, key }),
+        None => Ok(()),
+    }
+}
+
+fn fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
+    if !path.starts_with('/') || path == "/" {
+        return Err(OpenError::Path { scheme: "fjall", problem: "needs an absolute path: `fjall:///path`" });
+    }
+    let path = decoded(path)?;
+    if path.contains('\0') {
+        return Err(OpenError::Path { scheme: "fjall", problem: "has a zero byte in its path" });
+    }
+    Ok(PathBuf::from(path))
+}
+
+fn fjall_options(query: &str) -> Result<FjallOptions, OpenError> {
+    let mut options = FjallOptions::default();
+    for (key, value) in parameters(query)? {
+        match key.as_str() {
+            "cache_mib" => options.cache_bytes = cache_bytes(&value)?,
+            _ => return Err(OpenError::UnknownParameter { scheme: "fjall", key }),
+        }
+    }
+    Ok(options)
+}
+
+fn cache_bytes(mib: &str) -> Result<u64, OpenError> {
+    let bytes = mib.parse::<u64>().ok().filter(|mib| *mib > 0).and_then(|mib| mib.checked_mul(1 << 20));
+    bytes.ok_or(OpenError::BadParameter { key: "cache_mib", expected: "a whole number of mebibytes above 0" })
+}
+
+fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
+    let pair = |pair: &str| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Ok((decoded(key)?, decoded(value)?))
+    };
+    query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
+}
+
+/// Text with each `%` and the two hexadecimal digits after it replaced by their byte.
+fn decoded(text: &str) -> Result<String, OpenError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut parts = text.split('%');
+    bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
+    for part in parts {
+        let digits = part.get(..2).ok_or(OpenError::Percent)?;
+        let mut byte = [0];
+        hex::decode_to_slice(digits, &mut byte).map_err(|_| OpenError::Percent)?;
+        bytes.push(byte[0]);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).map_err(|_| OpenError::Percent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fjall(path: &str, cache_bytes: u64) -> Store {
+        Store::Fjall(path.into(), FjallOptions { cache_bytes })
+    }
+
+    #[test]
+    fn urls_name_stores() {
+        let default = FjallOptions::default().cache_bytes;
+        for (url, store) in [
+            ("memory://", Store::Memory),
+            ("memory:///", Store::Memory),
+            ("null:///", Store::Null),
+            ("fjall:///var/lib/utxo", fjall("/var/lib/utxo", default)),
+            ("fjall:///a%20b/%E2%82%BF%3f?", fjall("/a b/₿?", default)),
+            ("fjall:///a?cache_mib=2", fjall("/a", 2 << 20)),
+        ] {
+            assert_eq!(parse(url).unwrap(), store, "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        for (url, says) in [
+            ("/var/lib/utxo", "://"),
+            ("", "://"),
+            ("mysql://root:secret@host/db", "unknown store `mysql://`"),
+            ("aerospike://host:3000/ns?set=txmeta", "`aerospike://` is not built yet"),
+            ("postgres://user:secret@host/db", "`postgres://` is not built yet"),
+            ("sqlite:///a", "not built yet"),
+            ("sqlitememory:///a", "not built yet"),
+            ("memory://somewhere", "takes no path"),
+            ("memory://?size=3", "no parameter `size`"),
+            ("null:///x", "takes no path"),
+            ("fjall://relative/path", "absolute path"),
+            ("fjall://", "absolute path"),
+            ("fjall:///", "absolute path"),
+            ("fjall:///a?cash_mib=2", "no parameter `cash_mib`"),
+            ("fjall:///a?cache_mib=lots", "whole number of mebibytes"),
+            ("fjall:///a?cache_mib=0", "whole number of mebibytes"),
+            ("fjall:///a?cache_mib=99999999999999999", "whole number of mebibytes"),
+            ("fjall:///a%2", "does not stand for a character"),
+            ("fjall:///a%zz", "does not stand for a character"),
+            ("fjall:///a%+1", "does not stand for a character"),
+            ("fjall:///a%€", "does not stand for a character"),
+            ("fjall:///%FF", "does not stand for a character"),
+            ("fjall:///a%00", "zero byte"),
+        ] {
+            let error = parse(url).unwrap_err().to_string();
+            assert!(error.contains(says), "{url}: {error}");
+            assert!(!error.contains('\n') && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_opened_is_what_was_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("fjall://{}/new%20store?cache_mib=1", directory.path().display());
+        for (url, name) in [("memory://", "memory"), ("null:///", "null"), (url.as_str(), "fjall")] {
+            let engine = open(url, Rules { retention: 0 }).unwrap();
+            assert_eq!(engine.name(), name);
+            engine.close().await.unwrap();
+        }
+        assert!(directory.path().join("new store").is_dir());
+    }
+}
