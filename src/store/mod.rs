@@ -4,6 +4,7 @@ pub mod body;
 pub mod canonical;
 pub mod digest;
 pub mod meta;
+pub mod read;
 pub mod stats;
 
 mod scan;

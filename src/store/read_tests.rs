@@ -1,0 +1,290 @@
+use super::*;
+use crate::record::{Reason, Reassignment, Sequenced, Verdict, build::Start};
+use crate::store::testing::*;
+use crate::tx::utxo_hash;
+
+const PARENT: Txid = Txid([1; 32]);
+
+fn holder(id: u8, input: u32) -> SpendingData {
+    SpendingData { txid: Txid([id; 32]), input }
+}
+
+/// Seven outputs on pages of two: 3 spent, 4 frozen, 5 reassigned.
+async fn paged_store() -> (Store, Bytes) {
+    let bytes = transaction(&[(outpoint(PARENT, 0), 900)], &[10, 11, 12, 13, 14, 15, 16]);
+    let store = store(2);
+    let mut pages = pages(&bytes, &Start::default(), 2);
+    let slot = |page: &mut Page, at: usize, new: fn(UtxoHash) -> Slot| {
+        let slot = &mut page.utxos.as_mut().unwrap()[at];
+        *slot = new(slot.hash().unwrap());
+    };
+    slot(&mut pages[1], 1, |hash| Slot::Spent(hash, holder(8, 6)));
+    pages[1].spent_utxos = 1;
+    slot(&mut pages[2], 0, Slot::Frozen);
+    let output = StoredOutput { satoshis: 99, script: Bytes::from_static(&[0x52]) };
+    let (utxo_hash, new_utxo_hash) = (UtxoHash([3; 32]), UtxoHash([4; 32]));
+    pages[2].reassignments.push(Reassignment { offset: 1, utxo_hash, new_utxo_hash, block_height: 9, output });
+    pages[2].record_utxos += 1;
+    for page in pages {
+        store.plant(page).await;
+    }
+    (store, bytes)
+}
+
+#[tokio::test]
+async fn slots_come_from_all_pages() {
+    let (store, bytes) = paged_store().await;
+    let id = txid(&bytes);
+    let stored = store.get(id, Fields::ALL).await.unwrap().unwrap();
+    assert_eq!(stored.slots.len(), 7);
+    assert_eq!(stored.body, Some(Body::Transaction(bytes.clone())));
+    let meta = store.get_meta(id).await.unwrap().unwrap();
+    assert_eq!(meta.spending_data, [None, None, None, Some(holder(8, 6)), Some(FROZEN), None, None]);
+    assert_eq!(meta.tx, Some(bytes));
+    let only_master = store.get(id, Fields::MASTER).await.unwrap().unwrap();
+    assert_eq!((only_master.slots.len(), only_master.body), (0, None));
+    assert_eq!(store.get(Txid([2; 32]), Fields::ALL).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_missing_page_is_named() {
+    let bytes = transaction(&[(outpoint(PARENT, 0), 900)], &[1, 2, 3, 4]);
+    let store = store(2);
+    store.plant(pages(&bytes, &Start::default(), 2).remove(0)).await;
+    let id = txid(&bytes);
+    let error = store.get_meta(id).await.unwrap_err();
+    assert!(matches!(error, ReadError::MissingPage { page: 1, .. }), "{error}");
+    assert!(matches!(store.get_spend(outpoint(id, 3), None, None).await, Err(ReadError::MissingPage { page: 1, .. })));
+    assert_eq!(store.get_spend(outpoint(id, 4), None, None).await.unwrap(), SpendStatus::NoSuchOutput);
+}
+
+#[tokio::test]
+async fn meta_tells_everything() {
+    let store = store(100);
+    store.plant(seeded(1, 4)).await;
+    store.plant(seeded(2, 1)).await;
+    let second = outpoint(Txid([2; 32]), 0);
+    let bytes =
+        transaction(&[(outpoint(PARENT, 3), 1_000), (second, 1_000), (outpoint(PARENT, 0), 1_000)], &[2_000, 400]);
+    store.accept(&bytes).await;
+    let id = txid(&bytes);
+    store.sequenced(Key::master(id), Sequenced::AddConflictingChild(Txid([5; 32]))).await;
+    let before = store.get_meta(id).await.unwrap().unwrap();
+    assert_eq!((before.unmined_since, before.block_ids.len()), (Some(HEIGHT), 0));
+    store.mine(id, 3).await;
+    let meta = store.get_meta(id).await.unwrap().unwrap();
+    let expected = TxMeta {
+        txid: id,
+        state: "live",
+        tx: Some(bytes.clone()),
+        tx_inpoints: TxInpoints { parent_txids: vec![PARENT, Txid([2; 32])], indexes: vec![vec![3, 0], vec![0]] },
+        fee: 600,
+        size_in_bytes: bytes.len() as u64 - 6 - 3 * 11,
+        extended_size: bytes.len() as u64,
+        block_ids: vec![3],
+        block_heights: vec![HEIGHT + 3],
+        subtree_idxs: vec![0],
+        lock_time: 0,
+        is_coinbase: false,
+        locked: false,
+        conflicting: false,
+        conflicting_children: vec![Txid([5; 32])],
+        creating: false,
+        frozen: false,
+        unmined_since: None,
+        created_at: 5,
+        spending_data: vec![None, None],
+    };
+    assert_eq!(meta, expected);
+    let json = serde_json::to_value(&meta).unwrap();
+    assert_eq!(json["tx"], hex::encode(&bytes));
+    let parent = serde_json::to_value(store.get_meta(PARENT).await.unwrap().unwrap()).unwrap();
+    assert_eq!(parent["spending_data"], serde_json::json!([format!("{id}:2"), null, null, format!("{id}:0")]));
+    assert_eq!((&parent["tx"], &parent["fee"]), (&serde_json::Value::Null, &serde_json::json!(0)));
+}
+
+#[tokio::test]
+async fn a_stub_and_a_coinbase_read_as_what_they_are() {
+    let store = store(100);
+    store.sequenced(Key::master(PARENT), Sequenced::MarkContested).await;
+    let stub = store.get_meta(PARENT).await.unwrap().unwrap();
+    assert_eq!((stub.state, stub.tx, stub.spending_data.len()), ("stub", None, 0));
+    let bytes = coinbase(50);
+    store.plant(page(&bytes)).await;
+    let meta = store.get_meta(txid(&bytes)).await.unwrap().unwrap();
+    assert_eq!((meta.is_coinbase, meta.tx_inpoints), (true, TxInpoints::default()));
+}
+
+#[tokio::test]
+async fn an_external_body_is_an_error_by_name() {
+    let mut external = page(&coinbase(50));
+    master(&mut external).body = Some(Body::External);
+    let (store, id) = (store(100), external.txid);
+    store.plant(external).await;
+    assert!(matches!(store.get_meta(id).await, Err(ReadError::Body(BodyError::External { .. }))));
+    assert!(store.get(id, Fields { slots: true, body: false }).await.is_ok());
+    let found = store.batch_get(&[Txid([9; 32]), id], Fields::ALL).await.unwrap();
+    assert!(matches!(&found[..], [Ok(None), Err(ReadError::Body(_))]));
+}
+
+/// What bars a spend, from the last in order to the first: each outranks those before it.
+#[tokio::test]
+async fn the_order_of_refusal() {
+    let bars: [(fn(&mut Page), SpendStatus); 9] = [
+        (|page| _ = page.utxo_spendable_in.insert(0, 300), SpendStatus::NotYetSpendable(300)),
+        (
+            |page| {
+                let slot = &mut page.utxos.as_mut().unwrap()[0];
+                *slot = Slot::Spent(slot.hash().unwrap(), holder(8, 0));
+            },
+            SpendStatus::Spent(holder(8, 0)),
+        ),
+        (|page| _ = page.contested.insert(0), SpendStatus::Contested(Some(holder(8, 0)))),
+        (|page| page.frozen = true, SpendStatus::Frozen),
+        (|page| page.utxos.as_mut().unwrap()[0] = Slot::Nil, SpendStatus::NoSuchOutput),
+        (|page| page.spending_height = Some(300), SpendStatus::Immature(300)),
+        (|page| page.locked = true, SpendStatus::Locked),
+        (
+            |page| {
+                page.conflicting = true;
+                master(page).verdict = Some(Verdict::Conflicting(Reason::Command));
+            },
+            SpendStatus::Conflicting(Verdict::Conflicting(Reason::Command)),
+        ),
+        (|page| page.creating_at = Some(5), SpendStatus::Creating),
+    ];
+    let mut page = seeded(1, 1);
+    for (bar, expected) in bars {
+        bar(&mut page);
+        let store = store(100);
+        store.plant(page.clone()).await;
+        let status = store.get_spend(outpoint(PARENT, 0), None, Some(299)).await.unwrap();
+        assert_eq!(status, expected);
+    }
+}
+
+#[tokio::test]
+async fn the_rest_of_the_spend_states() {
+    let store = store(100);
+    let at = |vout| outpoint(PARENT, vout);
+    assert_eq!(store.get_spend(at(0), None, None).await.unwrap(), SpendStatus::NotFound);
+    let mut page = seeded(1, 2);
+    page.utxo_spendable_in.insert(1, 300);
+    store.plant(page).await;
+    let hash = utxo_hash(&PARENT, 0, &script(0), 1_000);
+    let cases = [
+        (at(0), Some(hash), None, SpendStatus::Unspent),
+        (at(0), Some(UtxoHash([7; 32])), None, SpendStatus::HashMismatch(hash)),
+        (at(1), None, Some(300), SpendStatus::Unspent),
+        (at(1), None, Some(299), SpendStatus::NotYetSpendable(300)),
+        (at(1), None, None, SpendStatus::Unspent),
+        (at(2), None, None, SpendStatus::NoSuchOutput),
+        (at(100), None, None, SpendStatus::NoSuchOutput),
+    ];
+    for (outpoint, hash, height, expected) in cases {
+        assert_eq!(store.get_spend(outpoint, hash, height).await.unwrap(), expected, "{outpoint}");
+    }
+    let reason = Reason::Command;
+    store.sequenced(Key::master(PARENT), Sequenced::MarkConflicting { reason, height: 1 }).await;
+    store.sequenced(Key::master(PARENT), Sequenced::Prune { height: 900 }).await;
+    assert_eq!(store.get_spend(at(0), None, None).await.unwrap(), SpendStatus::Pruned(900));
+}
+
+#[tokio::test]
+async fn spends_are_looked_up_on_their_page() {
+    let (store, bytes) = paged_store().await;
+    let expected = [
+        SpendStatus::Unspent,
+        SpendStatus::Unspent,
+        SpendStatus::Unspent,
+        SpendStatus::Spent(holder(8, 6)),
+        SpendStatus::Frozen,
+        SpendStatus::Unspent,
+        SpendStatus::Unspent,
+        SpendStatus::NoSuchOutput,
+        SpendStatus::NoSuchOutput,
+    ];
+    for (vout, expected) in (0..).zip(expected) {
+        assert_eq!(store.get_spend(outpoint(txid(&bytes), vout), None, None).await.unwrap(), expected, "{vout}");
+    }
+}
+
+/// A transaction in standard format that spends these.
+fn standard(inputs: &[Outpoint]) -> Vec<u8> {
+    let inputs: Vec<_> = inputs.iter().map(|outpoint| (*outpoint, 0)).collect();
+    let bytes = transaction(&inputs, &[1]);
+    let mut standard = Vec::new();
+    Transaction::parse(&bytes).unwrap().write_standard(&mut standard);
+    standard
+}
+
+async fn previous(store: &Store, inputs: &[Outpoint]) -> Result<Vec<StoredOutput>, ReadError> {
+    store.previous_outputs(&Transaction::parse(&standard(inputs)).unwrap()).await
+}
+
+#[tokio::test]
+async fn previous_outputs_come_in_the_order_of_the_inputs() {
+    let (store, bytes) = paged_store().await;
+    store.plant(seeded(1, 2)).await;
+    let at = |vout| outpoint(txid(&bytes), vout);
+    let found = previous(&store, &[at(6), outpoint(PARENT, 1), at(0), at(5)]).await.unwrap();
+    let satoshis: Vec<u64> = found.iter().map(|output| output.satoshis).collect();
+    assert_eq!(satoshis, [16, 1_000, 10, 99], "the last one was reassigned");
+    assert_eq!((found[0].script.clone(), found[1].script.clone()), (script(6), script(1)));
+    let coinbase = coinbase(50);
+    assert_eq!(store.previous_outputs(&Transaction::parse(&coinbase).unwrap()).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn previous_outputs_that_are_not_there_are_named_with_their_input() {
+    let store = store(2);
+    let mut partial = seeded(1, 2);
+    partial.utxos.as_mut().unwrap()[1] = Slot::Nil;
+    partial.record_utxos = 1;
+    store.plant(partial).await;
+    for vout in [1, 2, u32::MAX] {
+        let error = previous(&store, &[outpoint(PARENT, 0), outpoint(PARENT, vout)]).await.unwrap_err();
+        assert!(matches!(error, ReadError::NoPreviousOutput { input: 1, .. }), "{error}");
+    }
+    let error = previous(&store, &[outpoint(Txid([9; 32]), 0)]).await.unwrap_err();
+    assert!(matches!(error, ReadError::NoPreviousTransaction { input: 0, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_the_transactions_is_refused() {
+    let mut other = page(&transaction(&[(outpoint(PARENT, 0), 5)], &[1]));
+    other.txid = Txid([9; 32]);
+    let store = store(2);
+    store.plant(other).await;
+    let error = previous(&store, &[outpoint(Txid([9; 32]), 0)]).await.unwrap_err();
+    assert!(matches!(error, ReadError::Body(BodyError::OtherTransaction { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn unmined_are_listed_oldest_first() {
+    let store = store(100);
+    let mut planted = Vec::new();
+    for (id, created_at, since) in [(1, 30, 0), (2, 10, 200), (3, 20, 100), (4, 20, 100)] {
+        let mut page = seeded(id, 1);
+        let bins = master(&mut page);
+        (bins.created_at, bins.unmined_since) = (created_at, Some(since));
+        page.conflicting = id == 4;
+        bins_verdict(&mut page);
+        page.creating_at = (id == 3).then_some(20);
+        planted.push(page);
+    }
+    planted.push(seeded(5, 1));
+    for page in planted {
+        store.plant(page).await;
+    }
+    let listed = store.unmined().await.unwrap();
+    let ids: Vec<_> =
+        listed.iter().map(|unmined| (unmined.txid.0[0], unmined.unmined_since, unmined.creating)).collect();
+    assert_eq!(ids, [(2, 200, false), (3, 100, true), (1, 0, false)]);
+}
+
+fn bins_verdict(page: &mut Page) {
+    if page.conflicting {
+        master(page).verdict = Some(Verdict::Pending);
+    }
+}
