@@ -8,4 +8,5 @@ mod cli;
 mod kafka;
 mod kafka_server;
 mod pipeline;
+mod run;
 mod world;
