@@ -13,7 +13,7 @@ use crate::{
     engine::{self, OpenError},
     instance::InstanceParts,
     store::Store,
-    telemetry::{LoggingError, Metrics, init_logging},
+    telemetry::{LoggingError, Metrics, WatchedEngine, init_logging},
 };
 
 /// Between two attempts to reach a broker.
@@ -31,11 +31,12 @@ pub fn logging(config: &Config) -> Result<(), LoggingError> {
 ///
 /// # Errors
 /// See [`OpenError`]; each names what is wrong.
-pub async fn store(config: &Config, url: &StoreUrl) -> Result<Store, Failure> {
+pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
     let (url, rules) = (url.to_string(), wiring::rules(config));
     let opened = tokio::task::spawn_blocking(move || engine::open(&url, rules)).await;
     let engine = opened.map_err(|panic| Failure::new(format!("the store could not be opened: {panic}")))?;
-    Ok(Store::new(engine.map_err(named)?, wiring::store(config)))
+    let watched = WatchedEngine::new(engine.map_err(named)?, metrics.clone());
+    Ok(Store::new(Arc::new(watched), wiring::store(config)))
 }
 
 fn named(error: OpenError) -> Failure {

@@ -84,7 +84,7 @@ impl RunArgs {
 
 async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
     let broker = opening::broker(config)?;
-    let store = opening::store(config, &config.store.url).await?;
+    let store = opening::store(config, &config.store.url, &watched.metrics).await?;
     let ended = consume(config, broker, &store, watched, shutdown).await;
     let closed = store.engine.close().await;
     let report = ended?;

@@ -33,6 +33,8 @@ pub struct PartitionState {
     pub dead_letters: DeadLetterGauge,
     /// What was committed last.
     pub committed: Option<Committed>,
+    /// Below it, an earlier assignment had read everything (and perhaps more).
+    read_before: u64,
     metrics: PartitionMetrics,
 }
 
@@ -48,6 +50,7 @@ impl PartitionState {
             halted: None,
             dead_letters: DeadLetterGauge::default(),
             committed: assigned.committed.clone(),
+            read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
             metrics,
         }
     }
@@ -55,6 +58,11 @@ impl PartitionState {
     /// Registers a message; `false` for one that was read before.
     pub fn deliver(&mut self, message: &Message) -> bool {
         self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len())
+    }
+
+    /// Whether a message is known to have been read under an earlier assignment.
+    pub fn is_replayed(&self, message: &Message) -> bool {
+        message.offset < self.read_before
     }
 
     /// Why it must be paused.
@@ -84,6 +92,7 @@ impl PartitionState {
             read_timestamp_ms: self.tracker.read_timestamp_ms(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
             at_bound: self.paused && self.over_half(bounds).is_some(),
+            position: self.tracker.position(),
         }
     }
 
@@ -104,10 +113,10 @@ impl PartitionState {
                 read_timestamp_ms: i64::MIN,
                 at_end: true,
                 at_bound: false,
+                position: next,
             });
         }
-        let known = committed.and_then(|committed| serde_json::from_str::<PartitionView>(&committed.metadata).ok());
-        Ok(match known {
+        Ok(match committed.as_ref().and_then(view_in) {
             // Its end may have moved since.
             Some(view) => PartitionView {
                 at_end: false,
@@ -119,6 +128,7 @@ impl PartitionState {
                 read_timestamp_ms: i64::MIN,
                 at_end: false,
                 at_bound: false,
+                position: next,
             },
         })
     }
@@ -149,4 +159,9 @@ impl PartitionState {
         metrics.unfinished_events.set(self.tracker.unfinished() as i64);
         metrics.unfinished_bytes.set(self.tracker.unfinished_bytes() as i64);
     }
+}
+
+/// What was said with a commit; `None`: nothing that can be read.
+fn view_in(committed: &Committed) -> Option<PartitionView> {
+    serde_json::from_str(&committed.metadata).ok()
 }

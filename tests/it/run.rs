@@ -1,7 +1,7 @@
 //! `utxo-store run` as a process of its own, against a mock cluster in this one.
 
 use std::{
-    fs,
+    fs::{self, File},
     net::TcpListener,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -67,7 +67,7 @@ impl Bench {
         fs::remove_file(&file).ok();
         let mut command =
             self.command(&["run", "--exit-with-stdin", "--http-address-file", file.to_str().unwrap()], &[]);
-        let child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command.stdin(Stdio::piped()).stderr(File::create(self.path("run.log")).unwrap()).spawn().unwrap();
         let mut instance = Instance { child, address: String::new() };
         until("the address is known", || file.exists());
         instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
