@@ -73,7 +73,7 @@ commands! {
     Run(run::RunArgs),
     /// Print a commented sample of the configuration, or check one
     Config(config::ConfigCommand),
-    /// Turn events from JSON into their binary form, and back
+    /// Turn events into their binary form and back
     Events(events::EventsArgs),
 }
 

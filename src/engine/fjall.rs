@@ -1,7 +1,7 @@
 //! [`FjallEngine`]: records in an embedded log-structured store on local disk, durable to the last acknowledged row.
 //!
 //! One thread, the committer, is the only writer: it takes all calls that are waiting, applies their rows one after the
-//! other, and writes what changed as one atomic, synced batch ([`committer`]). So a sync is shared by everybody who
+//! other, and writes what changed as one atomic, synced batch (`committer.rs`). So a sync is shared by everybody who
 //! waits for it, and many rows on one record cost one write of it. Reads go past it, to what has been written.
 
 mod committer;

@@ -3,9 +3,11 @@
 pub mod body;
 pub mod canonical;
 pub mod digest;
+pub mod dump;
 pub mod meta;
 pub mod read;
 pub mod stats;
+pub mod verify;
 
 mod scan;
 #[cfg(test)]

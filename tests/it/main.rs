@@ -1,10 +1,11 @@
-//! Integration tests: the binary and the library from outside. A real part that is missing is skipped, loudly: a line
-//! that starts with `SKIPPED:` on standard error.
+//! The one integration binary. A test that needs a server which cannot be had is skipped, loudly: a line that starts with
+//! `SKIPPED:` on standard error.
 
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli;
+mod histories;
 mod kafka;
 mod kafka_server;
 mod pipeline;

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::health::Health,
+    api::Health,
     broker::{
         Broker, NewTopic, Produce, TopicPartition,
-        memory::{MemoryBroker, MemorySettings},
+        memory::{MemoryBroker, MemoryFaults, MemorySettings},
     },
     clock::Clock,
     engine::{RecordEngine, memory::MemoryEngine},
@@ -119,8 +119,12 @@ pub struct Running {
 
 impl World {
     pub async fn new() -> Self {
+        Self::with_faults(MemoryFaults::default()).await
+    }
+
+    pub async fn with_faults(faults: MemoryFaults) -> Self {
         let clock = Clock::simulated(1_700_000_000_000);
-        let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
+        let broker = MemoryBroker::new(MemorySettings { faults, ..MemorySettings::new(clock.clone()) });
         let topics = SequencerTopics {
             block_mined: "block-mined".into(),
             reorgs: "reorgs".into(),
@@ -291,6 +295,21 @@ impl World {
         coinbase
     }
 
+    /// Fails unless the store breaks no invariant and a rebuild from the log gives the same state.
+    pub async fn check(&self, what: &str) {
+        let mut violations = Vec::new();
+        self.store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+        assert!(violations.is_empty(), "{what}: {violations:#?}");
+        let rebuilt = self.rebuild().await;
+        let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
+        if live.digest != again.digest {
+            let (live, again) = (dump(&self.store).await, dump(&rebuilt).await);
+            let differ: Vec<_> = live.iter().filter(|line| !again.contains(line)).collect();
+            let instead: Vec<_> = again.iter().filter(|line| !live.contains(line)).collect();
+            panic!("{what}: the rebuild differs: live {differ:#?}\nrebuilt {instead:#?}");
+        }
+    }
+
     /// The master record.
     pub async fn page(&self, made: &Made) -> Option<Arc<Page>> {
         self.store.master(made.txid).await.unwrap()
@@ -318,6 +337,16 @@ impl Running {
         self.task.abort();
         let _ = self.task.await;
     }
+}
+
+async fn dump(store: &Store) -> Vec<String> {
+    let mut lines = Vec::new();
+    let dumped = store.dump::<utxo_store::store::digest::SurveyError>(|tx| {
+        lines.push(serde_json::to_string(&tx).unwrap());
+        Ok(())
+    });
+    dumped.await.unwrap();
+    lines
 }
 
 fn new_store() -> Store {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::broker::conformance;
+use crate::broker::{Produce, conformance};
 
 /// Timeouts at which the mock cluster answers quickly.
 pub(super) fn quick(bootstrap: &str) -> KafkaSettings {
@@ -21,4 +21,21 @@ async fn the_mock_cluster_conforms() {
     let cluster = MockCluster::start(&conformance::topics("")).unwrap();
     let broker = KafkaBroker::new(quick(cluster.bootstrap_servers())).unwrap();
     conformance::run(Arc::new(broker), "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_mock_cluster_drops_is_noticed() {
+    let topic = NewTopic { name: "topic".into(), partitions: 1, config: Vec::new() };
+    let cluster = MockCluster::start(&[topic]).unwrap();
+    let broker = KafkaBroker::new(quick(cluster.bootstrap_servers())).unwrap();
+    let message = Produce { topic: "topic".into(), payload: vec![0; 100_000].into(), ..Produce::default() };
+    let producer = broker.producer().await.unwrap();
+    producer.produce_all(vec![message.clone(); 10]).await.unwrap();
+    cluster.assert_kept_everything(&broker, "topic", 10).await.unwrap();
+    cluster.assert_kept_everything(&broker, "topic", 11).await.unwrap_err();
+    for _ in 0..10 {
+        producer.produce_all(vec![message.clone(); 10]).await.unwrap();
+    }
+    let error = cluster.assert_kept_everything(&broker, "topic", 110).await.unwrap_err();
+    assert!(error.message.contains("dropped"), "{error}");
 }

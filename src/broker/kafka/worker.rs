@@ -355,7 +355,9 @@ impl Worker {
             Ok(tpl) => carry_out(&self.consumer, Change::Assign, &tpl),
             Err(error) => {
                 self.shared.lock().push_event(Err(error));
+                self.shared.ring();
                 carry_out(&self.consumer, Change::Assign, &TopicPartitionList::new());
+                return true;
             }
         }
         if !assigned.is_empty() {

@@ -61,6 +61,21 @@ fn ways(txid: Txid) -> Vec<(&'static str, Vec<Operation>)> {
     ]
 }
 
+#[cfg(test)]
+pub(super) fn check_ways() {
+    let mut states = std::collections::BTreeMap::new();
+    for (state, operations) in ways(txid(1)) {
+        let mut record = None;
+        for operation in operations {
+            let outcome = record::apply(&RULES, &Key::master(txid(1)), &mut record, &operation).outcome;
+            assert!(matches!(outcome, Outcome::Applied(_)), "{state}: {operation:?} was {outcome:?}");
+        }
+        if let Some(other) = states.insert(format!("{record:?}"), state) {
+            panic!("{state} is the same as {other}");
+        }
+    }
+}
+
 /// Every operation, most of them in several forms.
 fn operations(txid: Txid) -> Vec<Operation> {
     let mut operations = fast_path(txid);

@@ -27,3 +27,9 @@ async fn the_fjall_engine_conforms() {
     })
     .await;
 }
+
+/// A state that its operations do not lead to would be checked under a wrong name.
+#[test]
+fn every_way_into_a_state_leads_there() {
+    states::check_ways();
+}

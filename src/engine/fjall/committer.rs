@@ -1,5 +1,8 @@
 //! The one writer: takes the calls that wait, applies their rows in sequence, writes what changed as one synced batch,
 //! and only then answers.
+//!
+//! Two threads, one preparing while the other syncs, with the latest records kept decoded, were measured: 8 % more CPU an
+//! operation and no more operations a second on two busy cores.
 
 use std::{collections::HashMap, sync::Arc, thread::JoinHandle};
 
