@@ -33,6 +33,8 @@ pub struct PartitionState {
     pub dead_letters: DeadLetterGauge,
     /// What was committed last.
     pub committed: Option<Committed>,
+    /// Below it, an earlier assignment had read everything (and perhaps more).
+    read_before: u64,
     metrics: PartitionMetrics,
 }
 
@@ -48,6 +50,7 @@ impl PartitionState {
             halted: None,
             dead_letters: DeadLetterGauge::default(),
             committed: assigned.committed.clone(),
+            read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
             metrics,
         }
     }
@@ -55,6 +58,11 @@ impl PartitionState {
     /// Registers a message; `false` for one that was read before.
     pub fn deliver(&mut self, message: &Message) -> bool {
         self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len())
+    }
+
+    /// Whether a message is known to have been read under an earlier assignment.
+    pub fn is_replayed(&self, message: &Message) -> bool {
+        message.offset < self.read_before
     }
 
     /// Why it must be paused.
@@ -106,7 +114,7 @@ impl PartitionState {
             at_end: next >= high,
             at_bound: false,
         };
-        let known = committed.and_then(|committed| serde_json::from_str::<PartitionView>(&committed.metadata).ok());
+        let known = committed.as_ref().and_then(view_in);
         // Its end may have moved since it was committed.
         Ok(match known {
             Some(view) if next < high => PartitionView { at_end: view.position >= high, ..view },
@@ -140,4 +148,9 @@ impl PartitionState {
         metrics.unfinished_events.set(self.tracker.unfinished() as i64);
         metrics.unfinished_bytes.set(self.tracker.unfinished_bytes() as i64);
     }
+}
+
+/// What was said with a commit; `None`: nothing that can be read.
+fn view_in(committed: &Committed) -> Option<PartitionView> {
+    serde_json::from_str(&committed.metadata).ok()
 }

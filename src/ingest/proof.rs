@@ -19,15 +19,15 @@ pub struct PartitionView {
     /// Greatest timestamp read.
     #[serde(rename = "read")]
     pub read_timestamp_ms: i64,
-    /// Offset up to which it was read.
-    #[serde(rename = "pos")]
-    pub position: u64,
     /// Read to its end.
     #[serde(rename = "end", default)]
     pub at_end: bool,
     /// Read to its parking bound, and paused there.
     #[serde(rename = "bound", default)]
     pub at_bound: bool,
+    /// Offset of the next event to be read: whoever has the partition next reads everything below it again.
+    #[serde(rename = "pos", default)]
+    pub position: u64,
 }
 
 /// What is known of the chain (and of the topics that are fed into it).

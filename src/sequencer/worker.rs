@@ -13,6 +13,7 @@ use crate::{
         state::ChainState,
         steps::Making,
     },
+    telemetry::EventKind,
 };
 
 /// What a worker tells.
@@ -105,6 +106,9 @@ impl Worker {
             Ok(event) => event,
             Err(error) => return self.bury(at, message, error.to_string()).await,
         };
+        if let Some(kind) = EventKind::of_chain(&event) {
+            self.handler.parts.metrics.events.of(kind).inc();
+        }
         match event {
             Event::BlockMined(block) => {
                 self.handler.block_mined(at, log, &block, &message.payload).await?;
