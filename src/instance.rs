@@ -308,7 +308,7 @@ async fn first_mentions(
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
 ) -> Result<FirstMentions, InstanceError> {
-    let log = DecisionLog::open(parts.broker.as_ref(), producer, &settings.topics.decisions, 0).await?;
+    let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
     let decisions: Vec<_> = log.table().iter().collect();
     let behind = log.table().last_chain_offset().map_or(0, |last| last + 1);
     let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };

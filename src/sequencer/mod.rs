@@ -154,7 +154,14 @@ impl Sequencer {
         let state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
         tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
         let (messages, received) = mpsc::unbounded_channel();
-        let worker = Worker::new(self.parts.clone(), self.mode, state, assigned.epoch, self.progress_sender.clone());
+        let worker = Worker::new(
+            self.parts.clone(),
+            self.mode,
+            state,
+            assigned.epoch,
+            assigned.position,
+            self.progress_sender.clone(),
+        );
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         self.holding = Some(Holding {
             state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition)),

@@ -1,5 +1,7 @@
 //! Handles the chain's events while its partition is ours.
 
+use std::time::Duration;
+
 use tokio::sync::mpsc;
 
 use crate::{
@@ -25,24 +27,29 @@ pub enum Progress {
     Stopped(Stop),
 }
 
+const TRIES_BEHIND: u32 = 20;
+const PAUSE_BEHIND: Duration = Duration::from_millis(100);
+
 /// Handles one event after the other.
 pub struct Worker {
     handler: Handler,
     mode: ChainMode,
     epoch: u64,
+    position: u64,
     progress: mpsc::UnboundedSender<(u64, Progress)>,
 }
 
 impl Worker {
-    /// A worker that goes on after `state`.
+    /// A worker that goes on at chain offset `position`, after `state`.
     pub fn new(
         parts: SequencerParts,
         mode: ChainMode,
         state: ChainState,
         epoch: u64,
+        position: u64,
         progress: mpsc::UnboundedSender<(u64, Progress)>,
     ) -> Self {
-        Worker { handler: Handler { parts, state }, mode, epoch, progress }
+        Worker { handler: Handler { parts, state }, mode, epoch, position, progress }
     }
 
     /// Runs until it is aborted or cannot go on.
@@ -56,10 +63,11 @@ impl Worker {
     async fn work(&mut self, messages: mpsc::UnboundedReceiver<Batch>) -> Result<(), Stop> {
         let parts = &self.handler.parts;
         let mut log = DecisionLog::open(
-            parts.broker.as_ref(),
+            parts.broker.clone(),
             parts.producer.clone(),
             &parts.topics.decisions,
             self.handler.state.decisions_from,
+            self.position,
         )
         .await?;
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
@@ -86,7 +94,7 @@ impl Worker {
     ) -> Result<(), Stop> {
         while let Some(batch) = messages.recv().await {
             for message in batch.messages {
-                self.handle(log, &message).await?;
+                self.handle_with_others(log, &message).await?;
                 let next = message.offset + 1;
                 self.handler.state.decisions_from = log.handled_below(next);
                 let committed = Committed { offset: next, metadata: self.handler.state.to_metadata() };
@@ -94,6 +102,22 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Another sequencer that does not know yet that it lost the partition may be ahead: then what it decided is in the
+    /// log, and the event is handled again from its beginning.
+    async fn handle_with_others(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
+        for _ in 0..TRIES_BEHIND {
+            match self.handle(log, message).await {
+                Err(Stop::Behind(offset)) => {
+                    tracing::warn!(offset, "another sequencer is ahead: reading what it decided");
+                    tokio::time::sleep(PAUSE_BEHIND).await;
+                    log.catch_up().await?;
+                }
+                handled => return handled,
+            }
+        }
+        Err(Stop::Behind(message.offset))
     }
 
     async fn handle(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {

@@ -194,7 +194,8 @@ impl World {
         let shutdown = CancellationToken::new();
         let parts = self.parts(&self.faulty);
         let health = parts.health.clone();
-        let task = tokio::spawn(instance::run(self.settings.clone(), parts, shutdown.clone()));
+        let run = instance::run(self.settings.clone(), parts, shutdown.clone());
+        let task = tokio::spawn(async move { run.await.inspect_err(|error| eprintln!("an instance ended: {error}")) });
         Running { shutdown, task, health }
     }
 
