@@ -94,8 +94,13 @@ impl Worker {
     ) -> Result<(), Stop> {
         while let Some(batch) = messages.recv().await {
             for message in batch.messages {
+                // The broker may repeat what it has delivered.
+                if message.offset < self.position {
+                    continue;
+                }
                 self.handle_with_others(log, &message).await?;
                 let next = message.offset + 1;
+                self.position = next;
                 self.handler.state.decisions_from = log.handled_below(next);
                 let committed = Committed { offset: next, metadata: self.handler.state.to_metadata() };
                 let _ = self.progress.send((self.epoch, Progress::Handled(committed)));

@@ -246,13 +246,14 @@ impl World {
 
     /// Waits until the groups have committed the end of every topic that they consume.
     pub async fn until_consumed(&self) {
-        tokio::time::timeout(Duration::from_secs(3_600), async {
+        let consumed = tokio::time::timeout(Duration::from_secs(3_600), async {
             while !self.consumed().await {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-        })
-        .await
-        .unwrap_or_else(|_| panic!("not everything is consumed"));
+        });
+        if consumed.await.is_err() {
+            panic!("not everything is consumed:\n{}", self.story(&self.store).await);
+        }
     }
 
     async fn consumed(&self) -> bool {
