@@ -140,8 +140,9 @@ impl Worker {
         }
         match event {
             Event::BlockMined(block) => {
-                self.handler.block_mined(at, log, &block, &message.payload).await?;
-                self.note_source(message, |state| &mut state.block_mined_next);
+                if self.handler.block_mined(at, log, &block, &message.payload).await? {
+                    self.note_source(message, |state| &mut state.block_mined_next);
+                }
                 Ok(())
             }
             Event::Contest(contest) => self.handler.contest(at, log, &contest).await,
@@ -149,10 +150,7 @@ impl Worker {
                 Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
                 other => Err(Stop::Halt(format!("chain offset {}: {other:?} is not built yet", at.offset))),
             },
-            Event::Reorg(reorg) if reorg.sequence <= self.handler.state.sequence => {
-                self.note_source(message, |state| &mut state.reorgs_next);
-                Ok(())
-            }
+            Event::Reorg(reorg) if !self.handler.is_next(reorg.sequence) => Ok(()),
             Event::Reorg(reorg) => Err(Stop::Halt(format!(
                 "chain offset {}: reorg with sequence {}: reorgs are not built yet",
                 at.offset, reorg.sequence

@@ -22,13 +22,14 @@ use utxo_store::{
         dead_letters::DeadLetterLimits,
         dispatch::DispatchSettings,
         partition::PartitionBounds,
-        pipeline::{PipelineReport, PipelineSettings},
+        pipeline::{ChainProgress, PipelineReport, PipelineSettings},
         plan::PlanSettings,
         prepare::PrepareSettings,
+        proof::ChainView,
     },
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
     record::{Page, Record, Rules},
-    sequencer::{SequencerSettings, SequencerTopics, chain_group},
+    sequencer::{SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress},
     store::{Store, StoreSettings},
     telemetry::Metrics,
     tx::{Network, Outpoint, Transaction, Txid, varint},
@@ -257,15 +258,13 @@ impl World {
     }
 
     async fn consumed(&self) -> bool {
-        let chain = [TopicPartition { topic: "chain".into(), partition: 0 }];
         let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
-        let fed = self.end("block-mined", 0).await + self.end("reorgs", 0).await;
-        self.caught_up(GROUP, &txs).await && self.caught_up(&chain_group(GROUP), &chain).await && {
-            let committed = self.broker.committed(&chain_group(GROUP), &chain).await.unwrap().remove(0);
-            let state = committed.map(|committed| committed.metadata).unwrap_or_default();
-            let state = utxo_store::sequencer::state::ChainState::from_metadata(&state).unwrap();
-            state.block_mined_next + state.reorgs_next >= fed
-        }
+        let progress = CommittedProgress {
+            broker: Arc::new(self.broker.clone()),
+            group: chain_group(GROUP),
+            topics: self.settings.topics.clone(),
+        };
+        self.caught_up(GROUP, &txs).await && progress.view().await.unwrap() == ChainView::AtEnd
     }
 
     async fn end(&self, topic: &str, partition: i32) -> u64 {
