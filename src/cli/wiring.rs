@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     broker::kafka::KafkaSettings,
-    config::{self, Config},
+    config::Config,
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds,
         pipeline::PipelineSettings, plan::PlanSettings, prepare::PrepareSettings,
@@ -13,7 +13,6 @@ use crate::{
     record::Rules,
     sequencer::{SequencerSettings, SequencerTopics},
     store::StoreSettings,
-    tx::Network,
 };
 
 /// How long a commit of offsets, or leaving a group, may take; less where the group grants less.
@@ -27,7 +26,7 @@ pub fn rules(config: &Config) -> Rules {
 /// What the store is set up for. It serves the sequencer, so its batches are the sequencer's.
 pub fn store(config: &Config) -> StoreSettings {
     StoreSettings {
-        network: network(config),
+        network: config.store.network,
         rules: rules(config),
         utxo_batch_size: config.store.utxo_batch_size,
         batch_size: config.sequencer.mined_batch_size as usize,
@@ -80,7 +79,7 @@ fn pipeline(config: &Config) -> PipelineSettings {
     PipelineSettings {
         topic: config.kafka.topics.validated_txs.as_str().into(),
         group: config.kafka.group.clone(),
-        prepare: PrepareSettings { network: network(config), utxo_batch_size: config.store.utxo_batch_size },
+        prepare: PrepareSettings { network: config.store.network, utxo_batch_size: config.store.utxo_batch_size },
         plan: PlanSettings {
             retry_min_ms: ingest.retry_pause_ms,
             retry_max_ms: ingest.retry_pause_max_ms,
@@ -117,14 +116,6 @@ fn topics(config: &Config) -> SequencerTopics {
     }
 }
 
-fn network(config: &Config) -> Network {
-    match config.store.network {
-        config::Network::Main => Network::Main,
-        config::Network::Test => Network::Test,
-        config::Network::Regtest => Network::Regtest,
-    }
-}
-
 fn retry_pause(config: &Config) -> (Duration, Duration) {
     (ms(config.ingest.retry_pause_ms), ms(config.ingest.retry_pause_max_ms))
 }
@@ -136,6 +127,7 @@ fn ms(count: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tx::Network;
 
     fn config(settings: &[(&str, &str)]) -> Config {
         let variables = settings.iter().map(|(key, value)| (format!("UTXO_STORE__{key}").into(), (*value).into()));

@@ -157,7 +157,9 @@ fn histories_leave_no_violation_and_rebuild_to_the_same_state() {
     for seed in seeds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            runtime.block_on(async { tokio::time::timeout(Duration::from_secs(36_000), run(seed)).await.expect("it stands") });
+            runtime.block_on(async {
+                tokio::time::timeout(Duration::from_secs(36_000), run(seed)).await.expect("it stands")
+            });
         }));
         if let Err(panic) = outcome {
             eprintln!("replay with: SEED={seed} cargo test --test it histories");
