@@ -68,9 +68,9 @@ mod tests {
         PartitionView {
             oldest_unfinished: oldest,
             read_timestamp_ms: read,
+            position: 0,
             at_end: false,
             at_bound: false,
-            position: 0,
         }
     }
 

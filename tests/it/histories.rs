@@ -154,6 +154,10 @@ fn histories_leave_no_violation_and_rebuild_to_the_same_state() {
         Some(seed) => vec![seed],
         None => (0..number("SEEDS").unwrap_or(100)).collect(),
     };
+    if std::env::var_os("RUST_LOG").is_some() {
+        utxo_store::telemetry::init_logging(utxo_store::config::LogFormat::Pretty, &std::env::var("RUST_LOG").unwrap())
+            .unwrap();
+    }
     for seed in seeds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -12,7 +12,7 @@ use utxo_store::{
         memory::{MemoryBroker, MemoryFaults, MemorySettings},
     },
     clock::Clock,
-    engine::{RecordEngine, memory::MemoryEngine},
+    engine::{RecordEngine, Set, memory::MemoryEngine},
     event::{Block, BlockMined, Event, Seeded, SeededOutput, Subtree, SubtreeTransactions, Validated},
     ingest::{
         dead_letters::DeadLetterLimits,
@@ -23,7 +23,7 @@ use utxo_store::{
         prepare::PrepareSettings,
     },
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
-    record::{Page, Rules},
+    record::{Page, Record, Rules},
     sequencer::{SequencerSettings, SequencerTopics, chain_group},
     store::{Store, StoreSettings},
     telemetry::Metrics,
@@ -192,8 +192,38 @@ impl World {
     pub async fn rebuild(&self) -> Store {
         let store = new_store();
         let rebuilt = instance::rebuild(self.settings.clone(), self.parts(&store), CancellationToken::new());
-        tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await.expect("the rebuild stands").unwrap();
+        match tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await {
+            Ok(rebuilt) => drop(rebuilt.unwrap()),
+            Err(_) => panic!("the rebuild stands:\n{}", self.story(&store).await),
+        }
         store
+    }
+
+    /// Both logs of the sequencer and the transactions of both stores, for whoever has to find out what went wrong.
+    pub async fn story(&self, rebuilt: &Store) -> String {
+        let mut story = String::new();
+        for topic in ["chain", "decisions"] {
+            story += &format!("{topic}:\n");
+            let partition = TopicPartition { topic: topic.into(), partition: 0 };
+            let end = self.end(topic, 0).await;
+            let mut reader = self.broker.read(&partition, 0).await.unwrap();
+            while reader.position() < end {
+                for message in reader.next(Duration::from_millis(1)).await.unwrap() {
+                    let event = Event::decode(&message.payload).unwrap();
+                    story += &format!("  {} {}\n", message.offset, utxo_store::event::to_json(&event));
+                }
+            }
+        }
+        for (name, store) in [("live", &self.store), ("rebuilt", rebuilt)] {
+            story += &format!("{name}:\n");
+            let page = store.engine.scan(Set::Transactions, None, 100_000).await.unwrap();
+            for (key, record) in page.records {
+                let Record::Page(page) = record else { continue };
+                let spenders: Vec<_> = page.utxos.iter().flatten().map(|slot| slot.spender().map(|s| s.txid)).collect();
+                story += &format!("  {key} {:?} contested {:?} {spenders:?}\n", page.state(), page.contested);
+            }
+        }
+        story
     }
 
     /// Runs one instance until everything is consumed, then stops it.
@@ -211,7 +241,7 @@ impl World {
             }
         })
         .await
-        .expect("not everything is consumed");
+        .unwrap_or_else(|_| panic!("not everything is consumed"));
     }
 
     async fn consumed(&self) -> bool {
