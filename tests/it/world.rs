@@ -12,7 +12,11 @@ use utxo_store::{
         memory::{MemoryBroker, MemoryFaults, MemorySettings},
     },
     clock::Clock,
-    engine::{RecordEngine, Set, memory::MemoryEngine},
+    engine::{
+        RecordEngine, Set,
+        fault::{FaultEngine, Faults},
+        memory::MemoryEngine,
+    },
     event::{Block, BlockMined, Event, Seeded, SeededOutput, Subtree, SubtreeTransactions, Validated},
     ingest::{
         dead_letters::DeadLetterLimits,
@@ -107,6 +111,7 @@ pub struct World {
     pub broker: MemoryBroker,
     pub clock: Clock,
     pub store: Store,
+    faulty: Store,
     pub settings: InstanceSettings,
 }
 
@@ -119,10 +124,12 @@ pub struct Running {
 
 impl World {
     pub async fn new() -> Self {
-        Self::with_faults(MemoryFaults::default()).await
+        Self::with_faults(MemoryFaults::default(), Faults::default()).await
     }
 
-    pub async fn with_faults(faults: MemoryFaults) -> Self {
+    /// What goes wrong between the instances and their log and store; the checks see the store as it is.
+    pub async fn with_faults(faults: MemoryFaults, engine_faults: Faults) -> Self {
+        let seed = faults.seed;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker = MemoryBroker::new(MemorySettings { faults, ..MemorySettings::new(clock.clone()) });
         let topics = SequencerTopics {
@@ -165,7 +172,10 @@ impl World {
             topics,
             sequencer_enabled: true,
         };
-        World { store: new_store(), broker, clock, settings }
+        let store = new_store();
+        let engine = Arc::new(FaultEngine::new(store.engine.clone(), seed).with(engine_faults));
+        let faulty = Store::new(engine, store.settings);
+        World { store, faulty, broker, clock, settings }
     }
 
     fn parts(&self, store: &Store) -> InstanceParts {
@@ -182,7 +192,7 @@ impl World {
     /// Starts an instance.
     pub fn start(&self) -> Running {
         let shutdown = CancellationToken::new();
-        let parts = self.parts(&self.store);
+        let parts = self.parts(&self.faulty);
         let health = parts.health.clone();
         let task = tokio::spawn(instance::run(self.settings.clone(), parts, shutdown.clone()));
         Running { shutdown, task, health }
@@ -281,7 +291,8 @@ impl World {
             payload: payload.into(),
             ..Produce::default()
         };
-        self.broker.producer().await.unwrap().produce(message).await.unwrap();
+        let producer = self.broker.producer().await.unwrap();
+        while producer.produce(message.clone()).await.is_err() {}
     }
 
     /// Produces a validated transaction.
