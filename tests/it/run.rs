@@ -62,10 +62,15 @@ impl Bench {
 
     /// Starts `run`, and waits until it is ready.
     pub fn start(&self) -> Instance {
+        self.start_with(&[])
+    }
+
+    /// The same, with variables of the environment.
+    pub fn start_with(&self, variables: &[(&str, &str)]) -> Instance {
         let file = self.path("http-address");
         fs::remove_file(&file).ok();
         let mut command =
-            self.command(&["run", "--exit-with-stdin", "--http-address-file", file.to_str().unwrap()], &[]);
+            self.command(&["run", "--exit-with-stdin", "--http-address-file", file.to_str().unwrap()], variables);
         let child = command.stdin(Stdio::piped()).stderr(File::create(self.path("run.log")).unwrap()).spawn().unwrap();
         let mut instance = Instance { child, address: String::new() };
         until("the address is known", || file.exists());
@@ -180,15 +185,23 @@ fn sigterm_drains_commits_and_exits_with_0_and_a_restart_goes_on() {
     bench.seed(50);
     let mut instance = bench.start();
     until("everything is committed", || bench.committed() == 50);
+    until("the lag of both logs is shown", || {
+        let metrics = instance.get("/metrics");
+        ["{partition=\"1\",topic=\"utxo.validated-txs\"} 0", "{partition=\"0\",topic=\"utxo.chain\"} 0"]
+            .iter()
+            .all(|labels| metrics.contains(&format!("utxo_lag_messages{labels}")))
+    });
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
 
     bench.seed(60);
-    let mut instance = bench.start();
+    let mut instance = bench.start_with(&[("UTXO_STORE__INGEST__COMMIT_INTERVAL_MS", "600000")]);
     until("the rest is completed", || {
         instance.get("/metrics").contains("utxo_transactions_completed_total{result=\"live\"} 60")
     });
-    // Nothing has to be committed by the tick: the shutdown commits.
+    assert!(instance.get("/metrics").contains("utxo_events_total{kind=\"seeded\"} 60"));
+    // No tick has come: the shutdown commits.
+    assert_eq!(bench.committed(), 50);
     instance.signal("INT");
     assert_eq!(instance.wait().code(), Some(0));
     assert_eq!(bench.committed(), 110);
