@@ -18,6 +18,7 @@ mod failure;
 mod inspect;
 mod offline;
 mod opening;
+mod replay;
 mod run;
 mod signals;
 mod stats;
@@ -76,18 +77,20 @@ macro_rules! commands {
 commands! {
     /// Run an instance: consume the log, keep the state
     Run(run::RunArgs),
-    /// Print a commented sample of the configuration, or check one
-    Config(config::ConfigCommand),
-    /// Turn events into their binary form and back
-    Events(events::EventsArgs),
+    /// Build the state anew from the log
+    Replay(replay::ReplayArgs),
     /// Count what a store holds, and print its digest
     Stats(stats::StatsArgs),
     /// Check the invariants of a store, in both directions; exit code 1 when one is broken
     Verify(verify::VerifyArgs),
-    /// Show one transaction or one output as the store has it
+    /// Show a transaction, an output, the consumer's offsets or the sequencer's decisions
     Inspect(inspect::InspectCommand),
     /// Print what the digest covers: one JSON object a transaction, ordered by txid
     Dump(dump::DumpArgs),
+    /// Turn events into their binary form and back
+    Events(events::EventsArgs),
+    /// Print a commented sample of the configuration, or check one
+    Config(config::ConfigCommand),
 }
 
 /// Where the configuration comes from: the same for every command that needs one.

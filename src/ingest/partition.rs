@@ -154,3 +154,46 @@ impl PartitionState {
 fn view_in(committed: &Committed) -> Option<PartitionView> {
     serde_json::from_str(&committed.metadata).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    const BOUNDS: PartitionBounds = PartitionBounds { span: 100, bytes: 1_000 };
+
+    fn state(committed: Option<Committed>) -> PartitionState {
+        let partition = TopicPartition { topic: "txs".into(), partition: 0 };
+        let metrics = Metrics::new().partition(&partition);
+        let position = committed.as_ref().map_or(0, |committed| committed.offset);
+        PartitionState::new(&Assigned { partition, epoch: 1, committed, position, high_watermark: 100 }, metrics)
+    }
+
+    fn message(offset: u64) -> Message {
+        Message { offset, timestamp_ms: 1_000, key: Bytes::new(), payload: Bytes::new(), headers: vec![] }
+    }
+
+    #[test]
+    fn what_was_read_and_not_committed_is_known_to_be_read_again() {
+        let mut first = state(None);
+        (0..5).for_each(|offset| assert!(first.deliver(&message(offset)) && !first.is_replayed(&message(offset))));
+        first.tracker.complete(0);
+        first.tracker.complete(3);
+        let committed = first.to_commit(&BOUNDS).unwrap();
+        assert_eq!(committed.offset, 1);
+
+        let second = state(Some(committed));
+        let replayed: Vec<u64> = (1..10).filter(|offset| second.is_replayed(&message(*offset))).collect();
+        assert_eq!(replayed, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_commit_of_somebody_else_tells_nothing_of_what_was_read() {
+        for metadata in ["", "{", "{\"read\":5}"] {
+            let state = state(Some(Committed { offset: 3, metadata: metadata.into() }));
+            assert!(!state.is_replayed(&message(3)), "{metadata}");
+        }
+    }
+}

@@ -15,7 +15,6 @@ use utxo_store::{
         kafka::{KafkaBroker, KafkaSettings, MockCluster},
     },
     event::{Seeded, SeededOutput},
-    sequencer::chain_group,
 };
 
 const PARTITIONS: i32 = 2;
@@ -63,10 +62,15 @@ impl Bench {
 
     /// Starts `run`, and waits until it is ready.
     pub fn start(&self) -> Instance {
+        self.start_with(&[])
+    }
+
+    /// The same, with variables of the environment.
+    pub fn start_with(&self, variables: &[(&str, &str)]) -> Instance {
         let file = self.path("http-address");
         fs::remove_file(&file).ok();
         let mut command =
-            self.command(&["run", "--exit-with-stdin", "--http-address-file", file.to_str().unwrap()], &[]);
+            self.command(&["run", "--exit-with-stdin", "--http-address-file", file.to_str().unwrap()], variables);
         let child = command.stdin(Stdio::piped()).stderr(File::create(self.path("run.log")).unwrap()).spawn().unwrap();
         let mut instance = Instance { child, address: String::new() };
         until("the address is known", || file.exists());
@@ -181,15 +185,23 @@ fn sigterm_drains_commits_and_exits_with_0_and_a_restart_goes_on() {
     bench.seed(50);
     let mut instance = bench.start();
     until("everything is committed", || bench.committed() == 50);
+    until("the lag of both logs is shown", || {
+        let metrics = instance.get("/metrics");
+        ["{partition=\"1\",topic=\"utxo.validated-txs\"} 0", "{partition=\"0\",topic=\"utxo.chain\"} 0"]
+            .iter()
+            .all(|labels| metrics.contains(&format!("utxo_lag_messages{labels}")))
+    });
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
 
     bench.seed(60);
-    let mut instance = bench.start();
+    let mut instance = bench.start_with(&[("UTXO_STORE__INGEST__COMMIT_INTERVAL_MS", "600000")]);
     until("the rest is completed", || {
         instance.get("/metrics").contains("utxo_transactions_completed_total{result=\"live\"} 60")
     });
-    // Nothing has to be committed by the tick: the shutdown commits.
+    assert!(instance.get("/metrics").contains("utxo_events_total{kind=\"seeded\"} 60"));
+    // No tick has come: the shutdown commits.
+    assert_eq!(bench.committed(), 50);
     instance.signal("INT");
     assert_eq!(instance.wait().code(), Some(0));
     assert_eq!(bench.committed(), 110);
@@ -285,5 +297,66 @@ fn a_lost_namespace_is_refused() {
     instance.wait();
     fs::remove_dir_all(bench.path("store")).unwrap();
     assert_refused(bench.command(&["run"], &[]), &["namespace was lost", "replay --rebuild"]);
-    assert_eq!(chain_group("utxo-store"), "utxo-store.chain");
+}
+
+/// Runs a command that must succeed; what it printed, as JSON.
+fn json(mut command: Command) -> serde_json::Value {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_rebuild_has_the_digest_of_the_live_store_and_the_groups_stand_at_the_end() {
+    let bench = Bench::new();
+    bench.seed(40);
+    let mut instance = bench.start();
+    until("everything is committed", || bench.committed() == 40);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+
+    let rebuilt_url = format!("fjall://{}", bench.path("rebuilt").display());
+    let replay = || bench.command(&["replay", "--rebuild", "--json", "--store", &rebuilt_url], &[]);
+    let rebuilt = json(replay());
+    let mut stats = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
+    stats.args(["stats", "--json", "--store", &bench.store_url()]);
+    let live = json(stats);
+    assert_eq!(rebuilt["digest"], live["digest"]);
+    assert_eq!((&rebuilt["events"], &rebuilt["seeded"]["transactions"]), (&40.into(), &40.into()));
+    assert_refused(replay(), &[&rebuilt_url, "not empty"]);
+
+    let offsets = json(bench.command(&["inspect", "offsets", "--json"], &[]));
+    let [txs, chain] = [0, 1].map(|group| &offsets["groups"][group]);
+    assert_eq!((&txs["group"], &txs["lag"]), (&"utxo-store".into(), &0.into()));
+    assert_eq!((&chain["group"], &chain["topic"]), (&"utxo-store.chain".into(), &"utxo.chain".into()));
+    let places = txs["partitions"].as_array().unwrap();
+    assert_eq!(places.iter().map(|place| place["committed"].as_u64().unwrap()).sum::<u64>(), 40);
+    assert!(places.iter().all(|place| place["metadata"]["pos"] == place["end"]), "{places:?}");
+
+    let decisions = json(bench.command(&["inspect", "decisions", "--json"], &[]));
+    assert_eq!(decisions, serde_json::json!({ "decisions": [], "left_out": 0, "open": [] }));
+}
+
+#[test]
+fn a_missing_configuration_and_a_bad_one_are_exit_code_2() {
+    for command in ["run", "replay"] {
+        let mut args = vec![command, "--config", "/nonexistent.toml"];
+        if command == "replay" {
+            args.extend(["--rebuild", "--store", "memory://"]);
+        }
+        let mut run = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
+        run.args(args).env_clear().env("UTXO_STORE__LOG__FORMAT", "xml").env("UTXO_STORE__KAFKA__COLOUR", "red");
+        let output = run.output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(text.lines().count(), 3, "{text}");
+        for word in ["/nonexistent.toml", "log.format", "kafka.colour"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    }
+    let bench = Bench::new();
+    let variables = [("UTXO_STORE__KAFKA__PROPERTIES__NO_SUCH_PROPERTY", "1")];
+    let output = bench.command(&["run"], &variables).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(last_line(&output).starts_with("error: kafka: "), "{}", last_line(&output));
 }
