@@ -80,6 +80,20 @@ pub enum InstanceError {
     NotEmpty,
 }
 
+impl InstanceError {
+    /// Whether another start, after a pause, may do: the broker was away.
+    pub fn may_be_retried(&self) -> bool {
+        let broker = match self {
+            InstanceError::Broker(error)
+            | InstanceError::Pipeline(PipelineError::Broker(error))
+            | InstanceError::Sequencer(Stop::Broker(error) | Stop::Decisions(DecisionError::Broker(error)))
+            | InstanceError::Decisions(DecisionError::Broker(error)) => Some(error),
+            _ => None,
+        };
+        broker.is_some_and(|error| error.kind == BrokerErrorKind::Retryable)
+    }
+}
+
 /// Runs an instance until `shutdown`, or until it cannot go on.
 ///
 /// # Errors
@@ -294,7 +308,7 @@ async fn first_mentions(
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
 ) -> Result<FirstMentions, InstanceError> {
-    let log = DecisionLog::open(parts.broker.as_ref(), producer, &settings.topics.decisions, 0).await?;
+    let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
     let decisions: Vec<_> = log.table().iter().collect();
     let behind = log.table().last_chain_offset().map_or(0, |last| last + 1);
     let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };

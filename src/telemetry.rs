@@ -4,6 +4,7 @@
 //! ([`Counters`] and [`Histograms`] hold a handle for each); partitions get their handles with [`Metrics::partition`]. So the hot
 //! path only adds to atomics. Names that the seed gives (`utxo_create_batch_size`, `utxo_store_errors`) are kept.
 
+mod engine;
 mod family;
 mod logging;
 
@@ -12,10 +13,11 @@ use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntG
 use crate::{
     broker::TopicPartition,
     engine::ErrorKind,
-    event::DeadLetterClass,
+    event::{Action, Command, DeadLetterClass, Event},
     record::{Operation, Sequenced},
 };
 
+pub use engine::WatchedEngine;
 pub use family::{Counters, Family, Histograms, Label, Outcomes};
 pub use logging::{LoggingError, init_logging};
 
@@ -85,8 +87,6 @@ labels! {
         Reconsider = "reconsider",
         /// Any other command.
         Command = "command",
-        /// A decision, read back.
-        Decision = "decision",
     }
 
     /// How a transaction left the pipeline.
@@ -134,6 +134,20 @@ impl From<&Operation> for OperationKind {
             Operation::Sequenced(_, Sequenced::Prune { .. }) => OperationKind::Prune,
             Operation::Sequenced(..) => OperationKind::Sequenced,
         }
+    }
+}
+
+impl EventKind {
+    /// The kind of an event that stands in the chain; `None`: it does not belong there.
+    pub fn of_chain(event: &Event<'_>) -> Option<Self> {
+        Some(match event {
+            Event::BlockMined(_) => EventKind::BlockMined,
+            Event::Reorg(_) => EventKind::Reorg,
+            Event::Contest(_) => EventKind::Contest,
+            Event::Command(Command { action: Action::Reconsider { .. }, .. }) => EventKind::Reconsider,
+            Event::Command(_) => EventKind::Command,
+            _ => return None,
+        })
     }
 }
 
@@ -214,25 +228,28 @@ metrics! {
     unfinished_bytes: IntGaugeVec = "utxo_unfinished_bytes" ["topic", "partition"];
     /// Transactions that wait for a parent or a flag.
     pub parked: IntGauge = "utxo_parked_transactions" [];
+    /// The most transactions that have waited for a parent or a flag at once since the start.
+    pub parked_max: IntGauge = "utxo_parked_transactions_max" [];
     /// 1 while the chain is halted: it needs an operator, or something that is missing.
     pub chain_halted: IntGauge = "utxo_chain_halted" [];
     /// Verdicts on contested transactions and on what fell with them, by verdict.
     pub verdicts: Counters<VerdictKind> = "utxo_verdicts_total" ["verdict"];
-    /// Events read, by kind.
+    /// Events read, by kind; those of the chain when their turn comes.
     pub events: Counters<EventKind> = "utxo_events_total" ["kind"];
-    /// Events read again that had been read before a restart or a rewind.
+    /// Events of validated partitions read again although an earlier assignment had read them: those below the position
+    /// that came with the last commit, so what was read between that commit and a kill is not counted.
     pub replayed_events: IntCounter = "utxo_replayed_events_total" [];
     /// Transactions that left the pipeline, by how.
     pub completed: Counters<Completion> = "utxo_transactions_completed_total" ["result"];
     /// Transactions between read and done, parked ones included.
     pub in_flight: IntGauge = "utxo_transactions_in_flight" [];
-    /// Create operations a batch.
+    /// Create operations a call of the engine that has any.
     pub create_batch_size: Histogram = "utxo_create_batch_size" [];
-    /// Spend operations a batch.
+    /// Spend operations a call of the engine that has any.
     pub spend_batch_size: Histogram = "utxo_spend_batch_size" [];
     /// Rows of any operation a call of the engine.
     pub engine_batch_size: Histogram = "utxo_engine_batch_size" [];
-    /// Time a batch spends in the engine, by the operation that it holds.
+    /// Time a call spends in the engine, in seconds, by the operation (of a mixed batch: its first).
     pub engine_seconds: Histograms<OperationKind> = "utxo_engine_seconds" ["operation"];
     /// Outcomes of record operations, by operation and code.
     pub outcomes: Outcomes = "utxo_outcomes_total" ["operation", "code"];
@@ -252,7 +269,7 @@ metrics! {
     pub commits: IntCounter = "utxo_commits_total" [];
     /// Commits of offsets that failed.
     pub commit_failures: IntCounter = "utxo_commit_failures_total" [];
-    /// Changes of the assignment, by what happened.
+    /// Changes of the assignment of partitions, the chain's too, by what happened.
     pub rebalances: Counters<Rebalance> = "utxo_rebalances_total" ["change"];
 }
 

@@ -9,12 +9,23 @@
 //! | 0 | done |
 //! | 1 | failed; standard error says why, in one line |
 //! | 2 | bad usage or bad configuration; each error in a line of its own |
+//! | 3 | told to stop at once, by a second signal or by a parent that is gone |
 
 mod config;
+mod dump;
 pub mod events;
 mod failure;
+mod inspect;
+mod offline;
+mod opening;
+mod replay;
+mod run;
+mod signals;
+mod stats;
+mod verify;
+pub mod wiring;
 
-use std::{future::Future, path::PathBuf};
+use std::{future::Future, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -31,7 +42,7 @@ pub struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration.
+Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal.
 
 Example: utxo-store config check --config deploy/utxo-store.toml";
 
@@ -64,10 +75,22 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Print a commented sample of the configuration, or check one
-    Config(config::ConfigCommand),
+    /// Run an instance: consume the log, keep the state
+    Run(run::RunArgs),
+    /// Build the state anew from the log
+    Replay(replay::ReplayArgs),
+    /// Count what a store holds, and print its digest
+    Stats(stats::StatsArgs),
+    /// Check the invariants of a store, in both directions; exit code 1 when one is broken
+    Verify(verify::VerifyArgs),
+    /// Show a transaction, an output, the consumer's offsets or the sequencer's decisions
+    Inspect(inspect::InspectCommand),
+    /// Print what the digest covers: one JSON object a transaction, ordered by txid
+    Dump(dump::DumpArgs),
     /// Turn events into their binary form and back
     Events(events::EventsArgs),
+    /// Print a commented sample of the configuration, or check one
+    Config(config::ConfigCommand),
 }
 
 /// Where the configuration comes from: the same for every command that needs one.
@@ -94,7 +117,10 @@ impl ConfigArgs {
 /// What the future answers with, or that the runtime cannot be started.
 pub fn block_on(command: impl Future<Output = CommandResult>) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(command)
+    let result = runtime.block_on(command);
+    // A request that still waits for a broker must not hold the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use crate::{
         plan::{EventRef, Token, own_state_of},
     },
     record::{Key, Outcome, TxState},
-    telemetry::{Metrics, OperationKind},
     tx::Txid,
 };
 
@@ -54,7 +53,6 @@ pub struct DispatchSettings {
 pub struct Dispatcher {
     engine: Arc<dyn RecordEngine>,
     settings: DispatchSettings,
-    metrics: Arc<Metrics>,
     done: mpsc::UnboundedSender<Done>,
     tokens: Vec<Token>,
     rows: Vec<Row>,
@@ -65,16 +63,10 @@ pub struct Dispatcher {
 
 impl Dispatcher {
     /// Results go to `done`.
-    pub fn new(
-        engine: Arc<dyn RecordEngine>,
-        settings: DispatchSettings,
-        metrics: Arc<Metrics>,
-        done: mpsc::UnboundedSender<Done>,
-    ) -> Self {
+    pub fn new(engine: Arc<dyn RecordEngine>, settings: DispatchSettings, done: mpsc::UnboundedSender<Done>) -> Self {
         Dispatcher {
             engine,
             settings,
-            metrics,
             done,
             tokens: Vec::new(),
             rows: Vec::new(),
@@ -137,26 +129,12 @@ impl Dispatcher {
         let (rows, tokens) = (std::mem::replace(&mut self.rows, rest.0), std::mem::replace(&mut self.tokens, rest.1));
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
-        self.metrics.engine_batch_size.observe(rows.len() as f64);
-        tokio::spawn(apply_until_done(
-            self.engine.clone(),
-            self.settings,
-            self.metrics.clone(),
-            self.done.clone(),
-            tokens,
-            rows,
-        ));
+        tokio::spawn(apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows));
     }
 
     fn send_reads(&mut self) {
         let reads = std::mem::take(&mut self.reads);
-        tokio::spawn(read_until_done(
-            self.engine.clone(),
-            self.settings,
-            self.metrics.clone(),
-            self.done.clone(),
-            reads,
-        ));
+        tokio::spawn(read_until_done(self.engine.clone(), self.settings, self.done.clone(), reads));
     }
 }
 
@@ -178,8 +156,7 @@ impl Backoff {
 }
 
 /// Reports an error; `true` when the rows can be sent again.
-fn report(metrics: &Metrics, done: &mpsc::UnboundedSender<Done>, error: &EngineError) -> bool {
-    metrics.store_errors.of(error.kind).inc();
+fn report(done: &mpsc::UnboundedSender<Done>, error: &EngineError) -> bool {
     if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) {
         return done.send(Done::StoreReachable(Err(error.to_string()))).is_ok();
     }
@@ -191,7 +168,6 @@ fn report(metrics: &Metrics, done: &mpsc::UnboundedSender<Done>, error: &EngineE
 async fn apply_until_done(
     engine: Arc<dyn RecordEngine>,
     settings: DispatchSettings,
-    metrics: Arc<Metrics>,
     done: mpsc::UnboundedSender<Done>,
     mut tokens: Vec<Token>,
     mut rows: Vec<Row>,
@@ -199,20 +175,13 @@ async fn apply_until_done(
     let mut backoff = Backoff::new(&settings);
     let mut failed_before = false;
     loop {
-        let started = Instant::now();
         let results = engine.apply(&rows).await;
-        if let Some(row) = rows.first() {
-            metrics.engine_seconds.of(OperationKind::from(&row.operation)).observe(started.elapsed().as_secs_f64());
-        }
         let mut outcomes = Vec::with_capacity(results.len());
         let mut again = (Vec::new(), Vec::new());
         let mut error = None;
         for ((token, row), result) in tokens.into_iter().zip(rows).zip(results) {
             match result {
-                Ok(outcome) => {
-                    metrics.outcomes.count(OperationKind::from(&row.operation), &outcome);
-                    outcomes.push((token, outcome));
-                }
+                Ok(outcome) => outcomes.push((token, outcome)),
                 Err(why) => {
                     error = Some(why);
                     again.0.push(token);
@@ -228,7 +197,7 @@ async fn apply_until_done(
             return;
         }
         failed_before = true;
-        if error.is_some_and(|error| !report(&metrics, &done, &error)) {
+        if error.is_some_and(|error| !report(&done, &error)) {
             return;
         }
         (tokens, rows) = again;
@@ -239,7 +208,6 @@ async fn apply_until_done(
 async fn read_until_done(
     engine: Arc<dyn RecordEngine>,
     settings: DispatchSettings,
-    metrics: Arc<Metrics>,
     done: mpsc::UnboundedSender<Done>,
     mut reads: Vec<(FlightId, Txid)>,
 ) {
@@ -262,7 +230,7 @@ async fn read_until_done(
         if done.send(Done::Reads(states)).is_err() || again.is_empty() {
             return;
         }
-        if error.is_some_and(|error| !report(&metrics, &done, &error)) {
+        if error.is_some_and(|error| !report(&done, &error)) {
             return;
         }
         reads = again;

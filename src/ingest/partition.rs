@@ -33,6 +33,8 @@ pub struct PartitionState {
     pub dead_letters: DeadLetterGauge,
     /// What was committed last.
     pub committed: Option<Committed>,
+    /// Below it, an earlier assignment had read everything (and perhaps more).
+    read_before: u64,
     metrics: PartitionMetrics,
 }
 
@@ -48,6 +50,7 @@ impl PartitionState {
             halted: None,
             dead_letters: DeadLetterGauge::default(),
             committed: assigned.committed.clone(),
+            read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
             metrics,
         }
     }
@@ -55,6 +58,11 @@ impl PartitionState {
     /// Registers a message; `false` for one that was read before.
     pub fn deliver(&mut self, message: &Message) -> bool {
         self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len())
+    }
+
+    /// Whether a message is known to have been read under an earlier assignment.
+    pub fn is_replayed(&self, message: &Message) -> bool {
+        message.offset < self.read_before
     }
 
     /// Why it must be paused.
@@ -82,6 +90,7 @@ impl PartitionState {
         PartitionView {
             oldest_unfinished: self.tracker.oldest_unfinished(),
             read_timestamp_ms: self.tracker.read_timestamp_ms(),
+            position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
             at_bound: self.paused && self.over_half(bounds).is_some(),
         }
@@ -98,28 +107,18 @@ impl PartitionState {
     ) -> Result<PartitionView, BrokerError> {
         let (low, high) = broker.watermarks(partition).await?;
         let next = committed.as_ref().map_or(low, |committed| committed.offset);
-        if next >= high {
-            return Ok(PartitionView {
-                oldest_unfinished: None,
-                read_timestamp_ms: i64::MIN,
-                at_end: true,
-                at_bound: false,
-            });
-        }
-        let known = committed.and_then(|committed| serde_json::from_str::<PartitionView>(&committed.metadata).ok());
+        let unknown = PartitionView {
+            oldest_unfinished: (next < high).then_some((i64::MIN, next)),
+            read_timestamp_ms: i64::MIN,
+            position: next,
+            at_end: next >= high,
+            at_bound: false,
+        };
+        let known = committed.as_ref().and_then(view_in);
+        // Its end may have moved since it was committed.
         Ok(match known {
-            // Its end may have moved since.
-            Some(view) => PartitionView {
-                at_end: false,
-                oldest_unfinished: view.oldest_unfinished.or(Some((view.read_timestamp_ms, next))),
-                ..view
-            },
-            None => PartitionView {
-                oldest_unfinished: Some((i64::MIN, next)),
-                read_timestamp_ms: i64::MIN,
-                at_end: false,
-                at_bound: false,
-            },
+            Some(view) if next < high => PartitionView { at_end: view.position >= high, ..view },
+            _ => unknown,
         })
     }
 
@@ -148,5 +147,53 @@ impl PartitionState {
         metrics.paused.set(i64::from(self.paused));
         metrics.unfinished_events.set(self.tracker.unfinished() as i64);
         metrics.unfinished_bytes.set(self.tracker.unfinished_bytes() as i64);
+    }
+}
+
+/// What was said with a commit; `None`: nothing that can be read.
+fn view_in(committed: &Committed) -> Option<PartitionView> {
+    serde_json::from_str(&committed.metadata).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    const BOUNDS: PartitionBounds = PartitionBounds { span: 100, bytes: 1_000 };
+
+    fn state(committed: Option<Committed>) -> PartitionState {
+        let partition = TopicPartition { topic: "txs".into(), partition: 0 };
+        let metrics = Metrics::new().partition(&partition);
+        let position = committed.as_ref().map_or(0, |committed| committed.offset);
+        PartitionState::new(&Assigned { partition, epoch: 1, committed, position, high_watermark: 100 }, metrics)
+    }
+
+    fn message(offset: u64) -> Message {
+        Message { offset, timestamp_ms: 1_000, key: Bytes::new(), payload: Bytes::new(), headers: vec![] }
+    }
+
+    #[test]
+    fn what_was_read_and_not_committed_is_known_to_be_read_again() {
+        let mut first = state(None);
+        (0..5).for_each(|offset| assert!(first.deliver(&message(offset)) && !first.is_replayed(&message(offset))));
+        first.tracker.complete(0);
+        first.tracker.complete(3);
+        let committed = first.to_commit(&BOUNDS).unwrap();
+        assert_eq!(committed.offset, 1);
+
+        let second = state(Some(committed));
+        let replayed: Vec<u64> = (1..10).filter(|offset| second.is_replayed(&message(*offset))).collect();
+        assert_eq!(replayed, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_commit_of_somebody_else_tells_nothing_of_what_was_read() {
+        for metadata in ["", "{", "{\"read\":5}"] {
+            let state = state(Some(Committed { offset: 3, metadata: metadata.into() }));
+            assert!(!state.is_replayed(&message(3)), "{metadata}");
+        }
     }
 }

@@ -24,7 +24,7 @@ use crate::{
         publish::{Publisher, mismatch},
         replay::Modes,
     },
-    telemetry::{Completion, Metrics, Rebalance},
+    telemetry::{Completion, EventKind, Metrics, Rebalance},
 };
 
 /// Everything that the loop needs to know. Units are in the names.
@@ -142,12 +142,7 @@ impl Pipeline {
         let now = Instant::now();
         Pipeline {
             planner: Planner::new(settings.plan),
-            dispatcher: Dispatcher::new(
-                parts.engine.clone(),
-                settings.dispatch,
-                parts.metrics.clone(),
-                done_sender.clone(),
-            ),
+            dispatcher: Dispatcher::new(parts.engine.clone(), settings.dispatch, done_sender.clone()),
             partitions: BTreeMap::new(),
             chunks: VecDeque::new(),
             unprepared: 0,
@@ -235,6 +230,7 @@ impl Pipeline {
 
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
         tracing::info!(?partitions, lost, "revoked");
+        self.parts.metrics.rebalances.of(if lost { Rebalance::Lost } else { Rebalance::Revoked }).inc();
         if !lost {
             self.drain().await?;
             self.commit().await?;
@@ -262,6 +258,8 @@ impl Pipeline {
         if messages.is_empty() {
             return;
         }
+        let replayed = messages.iter().filter(|message| state.is_replayed(message)).count();
+        self.parts.metrics.replayed_events.inc_by(replayed as u64);
         if let Some(why) = state.over_bound(&self.settings.bounds) {
             tracing::warn!(partition = number, why, "paused: too much is unfinished");
             self.pause(number);
@@ -347,12 +345,15 @@ impl Pipeline {
     }
 
     fn submit(&mut self, event: EventRef, prepared: Prepared, now_ms: u64) {
+        let events = &self.parts.metrics.events;
         match prepared {
             Prepared::Validated(tx) => {
+                events.of(EventKind::Validated).inc();
                 let mode = self.parts.modes.of(event.partition, event.offset, &tx.txid);
                 self.planner.submit(event, tx, mode, now_ms);
             }
             Prepared::Seeded(seed) => {
+                events.of(EventKind::Seeded).inc();
                 let mode = self.parts.modes.of(event.partition, event.offset, &seed.txid);
                 self.planner.submit_seed(event, seed, mode, now_ms);
             }
@@ -494,6 +495,7 @@ impl Pipeline {
     fn observe(&self) {
         let counts = self.planner.counts();
         self.parts.metrics.parked.set(counts.parked as i64);
+        self.parts.metrics.parked_max.set(counts.parked_max as i64);
         self.parts.metrics.in_flight.set((counts.active + counts.parked) as i64);
         self.parts.health.set_idle(self.partitions.values().all(|state| state.tracker.unfinished() == 0));
         let now_ms = self.now_ms();

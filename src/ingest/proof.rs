@@ -25,6 +25,9 @@ pub struct PartitionView {
     /// Read to its parking bound, and paused there.
     #[serde(rename = "bound", default)]
     pub at_bound: bool,
+    /// Offset of the next event to be read: whoever has the partition next reads everything below it again.
+    #[serde(rename = "pos", default)]
+    pub position: u64,
 }
 
 /// What is known of the chain (and of the topics that are fed into it).
@@ -62,7 +65,13 @@ mod tests {
     const GRACE: i64 = 60;
 
     fn view(oldest: Option<(i64, u64)>, read: i64) -> PartitionView {
-        PartitionView { oldest_unfinished: oldest, read_timestamp_ms: read, at_end: false, at_bound: false }
+        PartitionView {
+            oldest_unfinished: oldest,
+            read_timestamp_ms: read,
+            position: 0,
+            at_end: false,
+            at_bound: false,
+        }
     }
 
     #[test]

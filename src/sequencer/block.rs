@@ -38,20 +38,19 @@ enum Standing {
 const NAMED: usize = 10;
 
 impl Handler {
-    /// Handles a block. A repeat of a sequence number is passed over.
+    /// Handles a block; `false`: it was passed over, because its sequence is not the next.
     pub async fn block_mined(
         &mut self,
         at: At,
         log: &mut DecisionLog,
         mined: &BlockMined<'_>,
         message: &Bytes,
-    ) -> Result<(), Stop> {
+    ) -> Result<bool, Stop> {
         let block = &mined.block;
-        if mined.sequence <= self.state.sequence {
-            tracing::debug!(sequence = mined.sequence, "a repeated block is passed over");
-            return Ok(());
+        if !self.is_next(mined.sequence) {
+            return Ok(false);
         }
-        self.check_follows(mined)?;
+        self.check_follows(block)?;
         let mut listed = listed(block)?;
         let mut steps = Steps::new(log, at.offset, at.making);
         let mut closed = false;
@@ -71,15 +70,23 @@ impl Handler {
         self.state.sequence = mined.sequence;
         self.state.tip = Some(Tip { hash: block.hash, height: block.height, block_id: block.block_id });
         self.parts.metrics.chain_tip_height.set(i64::from(block.height));
-        Ok(())
+        Ok(true)
     }
 
-    fn check_follows(&self, mined: &BlockMined<'_>) -> Result<(), Stop> {
-        let (block, expected) = (&mined.block, self.state.sequence + 1);
-        let name = hex_reversed(&block.hash);
-        if mined.sequence != expected {
-            return Err(Stop::Halt(format!("block {name} has sequence {}, but {expected} is next", mined.sequence)));
+    /// Whether a fed event is the next one. An earlier one is a repeat. A later one got into the chain before the one that
+    /// its feed failed to produce; that feed, or its successor, feeds both again in order. So both are passed over.
+    pub fn is_next(&self, sequence: u64) -> bool {
+        let expected = self.state.sequence + 1;
+        if sequence < expected {
+            tracing::debug!(sequence, expected, "a repeated block or reorg is passed over");
+        } else if sequence > expected {
+            tracing::warn!(sequence, expected, "a block or reorg out of sequence is passed over; it is fed again");
         }
+        sequence == expected
+    }
+
+    fn check_follows(&self, block: &Block<'_>) -> Result<(), Stop> {
+        let name = hex_reversed(&block.hash);
         if !block.longest_chain {
             return Err(Stop::Halt(format!("block {name} is on a side chain: side chains are not built yet")));
         }

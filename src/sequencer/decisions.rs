@@ -17,6 +17,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct DecisionTable {
     by_offset: BTreeMap<u64, Decided>,
+    /// Below it everything is handled: what still comes for it (a repeat, or a zombie's) does not count.
+    floor: u64,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,11 @@ pub enum BadDecision {
 }
 
 impl DecisionTable {
+    /// A table for somebody who goes on at this chain offset.
+    pub fn from_offset(floor: u64) -> Self {
+        DecisionTable { by_offset: BTreeMap::new(), floor }
+    }
+
     /// Takes one message; repeats of a step that is known are ignored.
     pub fn absorb(&mut self, message: &Message) -> Result<(), BadDecision> {
         let wrong = |why: String| BadDecision::NotADecision(message.offset, why);
@@ -55,6 +62,9 @@ impl DecisionTable {
             Event::Decision(decision) => decision,
             other => return Err(wrong(format!("a {} event", other.kind().name()))),
         };
+        if decision.chain_offset < self.floor {
+            return Ok(());
+        }
         let decided = self
             .by_offset
             .entry(decision.chain_offset)
@@ -94,6 +104,7 @@ impl DecisionTable {
     /// Forgets what lies below a chain offset that is handled.
     pub fn forget_below(&mut self, chain_offset: u64) {
         self.by_offset = self.by_offset.split_off(&chain_offset);
+        self.floor = self.floor.max(chain_offset);
     }
 
     /// Where in the topic the decisions on `chain_offset` and later ones begin, if there are any.
@@ -116,7 +127,8 @@ pub enum DecisionError {
 /// The decisions topic, open.
 pub struct DecisionLog {
     table: DecisionTable,
-    topic: String,
+    broker: Arc<dyn Broker>,
+    partition: TopicPartition,
     reader: Box<dyn Reader>,
     producer: Arc<dyn Producer>,
 }
@@ -124,24 +136,31 @@ pub struct DecisionLog {
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl DecisionLog {
-    /// Opens the topic and reads it from `from` to its end.
+    /// Opens the topic and reads it from `from` to its end, for somebody who goes on at `chain_offset`.
     pub async fn open(
-        broker: &dyn Broker,
+        broker: Arc<dyn Broker>,
         producer: Arc<dyn Producer>,
         topic: &str,
         from: u64,
+        chain_offset: u64,
     ) -> Result<Self, DecisionError> {
         let partition = TopicPartition { topic: topic.into(), partition: 0 };
-        let (_, high) = broker.watermarks(&partition).await?;
         let reader = broker.read(&partition, from).await?;
-        let mut log = DecisionLog { table: DecisionTable::default(), topic: topic.to_owned(), reader, producer };
-        log.read_up_to(high).await?;
+        let table = DecisionTable::from_offset(chain_offset);
+        let mut log = DecisionLog { table, broker, partition, reader, producer };
+        log.catch_up().await?;
         Ok(log)
     }
 
     /// What has been read.
     pub fn table(&self) -> &DecisionTable {
         &self.table
+    }
+
+    /// Reads what others have written meanwhile.
+    pub async fn catch_up(&mut self) -> Result<(), DecisionError> {
+        let (_, high) = self.broker.watermarks(&self.partition).await?;
+        self.read_up_to(high).await
     }
 
     async fn read_up_to(&mut self, end: u64) -> Result<(), DecisionError> {
@@ -163,8 +182,8 @@ impl DecisionLog {
     ) -> Result<DecisionBody, DecisionError> {
         let payload: Bytes = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode().into();
         let message = Produce {
-            topic: self.topic.clone(),
-            partition: Some(0),
+            topic: self.partition.topic.to_string(),
+            partition: Some(self.partition.partition),
             key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
             payload,
             ..Produce::default()

@@ -192,7 +192,8 @@ pub fn source_offset(message: &Message) -> Option<u64> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-fn sequence_of(message: &Message) -> Result<u64, String> {
+/// The `sequence` of a block or reorg, or why the message is neither.
+pub fn sequence_of(message: &Message) -> Result<u64, String> {
     match Event::decode(&message.payload) {
         Ok(Event::BlockMined(block)) => Ok(block.sequence),
         Ok(Event::Reorg(reorg)) => Ok(reorg.sequence),

@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
+    ingest::partition::PartitionState,
+    telemetry::Rebalance,
 };
 
 pub use block::hex_reversed;
@@ -55,12 +57,13 @@ pub struct Sequencer {
 /// The chain partition is ours.
 struct Holding {
     partition: TopicPartition,
+    /// What was read and what is handled, as it is shown.
+    state: PartitionState,
     epoch: u64,
     messages: mpsc::UnboundedSender<Batch>,
     task: JoinHandle<()>,
     to_commit: Option<Committed>,
     handled: u64,
-    halted: bool,
 }
 
 impl Sequencer {
@@ -88,6 +91,7 @@ impl Sequencer {
                 },
                 () = tokio::time::sleep_until(next_commit) => {
                     next_commit = Instant::now() + self.parts.settings.commit_interval;
+                    self.observe();
                     self.commit().await
                 }
             };
@@ -115,7 +119,11 @@ impl Sequencer {
     async fn on_polled(&mut self, polled: Polled) -> Result<(), Stop> {
         match polled {
             Polled::Messages(batch) => {
-                if let Some(holding) = self.holding.as_ref().filter(|holding| holding.epoch == batch.epoch) {
+                if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == batch.epoch) {
+                    holding.state.high_watermark = holding.state.high_watermark.max(batch.high_watermark);
+                    for message in &batch.messages {
+                        holding.state.deliver(message);
+                    }
                     // A worker that has ended has said why.
                     let _ = holding.messages.send(batch);
                 }
@@ -125,12 +133,15 @@ impl Sequencer {
                     self.take_hold(assigned)?;
                 }
             }
-            Polled::Revoked { lost, .. } => {
+            Polled::Revoked { partitions, lost } => {
+                let change = if lost { Rebalance::Lost } else { Rebalance::Revoked };
+                self.parts.metrics.rebalances.of(change).inc();
                 self.let_go().await;
                 if !lost {
                     self.commit().await?;
                 }
                 self.holding = None;
+                partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
                 self.consumer.finish_revocation();
             }
             Polled::End(_) => {}
@@ -143,15 +154,23 @@ impl Sequencer {
         let state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
         tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
         let (messages, received) = mpsc::unbounded_channel();
-        let worker = Worker::new(self.parts.clone(), self.mode, state, assigned.epoch, self.progress_sender.clone());
+        let worker = Worker::new(
+            self.parts.clone(),
+            self.mode,
+            state,
+            assigned.epoch,
+            assigned.position,
+            self.progress_sender.clone(),
+        );
+        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         self.holding = Some(Holding {
+            state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition)),
             partition: assigned.partition,
             epoch: assigned.epoch,
             messages,
             task: tokio::spawn(worker.run(received)),
             to_commit: None,
             handled: assigned.position,
-            halted: false,
         });
         Ok(())
     }
@@ -160,15 +179,14 @@ impl Sequencer {
         let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == epoch) else { return Ok(()) };
         match progress {
             Progress::Handled(committed) => {
-                holding.handled = committed.offset;
                 self.parts.metrics.chain_offset.set(committed.offset as i64);
-                holding.to_commit = Some(committed);
+                holding.on_handled(committed);
                 Ok(())
             }
             Progress::Stopped(stop @ Stop::Halt(_)) => {
                 let why = stop.to_string();
                 tracing::error!("the chain is halted: {why}");
-                holding.halted = true;
+                holding.state.halted = Some(why.clone());
                 self.parts.metrics.chain_halted.set(1);
                 self.parts.health.set(Condition::ChainRunning, Some(why));
                 match self.mode {
@@ -189,10 +207,15 @@ impl Sequencer {
             let epoch = holding.epoch;
             while let Ok((of, progress)) = self.progress.try_recv() {
                 if let (true, Progress::Handled(committed)) = (of == epoch, progress) {
-                    holding.handled = committed.offset;
-                    holding.to_commit = Some(committed);
+                    holding.on_handled(committed);
                 }
             }
+        }
+    }
+
+    fn observe(&self) {
+        if let Some(holding) = &self.holding {
+            holding.state.show(self.parts.clock.now_ms());
         }
     }
 
@@ -202,6 +225,7 @@ impl Sequencer {
         match self.consumer.commit(&[(holding.partition.clone(), committed)]).await {
             Ok(()) => {
                 holding.to_commit = None;
+                self.parts.metrics.commits.inc();
                 Ok(())
             }
             Err(error) if error.kind == BrokerErrorKind::Fatal => Err(error.into()),
@@ -211,6 +235,16 @@ impl Sequencer {
                 Ok(())
             }
         }
+    }
+}
+
+impl Holding {
+    fn on_handled(&mut self, committed: Committed) {
+        self.handled = committed.offset;
+        if let Some(offset) = committed.offset.checked_sub(1) {
+            self.state.tracker.complete(offset);
+        }
+        self.to_commit = Some(committed);
     }
 }
 

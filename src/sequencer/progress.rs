@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use crate::{
-    broker::{Broker, BrokerError, TopicPartition},
+    broker::{Broker, BrokerError, Message, TopicPartition},
     ingest::{pipeline::ChainProgress, proof::ChainView},
-    sequencer::{handler::SequencerTopics, state::ChainState},
+    sequencer::{feed::sequence_of, handler::SequencerTopics, state::ChainState},
 };
 
 /// Reads what the chain's group has committed.
@@ -28,12 +28,14 @@ impl ChainProgress for CommittedProgress {
         let offset = committed.as_ref().map_or(0, |committed| committed.offset);
         let state =
             committed.and_then(|committed| ChainState::from_metadata(&committed.metadata).ok()).unwrap_or_default();
-        let mut view = self.behind(&chain, offset).await?;
+        let mut view = self.first_open(&chain, offset, |_| true).await?;
+        // What the feed passes over (a repeat, or no event at all) never gets into the chain.
+        let is_new = |message: &Message| sequence_of(message).is_ok_and(|sequence| sequence > state.sequence);
         for (topic, next) in
             [(&self.topics.block_mined, state.block_mined_next), (&self.topics.reorgs, state.reorgs_next)]
         {
             let partition = TopicPartition { topic: topic.as_str().into(), partition: 0 };
-            view = match (view, self.behind(&partition, next).await?) {
+            view = match (view, self.first_open(&partition, next, is_new).await?) {
                 (ChainView::AtEnd, other) | (other, ChainView::AtEnd) => other,
                 (ChainView::Behind(one), ChainView::Behind(other)) => ChainView::Behind(one.min(other)),
             };
@@ -43,14 +45,30 @@ impl ChainProgress for CommittedProgress {
 }
 
 impl CommittedProgress {
-    async fn behind(&self, partition: &TopicPartition, next: u64) -> Result<ChainView, BrokerError> {
+    /// The first message from `next` on that is still to be handled.
+    async fn first_open(
+        &self,
+        partition: &TopicPartition,
+        next: u64,
+        is_open: impl Fn(&Message) -> bool,
+    ) -> Result<ChainView, BrokerError> {
         let (_, high) = self.broker.watermarks(partition).await?;
         if next >= high {
             return Ok(ChainView::AtEnd);
         }
         let mut reader = self.broker.read(partition, next).await?;
-        let first = reader.next(Duration::from_millis(500)).await?.into_iter().next();
-        // Nothing to be read yet proves nothing: as if it were as old as can be.
-        Ok(ChainView::Behind(first.map_or(i64::MIN, |message| message.timestamp_ms)))
+        while reader.position() < high {
+            let messages = reader.next(WAIT).await?;
+            if messages.is_empty() {
+                // What cannot be read yet proves nothing: as if it were as old as can be.
+                return Ok(ChainView::Behind(i64::MIN));
+            }
+            if let Some(message) = messages.iter().find(|message| is_open(message)) {
+                return Ok(ChainView::Behind(message.timestamp_ms));
+            }
+        }
+        Ok(ChainView::AtEnd)
     }
 }
+
+const WAIT: Duration = Duration::from_millis(500);

@@ -7,6 +7,7 @@
 use crate::{
     event::DecisionBody,
     sequencer::{Stop, decisions::DecisionLog},
+    tx::Txid,
 };
 
 /// Whether new decisions may be made.
@@ -37,6 +38,16 @@ impl<'a> Steps<'a> {
         let body = self.log.table().get(self.chain_offset, self.next).cloned();
         self.next += u32::from(body.is_some());
         body
+    }
+
+    /// The members that were live, of the cone whose decisions come next in the log. A rebuild waits for them before it
+    /// flags anything: once a parent is flagged, a child that is still on its way can never become live.
+    pub fn live_members_ahead(&self) -> Vec<Txid> {
+        let ahead = (self.next..).map_while(|step| match self.log.table().get(self.chain_offset, step) {
+            Some(DecisionBody::Cone { members, .. }) if !members.is_empty() => Some(members),
+            _ => None,
+        });
+        ahead.flatten().filter(|member| member.live).map(|member| member.txid).collect()
     }
 
     /// Whether any decision was taken.

@@ -37,9 +37,7 @@ impl Handler {
                 self.accept(at, steps, txid, height, &inputs, &losers).await
             }
             DecisionBody::Conflicting { txid, reason, height, .. } => {
-                if at.making == Making::Replaying {
-                    self.wait_for_bodies(at, &[txid]).await?;
-                }
+                self.wait_for_named(at, steps.live_members_ahead(), [txid]).await?;
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
                 let freed = self.settle(at, &members).await?;
                 self.second_chances(at, &freed, None, &members).await?;
@@ -61,10 +59,7 @@ impl Handler {
         inputs: &[DecidedInput],
         losers: &[Txid],
     ) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
-            let named: Vec<Txid> = losers.iter().copied().chain([txid]).collect();
-            self.wait_for_bodies(at, &named).await?;
-        }
+        self.wait_for_named(at, steps.live_members_ahead(), losers.iter().copied().chain([txid])).await?;
         let input_of = |loser: &Txid| {
             inputs
                 .iter()
@@ -84,6 +79,20 @@ impl Handler {
         self.second_chances(at, &freed, Some(txid), &members).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
         self.tell_conflicting(at, members).await
+    }
+
+    /// A rebuild applies a verdict only once everything that it names is there.
+    async fn wait_for_named(
+        &self,
+        at: At,
+        mut named: Vec<Txid>,
+        verdict: impl IntoIterator<Item = Txid>,
+    ) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            named.extend(verdict);
+            self.wait_for_bodies(at, &named).await?;
+        }
+        Ok(())
     }
 
     /// Flags losers and their cones, level by level: flag the pages, *then* read their slots; the spenders found are
@@ -108,10 +117,6 @@ impl Handler {
             };
             if chunk.is_empty() {
                 return Ok(members);
-            }
-            if at.making == Making::Replaying {
-                let live: Vec<Txid> = chunk.iter().filter(|member| member.live).map(|member| member.txid).collect();
-                self.wait_for_bodies(at, &live).await?;
             }
             let chunk: Vec<Loser> = chunk
                 .into_iter()

@@ -1,5 +1,7 @@
 //! Handles the chain's events while its partition is ours.
 
+use std::time::Duration;
+
 use tokio::sync::mpsc;
 
 use crate::{
@@ -13,6 +15,7 @@ use crate::{
         state::ChainState,
         steps::Making,
     },
+    telemetry::EventKind,
 };
 
 /// What a worker tells.
@@ -24,24 +27,29 @@ pub enum Progress {
     Stopped(Stop),
 }
 
+const TRIES_BEHIND: u32 = 20;
+const PAUSE_BEHIND: Duration = Duration::from_millis(100);
+
 /// Handles one event after the other.
 pub struct Worker {
     handler: Handler,
     mode: ChainMode,
     epoch: u64,
+    position: u64,
     progress: mpsc::UnboundedSender<(u64, Progress)>,
 }
 
 impl Worker {
-    /// A worker that goes on after `state`.
+    /// A worker that goes on at chain offset `position`, after `state`.
     pub fn new(
         parts: SequencerParts,
         mode: ChainMode,
         state: ChainState,
         epoch: u64,
+        position: u64,
         progress: mpsc::UnboundedSender<(u64, Progress)>,
     ) -> Self {
-        Worker { handler: Handler { parts, state }, mode, epoch, progress }
+        Worker { handler: Handler { parts, state }, mode, epoch, position, progress }
     }
 
     /// Runs until it is aborted or cannot go on.
@@ -55,10 +63,11 @@ impl Worker {
     async fn work(&mut self, messages: mpsc::UnboundedReceiver<Batch>) -> Result<(), Stop> {
         let parts = &self.handler.parts;
         let mut log = DecisionLog::open(
-            parts.broker.as_ref(),
+            parts.broker.clone(),
             parts.producer.clone(),
             &parts.topics.decisions,
             self.handler.state.decisions_from,
+            self.position,
         )
         .await?;
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
@@ -85,14 +94,35 @@ impl Worker {
     ) -> Result<(), Stop> {
         while let Some(batch) = messages.recv().await {
             for message in batch.messages {
-                self.handle(log, &message).await?;
+                // The broker may repeat what it has delivered.
+                if message.offset < self.position {
+                    continue;
+                }
+                self.handle_with_others(log, &message).await?;
                 let next = message.offset + 1;
+                self.position = next;
                 self.handler.state.decisions_from = log.handled_below(next);
                 let committed = Committed { offset: next, metadata: self.handler.state.to_metadata() };
                 let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
             }
         }
         Ok(())
+    }
+
+    /// Another sequencer that does not know yet that it lost the partition may be ahead: then what it decided is in the
+    /// log, and the event is handled again from its beginning.
+    async fn handle_with_others(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
+        for _ in 0..TRIES_BEHIND {
+            match self.handle(log, message).await {
+                Err(Stop::Behind(offset)) => {
+                    tracing::warn!(offset, "another sequencer is ahead: reading what it decided");
+                    tokio::time::sleep(PAUSE_BEHIND).await;
+                    log.catch_up().await?;
+                }
+                handled => return handled,
+            }
+        }
+        Err(Stop::Behind(message.offset))
     }
 
     async fn handle(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
@@ -105,10 +135,14 @@ impl Worker {
             Ok(event) => event,
             Err(error) => return self.bury(at, message, error.to_string()).await,
         };
+        if let Some(kind) = EventKind::of_chain(&event) {
+            self.handler.parts.metrics.events.of(kind).inc();
+        }
         match event {
             Event::BlockMined(block) => {
-                self.handler.block_mined(at, log, &block, &message.payload).await?;
-                self.note_source(message, |state| &mut state.block_mined_next);
+                if self.handler.block_mined(at, log, &block, &message.payload).await? {
+                    self.note_source(message, |state| &mut state.block_mined_next);
+                }
                 Ok(())
             }
             Event::Contest(contest) => self.handler.contest(at, log, &contest).await,
@@ -116,10 +150,7 @@ impl Worker {
                 Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
                 other => Err(Stop::Halt(format!("chain offset {}: {other:?} is not built yet", at.offset))),
             },
-            Event::Reorg(reorg) if reorg.sequence <= self.handler.state.sequence => {
-                self.note_source(message, |state| &mut state.reorgs_next);
-                Ok(())
-            }
+            Event::Reorg(reorg) if !self.handler.is_next(reorg.sequence) => Ok(()),
             Event::Reorg(reorg) => Err(Stop::Halt(format!(
                 "chain offset {}: reorg with sequence {}: reorgs are not built yet",
                 at.offset, reorg.sequence

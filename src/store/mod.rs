@@ -11,7 +11,7 @@ pub mod verify;
 
 mod scan;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::{sync::Arc, time::Duration};
 

@@ -72,7 +72,7 @@ async fn a_clean_store_of_many_pages_has_none() {
         }
         let parent = paged(batch_size, |_| ()).remove(0).txid;
         store.accept(&transaction(&[(outpoint(parent, 6), 7), (outpoint(parent, 0), 1)], &[8])).await;
-        for page in all_spent {
+        if let Some(page) = all_spent {
             store.must_apply(Key::master(parent), crate::record::Operation::SetPageSpent { page, spent: true }).await;
         }
         assert_eq!(violations(&store).await, [], "{batch_size}");
@@ -268,7 +268,7 @@ async fn what_is_wrong_with_the_pages_of_one_transaction() {
     ];
     for (number, (damage, mut expected)) in cases.into_iter().enumerate() {
         let store = store(2);
-        for page in paged(2, |pages| damage(pages)) {
+        for page in paged(2, damage) {
             store.plant(page).await;
         }
         expected.sort();

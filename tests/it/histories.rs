@@ -5,7 +5,11 @@
 
 use std::time::Duration;
 
-use utxo_store::{engine::seeded::Seeded, record::TxState};
+use utxo_store::{
+    broker::memory::MemoryFaults,
+    engine::{fault::Faults, seeded::Seeded},
+    record::TxState,
+};
 
 use crate::world::{Coin, Made, World, spend};
 
@@ -108,11 +112,44 @@ impl History {
     }
 }
 
+/// Each kind of fault is on in some histories and off in others.
+fn sometimes(random: &mut Seeded, probability: f64) -> f64 {
+    if random.below(3) == 0 { probability } else { 0.0 }
+}
+
+fn log_faults(random: &mut Seeded, seed: u64) -> MemoryFaults {
+    MemoryFaults {
+        seed,
+        duplicate: sometimes(random, 0.1),
+        delay: sometimes(random, 0.2),
+        delay_max: Duration::from_millis(200),
+        rebalance: sometimes(random, 0.02),
+        lost_assignment: sometimes(random, 0.02),
+        produce_refused: sometimes(random, 0.1),
+        produce_unacknowledged: sometimes(random, 0.1),
+    }
+}
+
+fn store_faults(random: &mut Seeded) -> Faults {
+    Faults {
+        lost_request: sometimes(random, 0.05),
+        lost_reply: sometimes(random, 0.05),
+        late: sometimes(random, 0.03),
+        late_within_calls: 200,
+        half_applied: sometimes(random, 0.05),
+        key_busy: sometimes(random, 0.05),
+        repeated: sometimes(random, 0.05),
+        failed_read: sometimes(random, 0.05),
+        delayed: sometimes(random, 0.2),
+        delay_within: Duration::from_millis(50),
+    }
+}
+
 async fn run(seed: u64) {
     let mut random = Seeded::new(seed);
     let kills = random.below(3);
     let (steps, instances) = (5 + random.below(40), 1 + random.below(2));
-    let world = World::new().await;
+    let world = World::with_faults(log_faults(&mut random, seed), store_faults(&mut random)).await;
     let mut history =
         History { random, world: world.clone(), coins: vec![], honest: vec![], mined: vec![], sequence: 0, tag: 0 };
     for tag in 0..2 {
@@ -154,6 +191,10 @@ fn histories_leave_no_violation_and_rebuild_to_the_same_state() {
         Some(seed) => vec![seed],
         None => (0..number("SEEDS").unwrap_or(100)).collect(),
     };
+    if std::env::var_os("RUST_LOG").is_some() {
+        utxo_store::telemetry::init_logging(utxo_store::config::LogFormat::Pretty, &std::env::var("RUST_LOG").unwrap())
+            .unwrap();
+    }
     for seed in seeds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -9,4 +9,5 @@ mod histories;
 mod kafka;
 mod kafka_server;
 mod pipeline;
+mod run;
 mod world;

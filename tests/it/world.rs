@@ -12,19 +12,24 @@ use utxo_store::{
         memory::{MemoryBroker, MemoryFaults, MemorySettings},
     },
     clock::Clock,
-    engine::{RecordEngine, memory::MemoryEngine},
+    engine::{
+        RecordEngine, Set,
+        fault::{FaultEngine, Faults},
+        memory::MemoryEngine,
+    },
     event::{Block, BlockMined, Event, Seeded, SeededOutput, Subtree, SubtreeTransactions, Validated},
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::DispatchSettings,
         partition::PartitionBounds,
-        pipeline::{PipelineReport, PipelineSettings},
+        pipeline::{ChainProgress, PipelineReport, PipelineSettings},
         plan::PlanSettings,
         prepare::PrepareSettings,
+        proof::ChainView,
     },
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
-    record::{Page, Rules},
-    sequencer::{SequencerSettings, SequencerTopics, chain_group},
+    record::{Page, Record, Rules},
+    sequencer::{SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress},
     store::{Store, StoreSettings},
     telemetry::Metrics,
     tx::{Network, Outpoint, Transaction, Txid, varint},
@@ -107,6 +112,7 @@ pub struct World {
     pub broker: MemoryBroker,
     pub clock: Clock,
     pub store: Store,
+    faulty: Store,
     pub settings: InstanceSettings,
 }
 
@@ -119,10 +125,12 @@ pub struct Running {
 
 impl World {
     pub async fn new() -> Self {
-        Self::with_faults(MemoryFaults::default()).await
+        Self::with_faults(MemoryFaults::default(), Faults::default()).await
     }
 
-    pub async fn with_faults(faults: MemoryFaults) -> Self {
+    /// What goes wrong between the instances and their log and store; the checks see the store as it is.
+    pub async fn with_faults(faults: MemoryFaults, engine_faults: Faults) -> Self {
+        let seed = faults.seed;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker = MemoryBroker::new(MemorySettings { faults, ..MemorySettings::new(clock.clone()) });
         let topics = SequencerTopics {
@@ -165,7 +173,10 @@ impl World {
             topics,
             sequencer_enabled: true,
         };
-        World { store: new_store(), broker, clock, settings }
+        let store = new_store();
+        let engine = Arc::new(FaultEngine::new(store.engine.clone(), seed).with(engine_faults));
+        let faulty = Store::new(engine, store.settings);
+        World { store, faulty, broker, clock, settings }
     }
 
     fn parts(&self, store: &Store) -> InstanceParts {
@@ -182,9 +193,10 @@ impl World {
     /// Starts an instance.
     pub fn start(&self) -> Running {
         let shutdown = CancellationToken::new();
-        let parts = self.parts(&self.store);
+        let parts = self.parts(&self.faulty);
         let health = parts.health.clone();
-        let task = tokio::spawn(instance::run(self.settings.clone(), parts, shutdown.clone()));
+        let run = instance::run(self.settings.clone(), parts, shutdown.clone());
+        let task = tokio::spawn(async move { run.await.inspect_err(|error| eprintln!("an instance ended: {error}")) });
         Running { shutdown, task, health }
     }
 
@@ -192,8 +204,38 @@ impl World {
     pub async fn rebuild(&self) -> Store {
         let store = new_store();
         let rebuilt = instance::rebuild(self.settings.clone(), self.parts(&store), CancellationToken::new());
-        tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await.expect("the rebuild stands").unwrap();
+        match tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await {
+            Ok(rebuilt) => drop(rebuilt.unwrap()),
+            Err(_) => panic!("the rebuild stands:\n{}", self.story(&store).await),
+        }
         store
+    }
+
+    /// Both logs of the sequencer and the transactions of both stores, for whoever has to find out what went wrong.
+    pub async fn story(&self, rebuilt: &Store) -> String {
+        let mut story = String::new();
+        for topic in ["chain", "decisions"] {
+            story += &format!("{topic}:\n");
+            let partition = TopicPartition { topic: topic.into(), partition: 0 };
+            let end = self.end(topic, 0).await;
+            let mut reader = self.broker.read(&partition, 0).await.unwrap();
+            while reader.position() < end {
+                for message in reader.next(Duration::from_millis(1)).await.unwrap() {
+                    let event = Event::decode(&message.payload).unwrap();
+                    story += &format!("  {} {}\n", message.offset, utxo_store::event::to_json(&event));
+                }
+            }
+        }
+        for (name, store) in [("live", &self.store), ("rebuilt", rebuilt)] {
+            story += &format!("{name}:\n");
+            let page = store.engine.scan(Set::Transactions, None, 100_000).await.unwrap();
+            for (key, record) in page.records {
+                let Record::Page(page) = record else { continue };
+                let spenders: Vec<_> = page.utxos.iter().flatten().map(|slot| slot.spender().map(|s| s.txid)).collect();
+                story += &format!("  {key} {:?} contested {:?} {spenders:?}\n", page.state(), page.contested);
+            }
+        }
+        story
     }
 
     /// Runs one instance until everything is consumed, then stops it.
@@ -205,25 +247,24 @@ impl World {
 
     /// Waits until the groups have committed the end of every topic that they consume.
     pub async fn until_consumed(&self) {
-        tokio::time::timeout(Duration::from_secs(3_600), async {
+        let consumed = tokio::time::timeout(Duration::from_secs(3_600), async {
             while !self.consumed().await {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-        })
-        .await
-        .expect("not everything is consumed");
+        });
+        if consumed.await.is_err() {
+            panic!("not everything is consumed:\n{}", self.story(&self.store).await);
+        }
     }
 
     async fn consumed(&self) -> bool {
-        let chain = [TopicPartition { topic: "chain".into(), partition: 0 }];
         let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
-        let fed = self.end("block-mined", 0).await + self.end("reorgs", 0).await;
-        self.caught_up(GROUP, &txs).await && self.caught_up(&chain_group(GROUP), &chain).await && {
-            let committed = self.broker.committed(&chain_group(GROUP), &chain).await.unwrap().remove(0);
-            let state = committed.map(|committed| committed.metadata).unwrap_or_default();
-            let state = utxo_store::sequencer::state::ChainState::from_metadata(&state).unwrap();
-            state.block_mined_next + state.reorgs_next >= fed
-        }
+        let progress = CommittedProgress {
+            broker: Arc::new(self.broker.clone()),
+            group: chain_group(GROUP),
+            topics: self.settings.topics.clone(),
+        };
+        self.caught_up(GROUP, &txs).await && progress.view().await.unwrap() == ChainView::AtEnd
     }
 
     async fn end(&self, topic: &str, partition: i32) -> u64 {
@@ -251,7 +292,8 @@ impl World {
             payload: payload.into(),
             ..Produce::default()
         };
-        self.broker.producer().await.unwrap().produce(message).await.unwrap();
+        let producer = self.broker.producer().await.unwrap();
+        while producer.produce(message.clone()).await.is_err() {}
     }
 
     /// Produces a validated transaction.

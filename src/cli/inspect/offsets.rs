@@ -1,0 +1,174 @@
+//! `utxo-store inspect offsets`: where the groups stand in what they consume.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::super::{CommandResult, ConfigArgs, opening};
+use crate::{
+    broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
+    config::Config,
+    sequencer::chain_group,
+};
+
+const AFTER_HELP: &str = "\
+Asks the brokers and joins no group. `metadata` is what was said with the commit: of validated transactions the oldest
+unfinished event and how far was read, of the chain its state.
+
+Example: utxo-store inspect offsets --config deploy/utxo-store.toml --json";
+
+/// Arguments of `inspect offsets`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct OffsetsArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where a group stands in a partition.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Place {
+    /// The partition's number.
+    pub partition: i32,
+    /// Offset of the first message that is kept.
+    pub low: u64,
+    /// Everything below it is completed; `None`: nothing was committed yet.
+    pub committed: Option<u64>,
+    /// Offset of the next message to be produced.
+    pub end: u64,
+    /// Messages between the two.
+    pub lag: u64,
+    /// What was said with the commit.
+    pub metadata: Option<serde_json::Value>,
+}
+
+/// Where a group stands in a topic.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Group {
+    group: String,
+    topic: String,
+    lag: u64,
+    /// By partition.
+    pub partitions: Vec<Place>,
+}
+
+impl OffsetsArgs {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+        let config = self.config.load()?;
+        let groups = groups(opening::broker(&config)?.as_ref(), &config).await?;
+        if self.json {
+            serde_json::to_writer(&mut *out, &serde_json::json!({ "groups": groups }))?;
+            writeln!(out)?;
+        } else {
+            write_table(&groups, out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Both groups of an instance: that of the validated transactions, and that of the chain.
+///
+/// # Errors
+/// The broker does not answer, or a topic does not exist.
+pub async fn groups(broker: &dyn Broker, config: &Config) -> Result<Vec<Group>, BrokerError> {
+    let (group, topics) = (&config.kafka.group, &config.kafka.topics);
+    Ok(vec![
+        standing(broker, group, topics.validated_txs.as_str()).await?,
+        standing(broker, &chain_group(group), topics.chain.as_str()).await?,
+    ])
+}
+
+async fn standing(broker: &dyn Broker, group: &str, topic: &str) -> Result<Group, BrokerError> {
+    let missing = || BrokerError::new(BrokerErrorKind::Refused, "look up topic", format!("{topic} does not exist"));
+    let count = broker.partitions(topic).await?.ok_or_else(missing)?;
+    let at: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();
+    let mut places = Vec::new();
+    for (at, committed) in at.iter().zip(broker.committed(group, &at).await?) {
+        let (low, end) = broker.watermarks(at).await?;
+        let offset = committed.as_ref().map(|committed| committed.offset);
+        places.push(Place {
+            partition: at.partition,
+            low,
+            committed: offset,
+            end,
+            lag: end.saturating_sub(offset.unwrap_or(low)),
+            metadata: committed.map(|committed| committed.metadata).filter(|text| !text.is_empty()).map(structured),
+        });
+    }
+    let lag = places.iter().map(|place| place.lag).sum();
+    Ok(Group { group: group.to_owned(), topic: topic.to_owned(), lag, partitions: places })
+}
+
+/// Metadata of this program is JSON; somebody else's is shown as the text that it is.
+fn structured(metadata: String) -> serde_json::Value {
+    serde_json::from_str(&metadata).unwrap_or(serde_json::Value::String(metadata))
+}
+
+fn write_table(groups: &[Group], out: &mut impl Write) -> io::Result<()> {
+    for Group { group, topic, lag, partitions } in groups {
+        writeln!(out, "group {group} in topic {topic}: {lag} behind")?;
+        writeln!(out, "{:>9} {:>12} {:>12} {:>12} {:>10}  metadata", "partition", "low", "committed", "end", "lag")?;
+        for Place { partition, low, committed, end, lag, metadata } in partitions {
+            let committed = committed.map_or("-".to_owned(), |offset| offset.to_string());
+            let metadata = metadata.as_ref().map_or(String::new(), ToString::to_string);
+            writeln!(out, "{partition:>9} {low:>12} {committed:>12} {end:>12} {lag:>10}  {metadata}")?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        broker::{
+            Committed, NewTopic, Polled, Produce,
+            memory::{MemoryBroker, MemorySettings},
+        },
+        clock::Clock,
+    };
+
+    async fn broker() -> MemoryBroker {
+        let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(1_000)));
+        let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: vec![] };
+        broker.create_topics(&[new("utxo.validated-txs", 2), new("utxo.chain", 1)]).await.unwrap();
+        let message = Produce { topic: "utxo.validated-txs".into(), partition: Some(1), ..Produce::default() };
+        broker.producer().await.unwrap().produce_all(vec![message; 3]).await.unwrap();
+        broker
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn both_groups_are_shown_with_their_lag_and_what_was_said() {
+        let broker = broker().await;
+        let mut member = broker.subscribe("utxo-store", &["utxo.validated-txs".into()]).await.unwrap();
+        while !matches!(member.poll().await.unwrap(), Polled::Messages(_)) {}
+        let at = TopicPartition { topic: "utxo.validated-txs".into(), partition: 1 };
+        let committed = Committed { offset: 2, metadata: "{\"read\":7}".into() };
+        member.commit(&[(at, committed)]).await.unwrap();
+
+        let groups = groups(&broker, &Config::default()).await.unwrap();
+        assert_eq!((groups[0].lag, groups[1].lag), (1, 0));
+        assert_eq!((&*groups[1].group, &*groups[1].topic), ("utxo-store.chain", "utxo.chain"));
+        let [empty, behind] = &groups[0].partitions[..] else { panic!("{groups:?}") };
+        assert_eq!((empty.committed, empty.lag, &empty.metadata), (None, 0, &None));
+        assert_eq!((behind.low, behind.committed, behind.end, behind.lag), (0, Some(2), 3, 1));
+        assert_eq!(behind.metadata, Some(serde_json::json!({ "read": 7 })));
+
+        let mut table = Vec::new();
+        write_table(&groups, &mut table).unwrap();
+        let table = String::from_utf8(table).unwrap();
+        assert_eq!(table.lines().count(), 7, "{table}");
+        assert!(table.contains("{\"read\":7}"), "{table}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_topic_that_is_not_there_is_named() {
+        let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(1_000)));
+        let error = groups(&broker, &Config::default()).await.unwrap_err().to_string();
+        assert!(error.contains("utxo.validated-txs does not exist"), "{error}");
+    }
+}

@@ -1,0 +1,191 @@
+//! `utxo-store replay --rebuild`: the state anew, from the log, into an empty store.
+
+use std::{
+    convert::Infallible,
+    io::{self, Write},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CommandResult, ConfigArgs, Failure, block_on, inspect,
+    offline::Progress,
+    opening::{self, Watched},
+    signals, wiring,
+};
+use crate::{
+    broker::Broker,
+    config::{Config, StoreUrl},
+    ingest::pipeline::PipelineReport,
+    instance,
+    store::{
+        Store,
+        digest::{StateDigest, Survey},
+        stats::StoreStats,
+    },
+    telemetry::{Completion, Metrics},
+};
+
+const AFTER_HELP: &str = "\
+Reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing, commits
+nothing, and joins no group: it can run beside the instances. The digest that it prints equals that of the live store,
+once that has committed everything and stands.
+
+Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt";
+
+/// How often the progress bar moves.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Arguments of `replay`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct ReplayArgs {
+    /// Build the whole state, from offset 0
+    #[arg(long, required = true)]
+    rebuild: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Where to build it: an empty store (store.url is not touched)
+    #[arg(long, value_name = "URL")]
+    store: StoreUrl,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a rebuild came to.
+#[derive(Debug, Serialize)]
+struct Rebuilt<'a> {
+    digest: StateDigest,
+    events: u64,
+    chain_offset: u64,
+    seconds: f64,
+    #[serde(flatten)]
+    stats: &'a StoreStats,
+}
+
+impl ReplayArgs {
+    pub(super) fn run(self) -> CommandResult {
+        let config = self.config.load()?;
+        opening::logging(&config)?;
+        block_on(self.rebuild(config))
+    }
+
+    async fn rebuild(self, config: Config) -> CommandResult {
+        let shutdown = CancellationToken::new();
+        signals::cancel_on_signals(shutdown.clone())?;
+        let broker = opening::broker(&config)?;
+        let watched = Watched::new(&config);
+        let store = opening::store(&config, &self.store, &watched.metrics).await?;
+        let started = Instant::now();
+        let replayed = self.replay(&config, broker, &store, &watched, shutdown).await;
+        let surveyed = match replayed {
+            Ok(report) => survey(&store).await.map(|survey| (report, survey)),
+            Err(failure) => Err(failure),
+        };
+        let closed = store.engine.close().await;
+        let (report, survey) = surveyed?;
+        closed?;
+        let rebuilt = Rebuilt {
+            digest: survey.digest,
+            events: report.completed,
+            chain_offset: u64::try_from(watched.metrics.chain_offset.get()).unwrap_or(0),
+            seconds: started.elapsed().as_secs_f64(),
+            stats: &survey.stats,
+        };
+        self.print(&rebuilt, &mut io::stdout().lock())
+    }
+
+    async fn replay(
+        &self,
+        config: &Config,
+        broker: Arc<dyn Broker>,
+        store: &Store,
+        watched: &Watched,
+        shutdown: CancellationToken,
+    ) -> Result<PipelineReport, Failure> {
+        let groups = inspect::offsets::groups(broker.as_ref(), config).await?;
+        let places = groups.iter().flat_map(|group| &group.partitions);
+        let total = places.filter_map(|place| place.committed).sum();
+        let parts = opening::parts(broker, store.clone(), watched)?;
+        let replay = instance::rebuild(wiring::instance(config), parts, shutdown.clone());
+        let report = tokio::select! {
+            report = replay => report.map_err(|error| Failure::new(format!("{}: {error}", self.store)))?,
+            never = show(total, &watched.metrics) => match never {},
+        };
+        // A rebuild that was stopped looks like one that has ended.
+        match shutdown.is_cancelled() {
+            true => Err(Failure::new(format!("stopped before the end: {} is incomplete, remove it", self.store))),
+            false => Ok(report),
+        }
+    }
+
+    fn print(&self, rebuilt: &Rebuilt<'_>, out: &mut impl Write) -> CommandResult {
+        if self.json {
+            serde_json::to_writer(&mut *out, rebuilt)?;
+            writeln!(out)?;
+        } else {
+            let Rebuilt { digest, events, chain_offset, seconds, stats } = rebuilt;
+            writeln!(out, "{events} events and {chain_offset} of the chain in {seconds:.1} s")?;
+            writeln!(out, "{} blocks, {} transactions, {} unspent", stats.blocks, stats.transactions, stats.unspent)?;
+            writeln!(out, "digest {digest}")?;
+        }
+        Ok(())
+    }
+}
+
+async fn survey(store: &Store) -> Result<Survey, Failure> {
+    let progress = Progress::start("digest");
+    Ok(store.survey(|seen| progress.seen(seen)).await?)
+}
+
+/// Shows how far it is, until it is dropped; nothing where standard error is no terminal.
+async fn show(total: u64, metrics: &Metrics) -> Infallible {
+    let bar = ProgressBar::new(total);
+    let template = "{wide_bar} {human_pos}/{human_len} events, {per_sec}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    let _cleared = Cleared(bar.clone());
+    loop {
+        tokio::time::sleep(TICK).await;
+        bar.set_position(done(metrics));
+    }
+}
+
+/// Events that are done: those of the validated transactions, and those of the chain.
+fn done(metrics: &Metrics) -> u64 {
+    let ways = [Completion::Live, Completion::Contested, Completion::DeadLetter, Completion::PassedOver];
+    let completed: u64 = ways.map(|how| metrics.completed.of(how).get()).iter().sum();
+    completed + u64::try_from(metrics.chain_offset.get()).unwrap_or(0)
+}
+
+/// Takes the bar away at the end.
+struct Cleared(ProgressBar);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_is_counted_over_both_logs() {
+        let metrics = Metrics::new();
+        metrics.completed.of(Completion::Live).inc_by(3);
+        metrics.completed.of(Completion::Contested).inc_by(4);
+        metrics.completed.of(Completion::DeadLetter).inc_by(5);
+        metrics.completed.of(Completion::PassedOver).inc_by(6);
+        metrics.chain_offset.set(7);
+        assert_eq!(done(&metrics), 25);
+    }
+}
