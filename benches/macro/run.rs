@@ -142,9 +142,9 @@ async fn measured(case: &Case) -> Outcome {
             let engine = FjallEngine::open(directory.path(), RULES, FjallOptions::default()).expect("a new store");
             let engine = Arc::new(engine);
             fill(case, engine.as_ref()).await;
-            let syncs_before = engine.syncs();
+            let before = engine.groups();
             let (outcome, notes) = consume(case, engine.clone(), 2 * case.transactions as usize).await;
-            let syncs = engine.syncs() - syncs_before;
+            let syncs = engine.groups() - before;
             engine.close().await.expect("closed");
             drop(directory);
             Outcome {
