@@ -16,7 +16,7 @@ lint: setup ## format and lints only
 	@scripts/lint.sh
 
 bench: setup ## micro and whole-pipeline benchmarks
-	@cargo bench --locked
+	@cargo bench --locked --bench micro --bench macro
 
 setup:
 	@scripts/setup.sh

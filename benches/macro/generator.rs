@@ -88,7 +88,7 @@ impl Generator {
     }
 
     /// What must be in the store before the run, as messages.
-    pub fn from_before(&self) -> impl Iterator<Item = Vec<Message>> {
+    pub fn parents_from_before(&self) -> impl Iterator<Item = Vec<Message>> {
         let outside = (0..self.total).filter_map(|index| match self.parent_of(index) {
             Parent::Outside(output) => Some(self.outside(output).0),
             Parent::Inside { .. } => None,

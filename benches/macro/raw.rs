@@ -52,7 +52,7 @@ pub fn same_writes(generator: Generator, notes: &[Note], syncs: u64) -> Raw {
     let keyspaces = KEYSPACES.map(|name| database.keyspace(name, KeyspaceCreateOptions::default).expect("a keyspace"));
 
     let mut model = Model::default();
-    for messages in generator.from_before() {
+    for messages in generator.parents_from_before() {
         let notes: Vec<Note> = messages.iter().map(|message| model.there(page_of(message))).collect();
         commit(&database, &keyspaces, &model.writes_of(&notes));
     }
