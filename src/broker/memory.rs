@@ -296,4 +296,5 @@ impl Producer for MemoryProducer {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;

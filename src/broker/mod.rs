@@ -3,6 +3,8 @@
 //! An *offset* is always the next message to read. [`kafka`] is the only place that names rdkafka; [`memory`] is for
 //! tests and simulation.
 
+pub mod conformance;
+pub mod kafka;
 pub mod memory;
 mod partitioner;
 pub mod replay;

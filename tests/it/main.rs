@@ -1,8 +1,11 @@
-//! Integration tests: the binary and the library from outside.
+//! Integration tests: the binary and the library from outside. What needs a real part beside it and does not find it is
+//! skipped, loudly: a line that starts with `SKIPPED:` on standard error.
 
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli;
+mod kafka;
+mod kafka_server;
 mod pipeline;
 mod world;

@@ -68,6 +68,7 @@ impl Consumer for MemoryConsumer {
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
         let mut guard = self.open("seek")?;
         let state = &mut *guard;
+        self.owned(state, "seek", partition)?;
         state.logs.get("seek", partition)?.check("seek", partition, offset)?;
         let epoch = state.logs.next_epoch();
         self.owned(state, "seek", partition)?.seek(epoch, offset);

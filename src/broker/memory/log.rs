@@ -139,6 +139,7 @@ impl group::Log for Logs {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use bytes::Bytes;
 
@@ -173,7 +174,9 @@ mod tests {
     #[test]
     fn retention_only_rises_and_stops_at_the_end() {
         let mut log = PartitionLog::default();
-        (0..5).for_each(|_| drop(log.append(message(1))));
+        for _ in 0..5 {
+            log.append(message(1));
+        }
         log.truncate(3);
         log.truncate(1);
         assert_eq!((log.low, offsets(&log, 0, 10, 100).0), (3, vec![3, 4]));

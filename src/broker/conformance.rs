@@ -1,0 +1,432 @@
+//! What every broker must do, as checks that run against any of them. They panic where one does not.
+//!
+//! Every wait has a bound so that a broken broker fails instead of hanging; no check rests on how long something takes,
+//! except that *nothing* happens, for which [`QUIET`] is given.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::time::timeout;
+
+use super::{
+    Assigned, Batch, Broker, BrokerErrorKind, Committed, Consumer, Message, NewTopic, Polled, Produce, TopicPartition,
+    partitioner::partition_of,
+};
+
+/// For how long nothing must happen where nothing may.
+pub const QUIET: Duration = Duration::from_millis(400);
+/// When to give up on something that must happen.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// The topics that [`run`] needs, for a broker that cannot create them itself.
+pub fn topics(prefix: &str) -> Vec<NewTopic> {
+    ["order", "resume", "seek", "rebalance", "refused", "reader", "range", "produce", "pause", "drop"]
+        .map(|name| NewTopic {
+            name: format!("{prefix}{name}"),
+            partitions: if name == "rebalance" || name == "produce" { 4 } else { 1 },
+            config: Vec::new(),
+        })
+        .to_vec()
+}
+
+/// Runs every check on a broker whose groups rebalance cooperatively, and which has none of the topics' messages yet.
+/// Creates the topics if need be.
+pub async fn run(broker: Arc<dyn Broker>, prefix: &str) {
+    run_expecting(broker, prefix, 2).await;
+}
+
+/// The same for a broker whose groups revoke everything at every change.
+pub async fn run_eager(broker: Arc<dyn Broker>, prefix: &str) {
+    run_expecting(broker, prefix, 4).await;
+}
+
+/// `revoked`: how many of one member's four partitions are revoked when a second one joins.
+async fn run_expecting(broker: Arc<dyn Broker>, prefix: &str, revoked: usize) {
+    let suite = Suite { broker, prefix: prefix.to_owned(), revoked };
+    suite.broker.create_topics(&topics(prefix)).await.unwrap();
+    suite.topics_are_what_they_were_made().await;
+    suite.messages_come_whole_and_in_order().await;
+    suite.a_commit_is_resumed_with_its_metadata().await;
+    suite.a_seek_reads_under_a_new_epoch().await;
+    suite.a_revocation_waits_and_fences().await;
+    suite.foreign_partitions_are_refused().await;
+    suite.a_reader_knows_its_position().await;
+    suite.a_position_out_of_range_is_an_error().await;
+    suite.messages_go_where_they_belong().await;
+    suite.a_paused_partition_is_silent().await;
+    suite.a_dropped_member_is_gone().await;
+}
+
+struct Suite {
+    broker: Arc<dyn Broker>,
+    prefix: String,
+    revoked: usize,
+}
+
+/// A member with what it heard.
+struct Member {
+    consumer: Box<dyn Consumer>,
+    assigned: BTreeMap<TopicPartition, Assigned>,
+}
+
+impl Member {
+    async fn hear(&mut self) -> Result<Polled, super::BrokerError> {
+        let polled = timeout(PATIENCE, self.consumer.poll()).await.expect("something to hear in time");
+        if let Ok(Polled::Assigned(assigned)) = &polled {
+            self.assigned.extend(assigned.iter().map(|a| (a.partition.clone(), a.clone())));
+        }
+        polled
+    }
+
+    /// Polls until `count` partitions are assigned.
+    async fn until_assigned(&mut self, count: usize) {
+        while self.assigned.len() < count {
+            match self.hear().await.unwrap() {
+                Polled::Revoked { partitions, .. } => {
+                    partitions.iter().for_each(|at| drop(self.assigned.remove(at)));
+                    self.consumer.finish_revocation();
+                }
+                _ => continue,
+            }
+        }
+    }
+
+    async fn batch(&mut self) -> Batch {
+        loop {
+            if let Polled::Messages(batch) = self.hear().await.unwrap() {
+                return batch;
+            }
+        }
+    }
+
+    /// The messages of the partitions until one of them ends.
+    async fn until_end(&mut self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        loop {
+            match self.hear().await.unwrap() {
+                Polled::Messages(batch) => messages.extend(batch.messages),
+                Polled::End(_) => return messages,
+                _ => {}
+            }
+        }
+    }
+
+    async fn is_quiet(&mut self) -> bool {
+        timeout(QUIET, self.consumer.poll()).await.is_err()
+    }
+}
+
+impl Suite {
+    fn topic(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn at(&self, name: &str, partition: i32) -> TopicPartition {
+        TopicPartition { topic: self.topic(name).into(), partition }
+    }
+
+    async fn join(&self, name: &str) -> Member {
+        let group = format!("{}{name}-group", self.prefix);
+        let consumer = self.broker.subscribe(&group, &[self.topic(name)]).await.unwrap();
+        Member { consumer, assigned: BTreeMap::new() }
+    }
+
+    async fn fill(&self, name: &str, partition: i32, count: usize) {
+        let messages = (0..count).map(|i| numbered(&self.topic(name), partition, i)).collect();
+        let delivered = self.broker.producer().await.unwrap().produce_all(messages).await.unwrap();
+        assert_eq!(delivered.len(), count);
+        assert!(delivered.windows(2).all(|pair| pair[0].offset < pair[1].offset), "offsets follow the order of calls");
+    }
+
+    async fn topics_are_what_they_were_made(&self) {
+        assert_eq!(self.broker.partitions(&self.topic("rebalance")).await.unwrap(), Some(4));
+        assert_eq!(self.broker.partitions(&self.topic("unheard-of")).await.unwrap(), None);
+        let mut topics = topics(&self.prefix);
+        self.broker.create_topics(&topics).await.unwrap();
+        topics[0].partitions += 1;
+        assert_eq!(self.broker.create_topics(&topics).await.unwrap_err().kind, BrokerErrorKind::Refused);
+        let missing = self.broker.subscribe("group", &[self.topic("unheard-of")]).await;
+        assert_eq!(missing.err().unwrap().kind, BrokerErrorKind::Refused);
+    }
+
+    async fn messages_come_whole_and_in_order(&self) {
+        const COUNT: usize = 3000;
+        self.fill("order", 0, COUNT).await;
+        let mut member = self.join("order").await;
+        member.until_assigned(1).await;
+        let assigned = member.assigned.values().next().unwrap().clone();
+        assert_eq!((assigned.position, assigned.committed, assigned.high_watermark), (0, None, COUNT as u64));
+        let mut messages = Vec::new();
+        loop {
+            // A future dropped at any point must not take anything with it.
+            let Ok(polled) = timeout(Duration::from_micros(200), member.consumer.poll()).await else { continue };
+            match polled.unwrap() {
+                Polled::Messages(batch) => {
+                    assert_eq!(batch.epoch, assigned.epoch);
+                    assert!(batch.high_watermark > batch.messages.last().unwrap().offset);
+                    messages.extend(batch.messages);
+                }
+                Polled::End(at) => break assert_eq!(at, assigned.partition),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(messages.len(), COUNT);
+        for (i, message) in messages.iter().enumerate() {
+            let sent = numbered("", 0, i);
+            assert_eq!((message.offset, Some(message.timestamp_ms)), (i as u64, sent.timestamp_ms));
+            assert_eq!((&message.key, &message.payload, &message.headers), (&sent.key, &sent.payload, &sent.headers));
+        }
+        assert!(member.is_quiet().await, "an end is told once");
+        self.fill("order", 0, 2).await;
+        assert_eq!(member.until_end().await.len(), 2, "and once more when it is reached again");
+        member.consumer.close().await.unwrap();
+        assert_eq!(
+            member.consumer.commit(&[(self.at("order", 0), offset(1))]).await.unwrap_err().kind,
+            BrokerErrorKind::Fatal
+        );
+    }
+
+    async fn a_commit_is_resumed_with_its_metadata(&self) {
+        let at = self.at("resume", 0);
+        self.fill("resume", 0, 20).await;
+        let mut first = self.join("resume").await;
+        first.until_assigned(1).await;
+        let committed = Committed { offset: 12, metadata: "what the offset means: ü".into() };
+        first.consumer.commit(&[(at.clone(), committed.clone())]).await.unwrap();
+        let long = Committed { offset: 13, metadata: "x".repeat(super::MAX_COMMIT_METADATA + 1) };
+        assert_eq!(first.consumer.commit(&[(at.clone(), long)]).await.unwrap_err().kind, BrokerErrorKind::Refused);
+        first.consumer.close().await.unwrap();
+
+        let mut second = self.join("resume").await;
+        second.until_assigned(1).await;
+        let assigned = second.assigned[&at].clone();
+        assert_eq!((assigned.position, assigned.committed.as_ref()), (12, Some(&committed)));
+        assert_ne!(assigned.epoch, first.assigned[&at].epoch);
+        assert_eq!(second.batch().await.messages[0].offset, 12);
+        second.consumer.close().await.unwrap();
+        let group = format!("{}resume-group", self.prefix);
+        assert_eq!(self.broker.committed(&group, std::slice::from_ref(&at)).await.unwrap(), [Some(committed)]);
+        assert_eq!(self.broker.committed("a group that nobody knows", &[at]).await.unwrap(), [None]);
+    }
+
+    async fn a_seek_reads_under_a_new_epoch(&self) {
+        let at = self.at("seek", 0);
+        self.fill("seek", 0, 50).await;
+        let mut member = self.join("seek").await;
+        assert_eq!(member.until_end().await.len(), 50);
+        for target in [10, 0, 49] {
+            let epoch = member.consumer.seek(&at, target).await.unwrap();
+            assert_ne!(epoch, member.assigned[&at].epoch);
+            let batch = loop {
+                let batch = member.batch().await;
+                if batch.epoch == epoch {
+                    break batch;
+                }
+            };
+            assert_eq!(batch.messages[0].offset, target);
+            member.assigned.get_mut(&at).unwrap().epoch = epoch;
+        }
+        let error = member.consumer.seek(&at, 51).await.unwrap_err();
+        assert_eq!(error.kind, BrokerErrorKind::OutOfRange, "{error}");
+        assert!(error.message.contains("51") && error.message.contains(&at.to_string()), "{error}");
+        member.consumer.close().await.unwrap();
+    }
+
+    async fn a_revocation_waits_and_fences(&self) {
+        for partition in 0..4 {
+            self.fill("rebalance", partition, 5).await;
+        }
+        let mut first = self.join("rebalance").await;
+        first.until_assigned(4).await;
+        let mut second = self.join("rebalance").await;
+        let revoked = loop {
+            match first.hear().await.unwrap() {
+                Polled::Revoked { partitions, lost } => break assert_not_lost(partitions, lost),
+                _ => continue,
+            }
+        };
+        assert_eq!(revoked.len(), self.revoked, "{revoked:?}");
+        assert!(second.is_quiet().await, "nothing is handed over before it is let go");
+        let last_words: Vec<_> = revoked.iter().map(|at| (at.clone(), offset(3))).collect();
+        commit_patiently(&mut first, &last_words).await;
+        let refused = first.consumer.seek(&revoked[0], 0).await.unwrap_err();
+        assert_eq!(refused.kind, BrokerErrorKind::NotAssigned);
+        first.consumer.finish_revocation();
+
+        // Both must be polled: a group settles only when all its members take part.
+        let before = first.assigned.clone();
+        let mut moved = BTreeMap::new();
+        first.assigned.retain(|at, _| !revoked.contains(at));
+        while moved.len() < 2 || first.assigned.len() < 2 {
+            tokio::select! {
+                polled = second.hear() => if let Polled::Assigned(assigned) = polled.unwrap() {
+                    moved.extend(assigned.into_iter().map(|a| (a.partition.clone(), a)));
+                },
+                polled = first.hear() => if let Polled::Messages(batch) = polled.unwrap() {
+                    let owned = first.assigned.get(&batch.partition);
+                    assert_eq!(Some(batch.epoch), owned.map(|a| a.epoch), "{} is no longer read", batch.partition);
+                },
+            }
+        }
+        for (at, assigned) in moved.iter().chain(first.assigned.iter().filter(|(at, _)| revoked.contains(at))) {
+            assert!(revoked.contains(at));
+            assert_eq!((assigned.position, assigned.committed.clone()), (3, Some(offset(3))));
+            assert!(assigned.epoch > before[at].epoch);
+        }
+        let last_words: Vec<_> = moved.keys().map(|at| (at.clone(), offset(4))).collect();
+        let late = first.consumer.commit(&last_words).await.unwrap_err();
+        assert_eq!(late.kind, BrokerErrorKind::NotAssigned, "{late}");
+        second.consumer.close().await.unwrap();
+        first.consumer.close().await.unwrap();
+    }
+
+    async fn foreign_partitions_are_refused(&self) {
+        let (own, foreign) = (self.at("refused", 0), self.at("refused", 7));
+        let mut member = self.join("refused").await;
+        member.until_assigned(1).await;
+        let both = [(own.clone(), offset(0)), (foreign.clone(), offset(0))];
+        assert_eq!(member.consumer.commit(&both).await.unwrap_err().kind, BrokerErrorKind::NotAssigned);
+        let group = format!("{}refused-group", self.prefix);
+        assert_eq!(self.broker.committed(&group, &[own]).await.unwrap(), [None], "all or nothing");
+        assert_eq!(member.consumer.seek(&foreign, 0).await.unwrap_err().kind, BrokerErrorKind::NotAssigned);
+        assert_eq!(member.consumer.pause(&foreign).unwrap_err().kind, BrokerErrorKind::NotAssigned);
+        assert_eq!(member.consumer.resume(&foreign).unwrap_err().kind, BrokerErrorKind::NotAssigned);
+        assert!(member.until_end().await.is_empty(), "an empty partition is at its end");
+        member.consumer.close().await.unwrap();
+    }
+
+    async fn a_reader_knows_its_position(&self) {
+        let at = self.at("reader", 0);
+        self.fill("reader", 0, 30).await;
+        assert_eq!(self.broker.watermarks(&at).await.unwrap(), (0, 30));
+        let mut reader = self.broker.read(&at, 4).await.unwrap();
+        assert_eq!(reader.position(), 4);
+        let mut offsets = Vec::new();
+        while reader.position() < 30 {
+            let messages = reader.next(PATIENCE).await.unwrap();
+            offsets.extend(messages.iter().map(|message| message.offset));
+            assert_eq!(reader.position(), offsets.last().unwrap() + 1);
+        }
+        assert_eq!(offsets, (4..30).collect::<Vec<_>>());
+        assert!(reader.next(QUIET).await.unwrap().is_empty());
+        self.fill("reader", 0, 1).await;
+        assert_eq!(reader.next(PATIENCE).await.unwrap()[0].offset, 30);
+        let error = self.broker.read(&at, 32).await.err().unwrap();
+        assert_eq!(error.kind, BrokerErrorKind::OutOfRange, "{error}");
+        assert!(error.message.contains("0..31"), "{error}");
+        let nowhere = TopicPartition { topic: at.topic, partition: 99 };
+        assert_eq!(self.broker.read(&nowhere, 0).await.err().unwrap().kind, BrokerErrorKind::Refused);
+    }
+
+    async fn a_position_out_of_range_is_an_error(&self) {
+        let at = self.at("range", 0);
+        self.fill("range", 0, 10).await;
+        let mut member = self.join("range").await;
+        member.until_assigned(1).await;
+        member.consumer.commit(&[(at.clone(), offset(1000))]).await.unwrap();
+        member.consumer.close().await.unwrap();
+
+        let mut member = self.join("range").await;
+        let error = loop {
+            match member.hear().await {
+                Err(error) => break error,
+                Ok(polled) => assert!(matches!(polled, Polled::Assigned(_)), "{polled:?}"),
+            }
+        };
+        assert_eq!(error.kind, BrokerErrorKind::OutOfRange, "{error}");
+        for part in [at.to_string().as_str(), "1000", "0..10"] {
+            assert!(error.message.contains(part), "{error}");
+        }
+        assert!(member.is_quiet().await, "nothing is skipped, nothing is repeated");
+        member.consumer.seek(&at, 8).await.unwrap();
+        assert_eq!(member.batch().await.messages[0].offset, 8);
+        member.consumer.close().await.unwrap();
+    }
+
+    async fn messages_go_where_they_belong(&self) {
+        let topic = self.topic("produce");
+        let producer = self.broker.producer().await.unwrap();
+        for i in 0..20u8 {
+            let key = Bytes::from(vec![i; 32]);
+            let place = partition_of(&key, 4).unwrap();
+            let message =
+                Produce { topic: topic.clone(), key, payload: Bytes::from_static(b"x"), ..Produce::default() };
+            assert_eq!(producer.produce(message.clone()).await.unwrap().partition, place, "by the key");
+            let explicit = Produce { partition: Some((place + 1) % 4), ..message };
+            assert_eq!(producer.produce(explicit).await.unwrap().partition, (place + 1) % 4, "as told");
+        }
+        let message = numbered(&topic, 0, 0);
+        let without_key = Produce { key: Bytes::new(), partition: None, timestamp_ms: None, ..message.clone() };
+        producer.produce(without_key).await.unwrap();
+        for misplaced in [
+            Produce { topic: self.topic("unheard-of"), ..message.clone() },
+            Produce { partition: Some(4), ..message.clone() },
+        ] {
+            assert_eq!(producer.produce(misplaced.clone()).await.unwrap_err().kind, BrokerErrorKind::Refused);
+            let mixed = vec![message.clone(), misplaced, message.clone()];
+            assert_eq!(producer.produce_all(mixed).await.unwrap_err().kind, BrokerErrorKind::Refused);
+        }
+    }
+
+    async fn a_paused_partition_is_silent(&self) {
+        let at = self.at("pause", 0);
+        let mut member = self.join("pause").await;
+        assert!(member.until_end().await.is_empty());
+        member.consumer.pause(&at).unwrap();
+        self.fill("pause", 0, 5).await;
+        assert!(member.is_quiet().await);
+        member.consumer.resume(&at).unwrap();
+        assert_eq!(member.until_end().await.iter().map(|m| m.offset).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        member.consumer.close().await.unwrap();
+    }
+
+    async fn a_dropped_member_is_gone(&self) {
+        let mut first = self.join("drop").await;
+        first.until_assigned(1).await;
+        let epoch = first.assigned[&self.at("drop", 0)].epoch;
+        drop(first);
+        let mut second = self.join("drop").await;
+        second.until_assigned(1).await;
+        assert_ne!(second.assigned[&self.at("drop", 0)].epoch, epoch);
+        second.consumer.close().await.unwrap();
+    }
+}
+
+fn assert_not_lost(partitions: Vec<TopicPartition>, lost: bool) -> Vec<TopicPartition> {
+    assert!(!lost, "{partitions:?}");
+    partitions
+}
+
+/// A commit that falls into a rebalance may be told to come again.
+async fn commit_patiently(member: &mut Member, offsets: &[(TopicPartition, Committed)]) {
+    for _ in 0..100 {
+        match member.consumer.commit(offsets).await {
+            Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            result => return result.unwrap(),
+        }
+    }
+    panic!("a commit never got through");
+}
+
+fn offset(offset: u64) -> Committed {
+    Committed { offset, metadata: String::new() }
+}
+
+fn numbered(topic: &str, partition: i32, i: usize) -> Produce {
+    Produce {
+        topic: topic.to_owned(),
+        partition: Some(partition),
+        key: Bytes::from(format!("key {i}")),
+        payload: Bytes::from(format!("payload {i} {}", "-".repeat(i % 300))),
+        headers: vec![
+            ("number".into(), Bytes::from(i.to_string())),
+            ("number".into(), Bytes::from_static(b"the same name again")),
+            ("empty".into(), Bytes::new()),
+        ],
+        timestamp_ms: Some(1_600_000_000_000 + i as i64),
+    }
+}

@@ -1,0 +1,257 @@
+//! The async sides of a consumer thread: a group member and a reader.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use rdkafka::{
+    Offset, TopicPartitionList,
+    consumer::{CommitMode, Consumer as _},
+};
+use tokio::{sync::oneshot, time::timeout};
+
+use super::{
+    errors::translate,
+    inbox::{Revocation, Shared},
+    settings::KafkaSettings,
+    worker::{Command, Handle},
+};
+use crate::broker::{
+    BrokerError, BrokerErrorKind, Committed, Consumer, MAX_COMMIT_METADATA, Message, Polled, Reader, TopicPartition,
+};
+
+/// Runs something that blocks on a thread of its own: it may hang for as long as librdkafka likes without holding up
+/// the runtime, not even its shutdown.
+pub(super) async fn off_the_runtime<T: Send + 'static>(
+    operation: &'static str,
+    bound: Duration,
+    work: impl FnOnce() -> Result<T, BrokerError> + Send + 'static,
+) -> Result<T, BrokerError> {
+    let (reply, answer) = oneshot::channel();
+    // The answer to a caller who no longer waits is dropped with it.
+    thread::Builder::new()
+        .name("kafka-request".into())
+        .spawn(move || drop(reply.send(work())))
+        .map_err(|error| BrokerError::new(BrokerErrorKind::Retryable, operation, format!("no thread: {error}")))?;
+    match timeout(bound, answer).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(_)) => Err(BrokerError::new(BrokerErrorKind::Fatal, operation, "the thread panicked")),
+        Err(_) => Err(BrokerError::new(BrokerErrorKind::Retryable, operation, format!("no answer within {bound:?}"))),
+    }
+}
+
+/// A group member. Dropped without [`Consumer::close`] it leaves the group in the background.
+pub(super) struct KafkaConsumer {
+    pub(super) handle: Handle,
+    pub(super) settings: KafkaSettings,
+    pub(super) closed: bool,
+}
+
+#[async_trait]
+impl Consumer for KafkaConsumer {
+    async fn poll(&mut self) -> Result<Polled, BrokerError> {
+        let polled = self.handle.shared.next().await;
+        // There is room for another batch now.
+        self.handle.wake();
+        polled
+    }
+
+    async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        if offsets.is_empty() {
+            return Ok(());
+        }
+        let tpl = self.to_commit(offsets)?;
+        self.begin_commit(offsets)?;
+        let (consumer, shared) = (self.handle.consumer.clone(), self.handle.shared.clone());
+        let thread = self.handle.thread.clone();
+        let name = offsets[0].0.to_string();
+        let result = off_the_runtime("commit", self.settings.commit_timeout, move || {
+            let _done = CommitGuard { shared, thread };
+            let consumer = consumer
+                .upgrade()
+                .ok_or_else(|| BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed"))?;
+            consumer.commit(&tpl, CommitMode::Sync).map_err(|error| translate("commit", &name, &error))
+        })
+        .await;
+        match result {
+            // Taken away meanwhile: that is why.
+            Err(_) => self.check_owned(offsets).and(result),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
+        if !self.handle.shared.lock().is_assigned(partition) {
+            return Err(BrokerError::not_assigned("seek", partition));
+        }
+        let (reply, answer) = oneshot::channel();
+        self.send("seek", Command::Seek { partition: partition.clone(), offset, reply })?;
+        answer.await.map_err(|_| BrokerError::new(BrokerErrorKind::Fatal, "seek", "the consumer is closed"))?
+    }
+
+    fn pause(&mut self, partition: &TopicPartition) -> Result<(), BrokerError> {
+        match self.handle.shared.lock().set_paused(partition, true) {
+            true => Ok(()),
+            false => Err(BrokerError::not_assigned("pause", partition)),
+        }
+    }
+
+    fn resume(&mut self, partition: &TopicPartition) -> Result<(), BrokerError> {
+        if !self.handle.shared.lock().set_paused(partition, false) {
+            return Err(BrokerError::not_assigned("resume", partition));
+        }
+        self.handle.wake();
+        Ok(())
+    }
+
+    fn finish_revocation(&mut self) {
+        let mut inbox = self.handle.shared.lock();
+        if inbox.revocation == Revocation::Heard {
+            inbox.revocation = Revocation::Finished;
+        }
+        drop(inbox);
+        self.handle.wake();
+    }
+
+    async fn close(&mut self) -> Result<(), BrokerError> {
+        if self.closed {
+            return Ok(());
+        }
+        self.closed = true;
+        let (reply, answer) = oneshot::channel();
+        self.send("close", Command::Close { reply: Some(reply) })?;
+        // The thread keeps to the same bound once it has begun; what it was doing may take a request's time.
+        let bound = self.settings.close_timeout + self.settings.request_timeout;
+        match timeout(bound, answer).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(BrokerError::new(BrokerErrorKind::Fatal, "close", "the consumer's thread has ended")),
+            Err(_) => {
+                let message = format!("the group was not left within {bound:?}; it will notice by itself");
+                Err(BrokerError::new(BrokerErrorKind::Retryable, "close", message))
+            }
+        }
+    }
+}
+
+impl KafkaConsumer {
+    fn send(&self, operation: &'static str, command: Command) -> Result<(), BrokerError> {
+        let closed = |_| BrokerError::new(BrokerErrorKind::Fatal, operation, "the consumer is closed");
+        self.handle.commands.send(command).map_err(closed)?;
+        self.handle.wake();
+        Ok(())
+    }
+
+    fn to_commit(&self, offsets: &[(TopicPartition, Committed)]) -> Result<TopicPartitionList, BrokerError> {
+        let mut tpl = TopicPartitionList::with_capacity(offsets.len());
+        for (at, committed) in offsets {
+            if committed.metadata.len() > MAX_COMMIT_METADATA {
+                let message = format!("{at}: {} bytes of metadata", committed.metadata.len());
+                return Err(BrokerError::new(BrokerErrorKind::Refused, "commit", message));
+            }
+            let mut element = tpl.add_partition(&at.topic, at.partition);
+            element
+                .set_offset(Offset::Offset(committed.offset as i64))
+                .map_err(|error| translate("commit", &at.to_string(), &error))?;
+            element.set_metadata(&committed.metadata);
+        }
+        Ok(tpl)
+    }
+
+    fn check_owned(&self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        let inbox = self.handle.shared.lock();
+        match offsets.iter().find(|(at, _)| !inbox.may_commit(at)) {
+            Some((at, _)) => Err(BrokerError::not_assigned("commit", at)),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks ownership and keeps partitions from being let go, in one step. One commit at a time: one that hangs must
+    /// not overtake, nor pile up behind, a later one.
+    fn begin_commit(&self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        if self.closed {
+            return Err(BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed"));
+        }
+        let mut inbox = self.handle.shared.lock();
+        if let Some((at, _)) = offsets.iter().find(|(at, _)| !inbox.may_commit(at)) {
+            return Err(BrokerError::not_assigned("commit", at));
+        }
+        if inbox.committing {
+            return Err(BrokerError::new(
+                BrokerErrorKind::Retryable,
+                "commit",
+                "an earlier commit is still on its way",
+            ));
+        }
+        inbox.committing = true;
+        Ok(())
+    }
+}
+
+/// Ends the commit however it ends.
+struct CommitGuard {
+    shared: Arc<Shared>,
+    thread: thread::Thread,
+}
+
+impl Drop for CommitGuard {
+    fn drop(&mut self) {
+        self.shared.lock().committing = false;
+        self.thread.unpark();
+    }
+}
+
+impl Drop for KafkaConsumer {
+    fn drop(&mut self) {
+        // Fails only when the thread has ended already.
+        let _ = self.send("drop", Command::Close { reply: None });
+    }
+}
+
+/// Reads one partition without a group.
+pub(super) struct KafkaReader {
+    pub(super) handle: Handle,
+    pub(super) position: u64,
+    /// Once the position is out of range it stays so.
+    pub(super) stuck: Option<BrokerError>,
+}
+
+#[async_trait]
+impl Reader for KafkaReader {
+    async fn next(&mut self, wait: Duration) -> Result<Vec<Message>, BrokerError> {
+        if let Some(error) = &self.stuck {
+            return Err(error.clone());
+        }
+        let deadline = Instant::now() + wait;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(polled) = timeout(left, self.handle.shared.next()).await else { return Ok(Vec::new()) };
+            self.handle.wake();
+            match polled {
+                Ok(Polled::Messages(batch)) => {
+                    self.position = batch.messages.last().map_or(self.position, |last| last.offset + 1);
+                    return Ok(batch.messages);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    self.stuck = (error.kind == BrokerErrorKind::OutOfRange).then(|| error.clone());
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn position(&self) -> u64 {
+        self.position
+    }
+}
+
+impl Drop for KafkaReader {
+    fn drop(&mut self) {
+        // Fails only when the thread has ended already.
+        let _ = self.handle.commands.send(Command::Close { reply: None });
+        self.handle.wake();
+    }
+}

@@ -1,0 +1,67 @@
+//! What librdkafka's errors mean to a caller.
+
+use rdkafka::{
+    error::{KafkaError, RDKafkaErrorCode as Code},
+    types::RDKafkaErrorCode,
+};
+
+use crate::broker::{BrokerError, BrokerErrorKind};
+
+/// Translates an error that came up during `operation` on `what` (a topic, partition or group).
+pub(super) fn translate(operation: &'static str, what: &str, error: &KafkaError) -> BrokerError {
+    BrokerError::new(kind(error), operation, format!("{what}: {error}"))
+}
+
+pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
+    match error {
+        KafkaError::MessageConsumptionFatal(_) => BrokerErrorKind::Fatal,
+        KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) | KafkaError::Nul(_) => BrokerErrorKind::Fatal,
+        KafkaError::Canceled => BrokerErrorKind::Fatal,
+        error => error.rdkafka_error_code().map_or(BrokerErrorKind::Retryable, kind_of_code),
+    }
+}
+
+/// Commits during a rebalance fail with `RebalanceInProgress`, `IllegalGeneration` or `UnknownMemberId`: the next try
+/// carries the new generation, or finds the partition gone. So these are retryable.
+pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
+    match code {
+        Code::OffsetOutOfRange | Code::AutoOffsetReset => BrokerErrorKind::OutOfRange,
+        Code::Fatal | Code::Fenced | Code::FencedInstanceId | Code::OutOfOrderSequenceNumber => BrokerErrorKind::Fatal,
+        Code::UnknownTopic
+        | Code::UnknownPartition
+        | Code::UnknownTopicOrPartition
+        | Code::InvalidTopic
+        | Code::TopicAuthorizationFailed
+        | Code::GroupAuthorizationFailed
+        | Code::ClusterAuthorizationFailed
+        | Code::SaslAuthenticationFailed
+        | Code::Authentication
+        | Code::MessageSizeTooLarge
+        | Code::OffsetMetadataTooLarge
+        | Code::PolicyViolation
+        | Code::InvalidConfig
+        | Code::InvalidPartitions
+        | Code::InvalidReplicationFactor
+        | Code::InvalidArgument => BrokerErrorKind::Refused,
+        _ => BrokerErrorKind::Retryable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_during_a_rebalance_is_tried_again() {
+        for code in [Code::RebalanceInProgress, Code::IllegalGeneration, Code::UnknownMemberId, Code::RequestTimedOut] {
+            assert_eq!(kind(&KafkaError::ConsumerCommit(code)), BrokerErrorKind::Retryable, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn what_no_retry_heals_is_not_retryable() {
+        assert_eq!(kind(&KafkaError::MessageProduction(Code::MessageSizeTooLarge)), BrokerErrorKind::Refused);
+        assert_eq!(kind(&KafkaError::MessageConsumption(Code::AutoOffsetReset)), BrokerErrorKind::OutOfRange);
+        assert_eq!(kind(&KafkaError::MessageConsumptionFatal(Code::Fenced)), BrokerErrorKind::Fatal);
+    }
+}

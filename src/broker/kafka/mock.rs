@@ -1,0 +1,76 @@
+//! librdkafka's own mock broker, for the demo and quick tests. It is no evidence for Kafka: no compaction, no lookup by
+//! timestamp, no administration, and it silently keeps only about 5 MiB a partition.
+
+use rdkafka::{
+    ClientConfig,
+    bindings::{rd_kafka_handle_mock_cluster, rd_kafka_mock_group_initial_rebalance_delay_ms},
+    producer::{BaseProducer, Producer as _},
+};
+
+use super::errors::translate;
+use crate::broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, TopicPartition};
+
+/// A mock cluster of one broker on a loopback port; it ends when this is dropped. Stop its clients first: a flush
+/// without it waits out its timeout.
+pub struct MockCluster {
+    /// The client that owns the cluster.
+    owner: BaseProducer,
+    bootstrap_servers: String,
+}
+
+impl MockCluster {
+    /// Starts a cluster with these topics. All must be named here: the cluster answers no administration.
+    pub fn start(topics: &[NewTopic]) -> Result<Self, BrokerError> {
+        let failed = |error| translate("start mock cluster", "test.mock.num.brokers", &error);
+        let owner: BaseProducer = ClientConfig::new().set("test.mock.num.brokers", "1").create().map_err(failed)?;
+        let bootstrap_servers = {
+            let cluster = owner.client().mock_cluster().ok_or_else(|| {
+                BrokerError::new(BrokerErrorKind::Fatal, "start mock cluster", "the client has no cluster")
+            })?;
+            for topic in topics {
+                cluster.create_topic(&topic.name, topic.partitions, 1).map_err(failed)?;
+            }
+            cluster.bootstrap_servers()
+        };
+        // SAFETY: the owner, and with it the cluster that it created, lives through both calls; the second one takes the
+        // cluster's own lock. rdkafka has no safe form of it, and without it every group would wait 3 s for its first
+        // member, and for ever with a session timeout below that.
+        unsafe {
+            let cluster = rd_kafka_handle_mock_cluster(owner.client().native_ptr());
+            rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, 0);
+        }
+        Ok(MockCluster { owner, bootstrap_servers })
+    }
+
+    /// `host:port` to connect to.
+    pub fn bootstrap_servers(&self) -> &str {
+        &self.bootstrap_servers
+    }
+
+    /// Serves the owner's log lines; the cluster has threads of its own and needs nothing else.
+    pub fn poll(&self) {
+        self.owner.poll(std::time::Duration::ZERO);
+    }
+
+    /// Fails unless a topic holds all of the `sent` messages: the mock drops the oldest silently when a partition grows.
+    pub async fn assert_kept_everything(&self, broker: &dyn Broker, topic: &str, sent: u64) -> Result<(), BrokerError> {
+        let partitions = broker.partitions(topic).await?;
+        let partitions = partitions.ok_or_else(|| BrokerError::unknown_topic("check mock cluster", topic))?;
+        let mut held = 0;
+        for partition in 0..partitions {
+            let at = TopicPartition { topic: topic.into(), partition };
+            let (low, high) = broker.watermarks(&at).await?;
+            if low > 0 {
+                let message =
+                    format!("{at}: the mock cluster dropped the first {low} messages: it is too small for this");
+                return Err(BrokerError::new(BrokerErrorKind::Fatal, "check mock cluster", message));
+            }
+            held += high;
+        }
+        if held != sent {
+            let message = format!("{topic}: the mock cluster holds {held} of {sent} messages");
+            return Err(BrokerError::new(BrokerErrorKind::Fatal, "check mock cluster", message));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,269 @@
+//! Settings of the Kafka client, typed, with a pass-through that refuses what would break the guarantees.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
+
+use crate::broker::{BrokerError, BrokerErrorKind};
+
+/// How a consumer group spreads partitions over its members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AssignmentStrategy {
+    /// Only what has to move is revoked.
+    #[default]
+    CooperativeSticky,
+    /// Everything is revoked at every change; contiguous ranges of each topic.
+    Range,
+    /// Everything is revoked at every change; one after the other.
+    RoundRobin,
+}
+
+impl AssignmentStrategy {
+    fn as_str(self) -> &'static str {
+        match self {
+            AssignmentStrategy::CooperativeSticky => "cooperative-sticky",
+            AssignmentStrategy::Range => "range",
+            AssignmentStrategy::RoundRobin => "roundrobin",
+        }
+    }
+}
+
+/// How to reach a Kafka cluster, and how to behave there.
+#[derive(Clone)]
+pub struct KafkaSettings {
+    /// `bootstrap.servers`
+    pub brokers: String,
+    /// `client.id`
+    pub client_id: String,
+    /// `group.instance.id`: static membership, so that a restart within the session timeout moves no partition.
+    pub group_instance_id: Option<String>,
+    /// How partitions are spread.
+    pub assignment: AssignmentStrategy,
+    /// `session.timeout.ms`: how long the group waits for a silent member.
+    pub session_timeout: Duration,
+    /// `heartbeat.interval.ms`: at most a third of the session timeout.
+    pub heartbeat_interval: Duration,
+    /// `max.poll.interval.ms`: also what the group grants a member to give partitions up.
+    pub max_poll_interval: Duration,
+    /// `fetch.min.bytes`
+    pub fetch_min_bytes: u32,
+    /// `fetch.wait.max.ms`
+    pub fetch_wait_max: Duration,
+    /// `max.partition.fetch.bytes`
+    pub max_partition_fetch_bytes: u32,
+    /// What librdkafka may hold in memory ahead of us, over all partitions of a subscription.
+    pub fetch_budget_bytes: u64,
+    /// At most so many messages a batch.
+    pub batch_messages: usize,
+    /// At most so many bytes of keys, payloads and headers a batch (a single message may be larger).
+    pub batch_bytes: usize,
+    /// Bound of a request for metadata, watermarks, committed offsets, a seek.
+    pub request_timeout: Duration,
+    /// Bound of a commit.
+    pub commit_timeout: Duration,
+    /// For how long a revocation waits for [`finish_revocation`](crate::broker::Consumer::finish_revocation).
+    pub revocation_timeout: Duration,
+    /// Bound of leaving a group.
+    pub close_timeout: Duration,
+    /// `message.timeout.ms`: when to give up on delivering a produced message.
+    pub delivery_timeout: Duration,
+    /// Replication factor of topics created here; `None`: the cluster's default.
+    pub replication_factor: Option<i32>,
+    /// Anything else that librdkafka knows, e.g. `security.protocol`.
+    pub pass_through: BTreeMap<String, String>,
+}
+
+impl KafkaSettings {
+    /// Defaults for a cluster that keeps up, at `brokers` (`host:port,…`).
+    pub fn new(brokers: impl Into<String>) -> Self {
+        KafkaSettings {
+            brokers: brokers.into(),
+            client_id: "utxo-store".into(),
+            group_instance_id: None,
+            assignment: AssignmentStrategy::default(),
+            session_timeout: Duration::from_secs(30),
+            heartbeat_interval: Duration::from_secs(3),
+            max_poll_interval: Duration::from_secs(300),
+            fetch_min_bytes: 64 << 10,
+            fetch_wait_max: Duration::from_millis(50),
+            max_partition_fetch_bytes: 4 << 20,
+            fetch_budget_bytes: 256 << 20,
+            batch_messages: 1_000,
+            batch_bytes: 512 << 10,
+            request_timeout: Duration::from_secs(10),
+            commit_timeout: Duration::from_secs(10),
+            revocation_timeout: Duration::from_secs(30),
+            close_timeout: Duration::from_secs(10),
+            delivery_timeout: Duration::from_secs(120),
+            replication_factor: None,
+            pass_through: BTreeMap::new(),
+        }
+    }
+
+    /// Refuses values that contradict each other, and pass-through keys that are ours to set.
+    pub fn check(&self) -> Result<(), BrokerError> {
+        let refused = |message: String| Err(BrokerError::new(BrokerErrorKind::Refused, "configure Kafka", message));
+        if self.heartbeat_interval * 3 > self.session_timeout {
+            return refused(format!(
+                "heartbeat interval {:?} is more than a third of the session timeout {:?}",
+                self.heartbeat_interval, self.session_timeout
+            ));
+        }
+        if self.max_poll_interval < self.session_timeout {
+            return refused(format!(
+                "maximum poll interval {:?} is below the session timeout {:?}",
+                self.max_poll_interval, self.session_timeout
+            ));
+        }
+        if self.revocation_timeout + self.commit_timeout >= self.max_poll_interval {
+            return refused(format!(
+                "revocation timeout {:?} and commit timeout {:?} do not fit into the maximum poll interval {:?}",
+                self.revocation_timeout, self.commit_timeout, self.max_poll_interval
+            ));
+        }
+        match self.pass_through.keys().find_map(|key| refusal(key).map(|why| (key, why))) {
+            Some((key, why)) => refused(format!("{key} cannot be overridden: {why}")),
+            None => Ok(()),
+        }
+    }
+
+    /// What all clients have in common.
+    pub(super) fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        for (key, value) in &self.pass_through {
+            config.set(key, value);
+        }
+        config
+            .set("bootstrap.servers", &self.brokers)
+            .set("client.id", &self.client_id)
+            .set_log_level(RDKafkaLogLevel::Info);
+        config
+    }
+
+    /// A client that reads; `partitions` share the fetch budget.
+    pub(super) fn reading(&self, group: &str, partitions: usize) -> ClientConfig {
+        // Split queues are limited each for itself.
+        let queue_kbytes = ((self.fetch_budget_bytes / partitions.max(1) as u64) >> 10).clamp(256, 2_097_151);
+        let mut config = self.client();
+        config
+            .set("group.id", group)
+            .set("group.protocol", "classic")
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("enable.partition.eof", "true")
+            .set("auto.offset.reset", "error")
+            .set("allow.auto.create.topics", "false")
+            .set("fetch.queue.backoff.ms", "20")
+            .set("queued.min.messages", "10000")
+            .set("queued.max.messages.kbytes", queue_kbytes.to_string())
+            .set("fetch.min.bytes", self.fetch_min_bytes.to_string())
+            .set("fetch.wait.max.ms", self.fetch_wait_max.as_millis().to_string())
+            .set("max.partition.fetch.bytes", self.max_partition_fetch_bytes.to_string())
+            .set("session.timeout.ms", self.session_timeout.as_millis().to_string())
+            .set("heartbeat.interval.ms", self.heartbeat_interval.as_millis().to_string())
+            .set("max.poll.interval.ms", self.max_poll_interval.as_millis().to_string());
+        config
+    }
+
+    /// A group member.
+    pub(super) fn member(&self, group: &str, partitions: usize) -> ClientConfig {
+        let mut config = self.reading(group, partitions);
+        config.set("partition.assignment.strategy", self.assignment.as_str());
+        if let Some(id) = &self.group_instance_id {
+            config.set("group.instance.id", id);
+        }
+        config
+    }
+
+    /// A producer whose acknowledgement means something.
+    pub(super) fn producing(&self) -> ClientConfig {
+        let mut config = self.client();
+        config
+            .set("enable.idempotence", "true")
+            .set("acks", "all")
+            .set("message.timeout.ms", self.delivery_timeout.as_millis().to_string())
+            .set("partitioner", "murmur2_random");
+        config
+    }
+}
+
+/// Why a pass-through key is refused.
+fn refusal(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "enable.auto.commit" | "enable.auto.offset.store" | "auto.commit.enable" | "auto.commit.interval.ms" => {
+            "offsets are committed only when everything that their events ask for is in the store"
+        }
+        "auto.offset.reset" => "a start position that is not there must be an error, never a silent jump",
+        "enable.idempotence"
+        | "acks"
+        | "request.required.acks"
+        | "max.in.flight"
+        | "max.in.flight.requests.per.connection"
+        | "enable.gapless.guarantee"
+        | "transactional.id"
+        | "retries"
+        | "message.send.max.retries" => "an acknowledged message must be in all in-sync replicas, once and in order",
+        "partitioner" => "keys must go where the Java client puts them",
+        "group.protocol" | "group.remote.assignor" => {
+            "the new group protocol makes an exceeded poll interval fatal in this librdkafka"
+        }
+        "isolation.level" => "events of aborted transactions must not be read",
+        "enable.partition.eof" | "allow.auto.create.topics" | "log.queue" | "group.id" => "it is set by this program",
+        "bootstrap.servers"
+        | "metadata.broker.list"
+        | "client.id"
+        | "group.instance.id"
+        | "partition.assignment.strategy"
+        | "session.timeout.ms"
+        | "heartbeat.interval.ms"
+        | "max.poll.interval.ms"
+        | "fetch.min.bytes"
+        | "fetch.wait.max.ms"
+        | "max.partition.fetch.bytes"
+        | "fetch.message.max.bytes"
+        | "queued.max.messages.kbytes"
+        | "queued.min.messages"
+        | "fetch.queue.backoff.ms"
+        | "message.timeout.ms"
+        | "delivery.timeout.ms" => "it has a setting of its own",
+        key if key.starts_with("test.mock.") => "it would replace the cluster by a mock",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_breaks_the_guarantees_is_refused_by_name() {
+        for key in ["enable.auto.commit", "auto.offset.reset", "acks", "group.protocol", "test.mock.num.brokers"] {
+            let mut settings = KafkaSettings::new("localhost:9092");
+            settings.pass_through.insert(key.into(), "true".into());
+            let error = settings.check().unwrap_err();
+            assert!(error.message.starts_with(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_rest_passes_through_and_cannot_shadow_ours() {
+        let mut settings = KafkaSettings::new("localhost:9092");
+        settings.pass_through.insert("security.protocol".into(), "ssl".into());
+        settings.check().unwrap();
+        let config = settings.member("group", 8);
+        assert_eq!(config.get("security.protocol"), Some("ssl"));
+        assert_eq!(config.get("enable.auto.commit"), Some("false"));
+        assert_eq!(config.get("queued.max.messages.kbytes"), Some("32768"), "256 MiB over 8 partitions");
+    }
+
+    #[test]
+    fn timeouts_that_contradict_each_other_are_refused() {
+        let good = KafkaSettings::new("localhost:9092");
+        let slow_heart = KafkaSettings { heartbeat_interval: Duration::from_secs(20), ..good.clone() };
+        let slow_drain = KafkaSettings { revocation_timeout: Duration::from_secs(295), ..good.clone() };
+        good.check().unwrap();
+        assert!(slow_heart.check().unwrap_err().message.contains("heartbeat"));
+        assert!(slow_drain.check().unwrap_err().message.contains("revocation"));
+    }
+}
