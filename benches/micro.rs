@@ -1,11 +1,16 @@
 //! What single steps cost, one function per group. Run one group with `cargo bench --bench micro -- <group>`.
 
-use std::{fs, hint::black_box, path::Path};
+use std::{fs, hint::black_box, path::Path, sync::Arc};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use utxo_store::tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid, block::BlockFile, utxo_hash};
+use bytes::Bytes;
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use utxo_store::record::{
+    build::{Setting, Start, pages_of},
+    *,
+};
+use utxo_store::tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, block::BlockFile, utxo_hash};
 
-criterion_group!(micro, transactions, utxo_hashes, blocks);
+criterion_group!(micro, transactions, utxo_hashes, blocks, record_operations);
 criterion_main!(micro);
 
 /// A payment with one input and two outputs: about 250 bytes in extended format.
@@ -40,7 +45,7 @@ fn transactions(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("tx/{name}"));
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.bench_function("parse", |bencher| {
-            bencher.iter(|| each_transaction(black_box(bytes), |transaction| keep(transaction)));
+            bencher.iter(|| each_transaction(black_box(bytes), keep));
         });
         let mut parsed = Vec::new();
         each_transaction(bytes, |transaction| parsed.push(transaction));
@@ -79,6 +84,107 @@ fn blocks(criterion: &mut Criterion) {
         });
     });
     group.finish();
+}
+
+/// Each operation on the record on which it changes something. The record belongs to the operation alone, as in an
+/// engine that nobody is reading from.
+fn record_operations(criterion: &mut Criterion) {
+    let rules = Rules { retention: 288 };
+    let mut group = criterion.benchmark_group("record");
+    group.throughput(Throughput::Elements(1));
+    for (name, page, operation) in operations() {
+        let key = Key::Page(TXID, 0);
+        let own = || page.as_ref().map(|page| Record::Page(Arc::new(page.clone())));
+        assert!(matches!(apply(&rules, &key, &mut own(), &operation).outcome, Outcome::Applied(_)), "{name}");
+        group.bench_function(name, |bencher| {
+            let act = |record: &mut Option<Record>| apply(&rules, black_box(&key), record, black_box(&operation));
+            bencher.iter_batched_ref(own, act, BatchSize::SmallInput);
+        });
+    }
+    group.finish();
+}
+
+const TXID: Txid = Txid([7; 32]);
+const LOCK: [u8; 25] = [0x76; 25];
+const HOLDER: SpendingData = SpendingData { txid: Txid([8; 32]), input: 0 };
+
+/// A live transaction with this many outputs of 1,000 satoshis.
+fn page(outputs: usize, start: Start) -> Page {
+    let previous = Output { satoshis: 1_000_000_000, script: &LOCK };
+    let spent = Outpoint { txid: Txid([9; 32]), vout: 0 };
+    let builder = TransactionBuilder::default().input(spent, &[0x30; 107], u32::MAX, Some(previous));
+    let bytes = (0..outputs).fold(builder, |builder, _| builder.output(1_000, &LOCK)).extended();
+    let transaction = Transaction::parse(&bytes).expect("made by the builder");
+    let setting = Setting { network: Network::Main, height: 700_000, batch_size: 20_000, created_at: 0 };
+    let mut pages = pages_of(&transaction, Bytes::copy_from_slice(&bytes), TXID, &setting, &start).expect("it pays");
+    pages.remove(0)
+}
+
+fn spend_slots(offsets: impl Iterator<Item = u32>) -> Vec<SpendSlot> {
+    let slot = |offset| SpendSlot {
+        offset,
+        input: offset,
+        utxo_hash: utxo_hash(&TXID, offset, &LOCK, 1_000),
+        satoshis: 1_000,
+        script: Bytes::from_static(&LOCK),
+    };
+    offsets.map(slot).collect()
+}
+
+fn operations() -> Vec<(&'static str, Option<Page>, Operation)> {
+    let sequenced = |operation| Operation::Sequenced(Stamp { offset: 9, phase: Phase::Apply }, operation);
+    let live = page(2, Start::default());
+    let contested = page(2, Start { verdict: Some(Verdict::Pending), ..Start::default() });
+    let stub = Page::stub(TXID, Verdict::Pending);
+    let creating = Page { creating_at: Some(1), ..live.clone() };
+    let mut held = live.clone();
+    take(&mut held, 0);
+    let mut mined = live.clone();
+    let in_block = MinedIn { block_id: 5, height: 700_001, subtree: 3 };
+    mined.master.as_mut().expect("a master").mined.push(in_block);
+    let spend = |slots| Operation::Spend(Spend { spender: HOLDER.txid, height: 700_000, slots, marks: Marks::Respect });
+    let respend = |checks| {
+        let slot = spend_slots(0..1).remove(0);
+        let slots = vec![RespendSlot { slot, from: Some(HOLDER) }];
+        sequenced(Sequenced::Respend(Respend { to: Txid([6; 32]), slots, checks }))
+    };
+    let settled = vec![HeldSlot { offset: 0, holder: HOLDER }];
+    let conflicting = Sequenced::MarkConflicting { reason: Reason::Command, height: 700_000 };
+    vec![
+        ("create", None, Operation::Create(Arc::new(live.clone()))),
+        ("create_contested/absent", None, Operation::CreateContested(Arc::new(contested.clone()))),
+        ("create_contested/stub", Some(stub), Operation::CreateContested(Arc::new(contested.clone()))),
+        ("spend/1 of 2", Some(live.clone()), spend(spend_slots(0..1))),
+        ("spend/1 of 1,000", Some(page(1_000, Start::default())), spend(spend_slots(999..1_000))),
+        ("spend/1,000 of 1,000", Some(page(1_000, Start::default())), spend(spend_slots(0..1_000))),
+        ("clear_creating", Some(creating.clone()), Operation::ClearCreating),
+        ("mark_contested/absent", None, sequenced(Sequenced::MarkContested)),
+        ("mark_contested/creating", Some(creating), sequenced(Sequenced::MarkContested)),
+        ("settle", Some(held.clone()), sequenced(Sequenced::Settle(settled.clone()))),
+        ("respend/evaluate", Some(held.clone()), respend(RespendChecks::Spend { height: 700_000 })),
+        ("respend/decided", Some(held.clone()), respend(RespendChecks::Decided)),
+        ("accept", Some(contested.clone()), sequenced(Sequenced::Accept)),
+        ("mark_conflicting", Some(live.clone()), sequenced(conflicting)),
+        ("add_conflicting_child", Some(live.clone()), sequenced(Sequenced::AddConflictingChild(HOLDER.txid))),
+        ("set_mined", Some(live.clone()), sequenced(Sequenced::SetMined { mined_in: in_block, longest_chain: true })),
+        ("unset_mined", Some(mined), sequenced(Sequenced::UnsetMined { block_id: 5, height: 700_001 })),
+        ("set_locked", Some(live.clone()), sequenced(Sequenced::SetLocked(true))),
+        ("freeze", Some(live.clone()), sequenced(Sequenced::Freeze { offset: 1 })),
+        ("preserve", Some(live), sequenced(Sequenced::Preserve { until: 800_000 })),
+        ("mark_spender_pruned", Some(held), sequenced(Sequenced::MarkSpenderPruned(settled))),
+        ("prune", Some(lost(contested)), sequenced(Sequenced::Prune { height: 800_000 })),
+    ]
+}
+
+fn take(page: &mut Page, offset: usize) {
+    let slot = &mut page.utxos.as_mut().expect("slots")[offset];
+    *slot = Slot::Spent(slot.hash().expect("not nil"), HOLDER);
+    page.spent_utxos += 1;
+}
+
+fn lost(mut contested: Page) -> Page {
+    contested.master.as_mut().expect("a master").verdict = Some(Verdict::Conflicting(Reason::Command));
+    contested
 }
 
 /// Makes the compiler believe that the value is used.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::health::{Condition, Health},
+    api::{Condition, Health},
     broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
     clock::Clock,
     event::Event,

@@ -66,7 +66,7 @@ macro_rules! commands {
 commands! {
     /// Print a commented sample of the configuration, or check one
     Config(config::ConfigCommand),
-    /// Turn events from JSON into their binary form, and back
+    /// Turn events into their binary form and back
     Events(events::EventsArgs),
 }
 

@@ -1,6 +1,7 @@
 use std::{ffi::OsString, fs, path::PathBuf};
 
 use super::*;
+use crate::tx::Network;
 
 /// Loads a file with these contents under these variables.
 fn load(toml: &str, variables: &[(&str, &str)]) -> Result<Config, Vec<String>> {

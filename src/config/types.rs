@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromS
 use figment::value::Value;
 use tracing_subscriber::EnvFilter;
 
+use crate::tx::Network;
+
 /// What sort of TOML value a setting takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -72,7 +74,15 @@ macro_rules! text_types {
     )*};
 }
 
-text_types!(Brokers, TopicName, StoreUrl, Network, LogFilter, LogFormat);
+text_types!(Brokers, TopicName, StoreUrl, LogFilter, LogFormat);
+
+impl SettingType for Network {
+    const KIND: Kind = Kind::Text;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        let text = text(value)?;
+        text.parse().map_err(|_| format!("must be one of main, test, regtest, not {text:?}"))
+    }
+}
 
 impl SettingType for String {
     const KIND: Kind = Kind::Text;
@@ -292,15 +302,6 @@ macro_rules! word_types {
 }
 
 word_types! {
-    /// Which chain the transactions belong to.
-    Network {
-        /// The main network.
-        Main = "main",
-        /// The test network.
-        Test = "test",
-        /// A private network for regression tests.
-        Regtest = "regtest",
-    }
     /// How log records look.
     LogFormat {
         /// Pretty on a terminal, JSON otherwise.

@@ -151,8 +151,8 @@ fn bodies() -> Vec<DecisionBody> {
             losers: vec![loser],
             by_block: true,
         },
-        DecisionBody::Conflicting { txid: loser, reason: Reason::DoubleSpend { input: 2, winner }, height: 170 },
-        DecisionBody::Cone { members: vec![ConeMember { txid: other(0x44), parent: loser }], height: 170 },
+        DecisionBody::Conflicting { txid: loser, reason: Reason::DoubleSpend { input: 2, winner }, height: 170, live: false },
+        DecisionBody::Cone { members: vec![ConeMember { txid: other(0x44), parent: loser, live: true }], height: 170 },
         DecisionBody::Cone { members: vec![], height: 170 },
     ];
     bodies.extend(results().into_iter().map(|result| DecisionBody::CommandDone { id: [0x1D; 16], result }));

@@ -374,7 +374,7 @@ fn widths_and_least_sizes_are_those_of_the_encoding() {
     check(subtree());
     check(block());
     check(DecidedInput { input: 0, outpoint, holder: None });
-    check(ConeMember { txid, parent: txid });
+    check(ConeMember { txid, parent: txid, live: true });
     check(Reason::Found);
     check(CommandResult::Applied);
     check(DecisionBody::Closed);

@@ -10,7 +10,7 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::health::{Condition, Health},
+    api::{Condition, Health},
     broker::{Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     clock::Clock,
     engine::RecordEngine,

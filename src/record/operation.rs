@@ -27,7 +27,8 @@ pub enum Operation {
     /// Stores a contested transaction whole: the page must have `conflicting` and, on the master, a verdict.
     /// Absent → put. A stub → filled; its own verdict, stamp and marks stay. A contested one (not live) →
     /// `AlreadyApplied(State)`; its body is replaced where the verdict is `MissingParent` or `Mismatch`. A tombstone of a
-    /// transaction that was conflicting → put again. Live, creating, other tombstone: `Rejected(Exists)`.
+    /// transaction that was conflicting → put again, with its old verdict, which holds for the txid. Live, creating, other
+    /// tombstone: `Rejected(Exists)`.
     CreateContested(Arc<Page>),
     /// Takes slots for one spender, all or nothing.
     Spend(Spend),
@@ -75,7 +76,9 @@ pub enum Sequenced {
     /// already, live or a tombstone → `AlreadyApplied(State)`.
     MarkContested,
     /// Frees the slots that name their `holder`; either way marks them contested, so that a late spend cannot land.
-    /// Frozen slots and slots whose spender was pruned are refused, all or nothing.
+    /// Frozen slots and slots whose spender was pruned are refused, all or nothing; the refusal names the slot. On a stub
+    /// the marks are kept until it is filled; slots that do not exist are passed over. Absent, or a tombstone:
+    /// `AlreadyApplied`.
     Settle(Vec<HeldSlot>),
     /// Moves slots to a transaction, by compare-and-set on who holds them, and marks them contested. All or nothing.
     Respend(Respend),
@@ -95,7 +98,8 @@ pub enum Sequenced {
     /// Removes a child that is live again.
     RemoveConflictingChild(Txid),
     /// On the longest chain: adds the triple once, clears `unminedSince` and `locked`, evaluates `deleteAtHeight`; refused
-    /// while creating, conflicting or a stub. On a side chain: only the triple (conflicting is no obstacle).
+    /// while creating or conflicting; a stub is not there (`NotFound`). On a side chain: only the triple (conflicting is no
+    /// obstacle).
     /// On pages other than the master: clears `locked`. Answers all block ids.
     SetMined {
         /// The block.
@@ -104,7 +108,8 @@ pub enum Sequenced {
         longest_chain: bool,
     },
     /// Removes the triple of a block that leaves the longest chain; `unminedSince` = the earlier of what is there and
-    /// `height`; `deleteAtHeight` cleared. Absent: `AlreadyApplied`. Answers all block ids.
+    /// `height`; `deleteAtHeight` cleared. Where the triple is not there (any more), nothing is: `AlreadyApplied`, as for an
+    /// absent record. Answers all block ids.
     UnsetMined {
         /// The block's local id.
         block_id: u32,
@@ -113,12 +118,12 @@ pub enum Sequenced {
     },
     /// Sets or clears `locked`.
     SetLocked(bool),
-    /// Freezes a slot; refused when spent or frozen already.
+    /// Freezes a slot; refused when spent or frozen already (not by the same stamp: that is a repeat).
     Freeze {
         /// Slot within the page.
         offset: u32,
     },
-    /// Frees a frozen slot; refused when not frozen.
+    /// Frees a frozen slot; refused when not frozen (any more, by another stamp).
     Unfreeze {
         /// Slot within the page.
         offset: u32,
@@ -153,7 +158,8 @@ pub enum Sequenced {
     /// Marks spent slots as spent by something pruned; only where they name that spender.
     MarkSpenderPruned(Vec<HeldSlot>),
     /// Makes the page a tombstone. Refused unless all spent and mined (master), or conflicting by verdict.
-    /// Keeps the verdict, so that a contested create can replace the tombstone of a conflicting transaction.
+    /// Keeps the verdict and `conflicting`, so that a contested create can replace the tombstones of a conflicting
+    /// transaction.
     Prune {
         /// Height of the last applied block.
         height: u32,
@@ -331,7 +337,8 @@ pub enum Rejection {
     Held(LockRecord),
     /// The page may not be pruned.
     NotPrunable,
-    /// The record is not of the kind that this operation changes, or (for `ReplaceMeta`) not as expected.
+    /// The record is not of the kind that this operation changes, or (for `ReplaceMeta`) not as expected; or the operation
+    /// contradicts itself: a page that does not belong under its key, one slot for two inputs.
     Unexpected,
 }
 

@@ -54,16 +54,17 @@ impl Handler {
         self.check_follows(mined)?;
         let mut listed = listed(block)?;
         let mut steps = Steps::new(log, at.offset, at.making);
+        let mut closed = false;
         while let Some(body) = steps.existing() {
-            if body == DecisionBody::Closed {
-                break;
+            closed = body == DecisionBody::Closed;
+            if !closed {
+                self.carry_out(at, &mut steps, body).await?;
             }
-            self.carry_out(at, &mut steps, body).await?;
         }
         let coinbase = self.create_coinbase(block, message).await?;
         listed.insert(0, Listed { txid: coinbase, subtree: 0 });
         self.set_all_mined(at, &mut steps, block, listed).await?;
-        if steps.any() {
+        if steps.any() && !closed {
             steps.decide(async { Ok(DecisionBody::Closed) }).await?;
         }
         self.put_block(at, block).await?;

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use crate::{
-    api::health::{Condition, Health},
+    api::{Condition, Health},
     broker::{Broker, BrokerError, BrokerErrorKind, Produce, Producer},
     clock::Clock,
     engine::{EngineError, Row},

@@ -19,7 +19,7 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::health::Condition,
+    api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
 };
 

@@ -39,11 +39,6 @@ impl<'a> Steps<'a> {
         body
     }
 
-    /// Whether the next decision is in the log already.
-    pub fn has_existing(&self) -> bool {
-        self.log.table().get(self.chain_offset, self.next).is_some()
-    }
-
     /// Whether any decision was taken.
     pub fn any(&self) -> bool {
         self.next > 0

@@ -4,7 +4,8 @@ use sha2::{Digest, Sha256};
 
 use super::{Txid, UtxoHash, varint};
 
-/// SHA-256 of the SHA-256 of the concatenated parts.
+/// SHA-256 of the SHA-256 of the concatenated parts. Feeding the parts as they are was measured to be no slower than
+/// gathering them in a buffer first, for parts as small as those of a payment.
 #[inline]
 pub fn double_sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
     let mut first = Sha256::new();

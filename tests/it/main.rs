@@ -1,5 +1,5 @@
-//! Integration tests: the binary and the library from outside. What needs a real part beside it and does not find it is
-//! skipped, loudly: a line that starts with `SKIPPED:` on standard error.
+//! The one integration binary. A test that needs a server which cannot be had is skipped, loudly: a line that starts with
+//! `SKIPPED:` on standard error.
 
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]

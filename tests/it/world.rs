@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::health::Health,
+    api::Health,
     broker::{
         Broker, NewTopic, Produce, TopicPartition,
         memory::{MemoryBroker, MemorySettings},

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::record::{Key, Master, Page, Reason, Record, Rejection, Reply, TxState, Verdict};
 
-use super::{Effect, belongs, optional_page};
+use super::{Effect, belongs, optional_page, slots::slot};
 
 pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> Result<Effect, Rejection> {
     belongs(key, new)?;
@@ -31,12 +31,11 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> 
 fn fill(stub: &Page, new: &Page) -> Page {
     let mut page = new.clone();
     page.chain_pos = stub.chain_pos;
-    page.contested.extend(&stub.contested);
+    page.contested.extend(stub.contested.iter().filter(|offset| slot(new, **offset).is_some()));
     page.delete_at_height = stub.delete_at_height;
     if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
         master.verdict = stub.verdict;
         master.conflicting_children.clone_from(&stub.conflicting_children);
-        master.preserve_until = stub.preserve_until;
     }
     page
 }
@@ -95,6 +94,7 @@ mod tests {
             let mut stub = stub(verdict);
             stub.chain_pos = Some(stamp(4));
             stub.delete_at_height = Some(500);
+            stub.contested = [1, 2].into();
             master(&mut stub).conflicting_children.insert(txid(3));
             let mut record = record(stub);
             let state = TxState::Conflicting(verdict);
@@ -102,6 +102,7 @@ mod tests {
             assert_eq!(effect.outcome, applied(Reply::State(state)));
             let page = page(&record);
             assert_eq!((page.chain_pos, page.delete_at_height), (Some(stamp(4)), Some(500)));
+            assert_eq!(page.contested, [1].into(), "only slots that turn out to be there");
             assert_eq!(page.utxos.as_ref().map(Vec::len), Some(2));
             let master = page.master.as_ref().unwrap();
             assert_eq!(master.verdict, Some(verdict));

@@ -44,3 +44,66 @@ pub(super) fn fully_spent(page: &Page, master: &Master) -> bool {
 pub(super) fn slots_reply(page: &Page, changed: Option<Option<u32>>) -> Reply {
     Reply::Slots { all_spent: page.all_spent(), delete_at_height: changed }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Verdict;
+    use crate::record::ops::testing::*;
+
+    /// A transaction without slots, mined at these heights on the longest chain.
+    fn done(heights: &[u32]) -> Page {
+        let mut page = live(0);
+        master(&mut page).mined = heights.iter().map(|height| mined(*height)).collect();
+        master(&mut page).unmined_since = None;
+        page
+    }
+
+    #[test]
+    fn retention_after_the_greatest_mined_height() {
+        assert_eq!(evaluated(&RULES, &done(&[10, 30, 20])), Some(30 + 288));
+    }
+
+    #[test]
+    fn only_raised() {
+        let page = |there| Page { delete_at_height: Some(there), ..done(&[10]) };
+        assert_eq!(evaluated(&RULES, &page(900)), Some(900));
+        assert_eq!(evaluated(&RULES, &page(9)), Some(298));
+    }
+
+    #[test]
+    fn cleared_when_the_rule_no_longer_holds() {
+        let no_longer = |change: &dyn Fn(&mut Page)| {
+            let mut page = Page { delete_at_height: Some(298), ..done(&[10]) };
+            change(&mut page);
+            assert_eq!(evaluate(&RULES, &mut page), Some(None));
+            assert_eq!(evaluate(&RULES, &mut page), None, "it has not changed again");
+        };
+        no_longer(&|page| page.record_utxos = 1);
+        no_longer(&|page| master(page).mined.clear());
+        no_longer(&|page| master(page).unmined_since = Some(0));
+        no_longer(&|page| master(page).total_extra_recs = 1);
+    }
+
+    #[test]
+    fn untouched_where_the_rule_does_not_apply() {
+        for there in [None, Some(7)] {
+            let page = Page { delete_at_height: there, ..done(&[10]) };
+            assert_eq!(evaluated(&Rules { retention: 0 }, &page), there);
+            assert_eq!(evaluated(&RULES, &Page { master: None, ..page.clone() }), there);
+            assert_eq!(evaluated(&RULES, &Page { conflicting: true, ..page.clone() }), there);
+            let mut preserved = page;
+            master(&mut preserved).preserve_until = Some(1);
+            assert_eq!(evaluated(&RULES, &preserved), there);
+        }
+    }
+
+    #[test]
+    fn a_conflicting_transaction_is_due_once() {
+        let mut page = contested(1, Verdict::Pending);
+        assert_eq!(of_conflicting(&RULES, &page, 50), Some(338));
+        page.delete_at_height = Some(100);
+        assert_eq!(of_conflicting(&RULES, &page, 50), Some(100));
+        assert_eq!(of_conflicting(&RULES, &page, u32::MAX), Some(100));
+    }
+}

@@ -59,6 +59,14 @@ mod tests {
     }
 
     #[test]
+    fn what_was_stored_conflicting_becomes_due_with_its_verdict() {
+        let mut record = record(contested(1, LOST));
+        let effect = on_master(&mut record, &mark(Reason::Command, 50));
+        assert_eq!((effect.outcome, effect.changed), (already(Reply::State(TxState::Conflicting(LOST))), true));
+        assert_eq!(page(&record).delete_at_height, Some(50 + 288));
+    }
+
+    #[test]
     fn a_later_reason_replaces_the_earlier() {
         let mut record = record(contested(1, LOST));
         assert!(on_master(&mut record, &mark(Reason::Disconnected, 50)).changed);

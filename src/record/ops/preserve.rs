@@ -49,6 +49,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_preserved_longer_stays_so() {
+        let mut page = Page { delete_at_height: Some(9), ..live(1) };
+        master(&mut page).preserve_until = Some(50);
+        let mut record = record(page);
+        on_master(&mut record, &preserve(40));
+        assert_eq!(self::page(&record).master.as_ref().unwrap().preserve_until, Some(50));
+        assert_eq!(self::page(&record).delete_at_height, None);
+    }
+
+    #[test]
     fn another_page_is_only_no_longer_due() {
         let mut record = record(Page { delete_at_height: Some(9), ..second_page(1) });
         let key = Key::Page(TXID, 1);

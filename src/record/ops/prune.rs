@@ -35,13 +35,12 @@ fn may_prune(page: &Page, height: u32) -> bool {
     mined && page.creating_at.is_none() && fully_spent(page, master)
 }
 
-/// What is left: who it was, when it went, the stamp that keeps late operations out, and, so that only a conflicting
-/// transaction can come back, that it was one.
+/// What is left: who it was, when it went and, so that only a conflicting transaction can come back, that it was one.
+/// The stamp that keeps late operations out is written as ever.
 fn remains(page: &Page, height: u32) -> Page {
     let mut tombstone = Page::stub(page.txid, Verdict::Pending);
     tombstone.number = page.number;
     tombstone.pruned = Some(height);
-    tombstone.chain_pos = page.chain_pos;
     tombstone.conflicting = page.conflicting;
     match (&mut tombstone.master, &page.master) {
         (Some(master), Some(old)) => master.verdict = old.verdict,

@@ -158,6 +158,16 @@ mod tests {
     }
 
     #[test]
+    fn two_inputs_cannot_take_one_slot() {
+        for checks in BOTH {
+            let slot = |input| RespendSlot { slot: SpendSlot { input, ..claim(0) }, from: None };
+            let twice = Respend { to: txid(1), slots: vec![slot(0), slot(5)], checks };
+            let told = refused(on_master(&mut record(live(1)), &sequenced(1, Sequenced::Respend(twice))));
+            assert_eq!(told, Rejection::Unexpected);
+        }
+    }
+
+    #[test]
     fn a_decision_is_carried_out_whatever_the_flags_and_claims() {
         let mut page = contested(1, Verdict::Conflicting(Reason::Command));
         page.creating_at = Some(1);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{HeldSlot, Record, Rejection, Reply, Rules, TxState};
+use crate::record::{HeldSlot, Page, Record, Rejection, Reply, Rules, TxState};
 
 use super::{Effect, delete_at_height, optional_page, refusal, slots};
 
@@ -10,8 +10,13 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, held: &[HeldSlot
     let Some(page) = optional_page(record)? else {
         return Ok(Effect::already(Reply::None, false));
     };
-    if let state @ (TxState::Pruned(_) | TxState::Stub(_)) = page.state() {
-        return Ok(Effect::already(Reply::State(state), false));
+    match page.state() {
+        state @ TxState::Pruned(_) => return Ok(Effect::already(Reply::State(state), false)),
+        state @ TxState::Stub(_) => {
+            let changed = mark_stub(page, held);
+            return Ok(Effect::already(Reply::State(state), changed));
+        }
+        TxState::Live | TxState::Creating | TxState::Conflicting(_) => {}
     }
     // A slot that does not exist cannot be taken, so there is nothing to free or to bar.
     let existing = || held.iter().filter_map(|held| Some((held, slots::slot(page, held.offset)?)));
@@ -35,6 +40,15 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, held: &[HeldSlot
     let changed = delete_at_height::evaluate(rules, page);
     let reply = delete_at_height::slots_reply(page, changed);
     Ok(if freed.is_empty() { Effect::already(reply, true) } else { Effect::applied(reply) })
+}
+
+/// There is nothing to free yet, but what is said of the slots holds once the stub is filled.
+fn mark_stub(page: &mut Arc<Page>, held: &[HeldSlot]) -> bool {
+    if held.iter().all(|held| page.contested.contains(&held.offset)) {
+        return false;
+    }
+    Arc::make_mut(page).contested.extend(held.iter().map(|held| held.offset));
+    true
 }
 
 #[cfg(test)]
@@ -94,6 +108,17 @@ mod tests {
         }
         let mut page = record(page_with(vec![Slot::Nil]));
         assert!(on_master(&mut page, &settle(vec![held(0, 1), held(9, 1)])).outcome.is_done());
+    }
+
+    #[test]
+    fn a_late_spend_does_not_land_on_a_stub_that_is_filled_later() {
+        let mut record = record(stub(Verdict::Pending));
+        assert!(on_master(&mut record, &settle(vec![held(0, 1)])).changed);
+        let page = contested(2, Verdict::Pending);
+        on_master(&mut record, &Operation::CreateContested(std::sync::Arc::new(page)));
+        on_master(&mut record, &sequenced(2, Sequenced::Accept));
+        assert_eq!(refused(on_master(&mut record, &spend(1, &[0]))), Rejection::Contested(0));
+        assert!(on_master(&mut record, &spend(1, &[1])).outcome.is_done());
     }
 
     #[test]

@@ -94,6 +94,14 @@ mod tests {
     }
 
     #[test]
+    fn two_inputs_cannot_take_one_slot() {
+        let slots = vec![claim(0), SpendSlot { input: 5, ..claim(0) }];
+        let twice = Spend { spender: txid(1), height: 200, slots, marks: Marks::Respect };
+        assert_eq!(refused(on_master(&mut record(live(1)), &Operation::Spend(twice))), Rejection::Unexpected);
+        assert_eq!(on_master(&mut record(live(1)), &spend(1, &[0, 0])).outcome, applied(slots_reply(true)));
+    }
+
+    #[test]
     fn a_pruned_spender_is_told_that_it_was_pruned() {
         let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]);
         page.pruned_spenders.insert(0);
