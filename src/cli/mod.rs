@@ -13,6 +13,7 @@
 mod config;
 pub mod events;
 mod failure;
+pub mod generate;
 
 use std::{future::Future, path::PathBuf};
 
@@ -68,6 +69,8 @@ commands! {
     Config(config::ConfigCommand),
     /// Turn events into their binary form and back
     Events(events::EventsArgs),
+    /// Turn block files into events, and feed them to the log
+    Generate(generate::GenerateArgs),
 }
 
 /// Where the configuration comes from: the same for every command that needs one.
