@@ -80,6 +80,20 @@ pub enum InstanceError {
     NotEmpty,
 }
 
+impl InstanceError {
+    /// Whether another start, after a pause, may do: the broker was away.
+    pub fn may_be_retried(&self) -> bool {
+        let broker = match self {
+            InstanceError::Broker(error)
+            | InstanceError::Pipeline(PipelineError::Broker(error))
+            | InstanceError::Sequencer(Stop::Broker(error) | Stop::Decisions(DecisionError::Broker(error)))
+            | InstanceError::Decisions(DecisionError::Broker(error)) => Some(error),
+            _ => None,
+        };
+        broker.is_some_and(|error| error.kind == BrokerErrorKind::Retryable)
+    }
+}
+
 /// Runs an instance until `shutdown`, or until it cannot go on.
 ///
 /// # Errors

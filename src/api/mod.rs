@@ -1,6 +1,6 @@
 //! HTTP for operators: `/metrics`, `/health/live` and `/health/ready`.
 
-mod health;
+pub mod health;
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -9,13 +9,18 @@
 //! | 0 | done |
 //! | 1 | failed; standard error says why, in one line |
 //! | 2 | bad usage or bad configuration; each error in a line of its own |
+//! | 3 | told to stop at once, by a second signal or by a parent that is gone |
 
 mod config;
 pub mod events;
 mod failure;
 pub mod generate;
+mod opening;
+mod run;
+mod signals;
+pub mod wiring;
 
-use std::{future::Future, path::PathBuf};
+use std::{future::Future, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -32,7 +37,7 @@ pub struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration.
+Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal.
 
 Example: utxo-store config check --config deploy/utxo-store.toml";
 
@@ -65,9 +70,11 @@ macro_rules! commands {
 }
 
 commands! {
+    /// Run an instance: consume the log, keep the state
+    Run(run::RunArgs),
     /// Print a commented sample of the configuration, or check one
     Config(config::ConfigCommand),
-    /// Turn events into their binary form and back
+    /// Turn events from JSON into their binary form, and back
     Events(events::EventsArgs),
     /// Turn block files into events, and feed them to the log
     Generate(generate::GenerateArgs),
@@ -97,7 +104,10 @@ impl ConfigArgs {
 /// What the future answers with, or that the runtime cannot be started.
 pub fn block_on(command: impl Future<Output = CommandResult>) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(command)
+    let result = runtime.block_on(command);
+    // A request that still waits for a broker must not hold the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
 }
 
 #[cfg(test)]

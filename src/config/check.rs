@@ -119,6 +119,13 @@ impl<'a> Checker<'a> {
         }
     }
 
+    fn store(&mut self, store: &Store) {
+        // Better refused than passed over: external transactions come with the object store.
+        if store.externalize_all_transactions {
+            self.refuse("store.externalize_all_transactions", "is true, which is not built yet".to_owned());
+        }
+    }
+
     fn ingest(&mut self, ingest: &Ingest) {
         let longest = ("ingest.retry_pause_max_ms", ingest.retry_pause_max_ms);
         self.ordered(("ingest.retry_pause_ms", ingest.retry_pause_ms), Relation::AtMost, longest);
@@ -151,6 +158,9 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     if let Some(kafka) = &kafka {
         checker.kafka(kafka);
         checker.topics(&kafka.topics);
+    }
+    if let Some(store) = &store {
+        checker.store(store);
     }
     if let Some(ingest) = &ingest {
         checker.ingest(ingest);

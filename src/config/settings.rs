@@ -205,10 +205,9 @@ settings! {
         in_flight_batches: u32 = 32, range 1 to 4_096, unit "batches", seed "StoreBatcherConcurrency";
         /// Transactions between read and done, parked ones apart; at the bound nothing more is read.
         max_in_flight_transactions: u32 = 65_536, range 1 to 16_777_216, unit "transactions";
-        /// Bytes of parked events a partition; at the bound the partition is paused.
-        parked_bytes: u64 = 67_108_864, range 1_048_576 to 1_099_511_627_776, unit "bytes";
-        /// Parked events a partition; at the bound the partition is paused.
-        parked_offsets: u32 = 100_000, range 1 to 100_000_000, unit "events";
+        /// Bytes of events of a partition that were read and are not completed, parked ones above all; at the bound the
+        /// partition is paused.
+        unfinished_bytes: u64 = 67_108_864, range 1_048_576 to 1_099_511_627_776, unit "bytes";
         /// How far past a child every other partition must have been read before its parent counts as missing.
         missing_parent_grace_ms: u64 = 60_000, range 0 to 86_400_000, unit "ms";
         /// How long an event waits on a flag of its parent (locked) before it is contested; shorter than

@@ -1,5 +1,5 @@
-//! The one integration binary. A test that needs a server which cannot be had is skipped, loudly: a line that starts with
-//! `SKIPPED:` on standard error.
+//! Integration tests: the binary and the library from outside. A real part that is missing is skipped, loudly: a line
+//! that starts with `SKIPPED:` on standard error.
 
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -8,4 +8,5 @@ mod cli;
 mod kafka;
 mod kafka_server;
 mod pipeline;
+mod run;
 mod world;

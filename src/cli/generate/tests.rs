@@ -81,7 +81,7 @@ async fn everything_arrives_once_and_in_order() {
     let loaded = parsed(&["--blocks", &data("mainnet-0-4312.blk")]).unwrap().source.load().unwrap();
     let feed = loaded.feed().unwrap();
     let producer = broker.producer().await.unwrap();
-    let bar = ProgressBarForTests::hidden();
+    let bar = indicatif::ProgressBar::hidden();
     let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await.unwrap();
     let bytes = feed.messages().map(|message| message.payload.len() as u64).sum();
     assert_eq!(produced, Produced { events: 58 + 4_313, bytes });
@@ -100,5 +100,3 @@ async fn everything_arrives_once_and_in_order() {
     let expected = feed.messages().find(|message| message.topic == Topic::BlockMined).unwrap();
     assert_eq!(first.payload, expected.payload);
 }
-
-use indicatif::ProgressBar as ProgressBarForTests;

@@ -1,0 +1,113 @@
+//! What several commands open before their work begins: logging, the store, the log, the parts of an instance.
+
+use std::{fs::File, io, io::Read, sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{Failure, UsageError, wiring};
+use crate::{
+    api::health::{Condition, Health},
+    broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
+    clock::Clock,
+    config::{Config, StoreUrl},
+    engine::{self, OpenError},
+    instance::InstanceParts,
+    store::Store,
+    telemetry::{LoggingError, Metrics, init_logging},
+};
+
+/// Between two attempts to reach a broker.
+pub const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Sends log records to standard error, as configured.
+///
+/// # Errors
+/// Logging was set up before.
+pub fn logging(config: &Config) -> Result<(), LoggingError> {
+    init_logging(config.log.format, config.log.level.as_str())
+}
+
+/// Opens the store at `url`, which may take as long as recovering it takes.
+///
+/// # Errors
+/// See [`OpenError`]; each names what is wrong.
+pub async fn store(config: &Config, url: &StoreUrl) -> Result<Store, Failure> {
+    let (url, rules) = (url.to_string(), wiring::rules(config));
+    let opened = tokio::task::spawn_blocking(move || engine::open(&url, rules)).await;
+    let engine = opened.map_err(|panic| Failure::new(format!("the store could not be opened: {panic}")))?;
+    Ok(Store::new(engine.map_err(named)?, wiring::store(config)))
+}
+
+fn named(error: OpenError) -> Failure {
+    Failure::new(format!("cannot open the store (store.url): {error}"))
+}
+
+/// Prepares the client of the log; it connects when it is asked for something.
+///
+/// # Errors
+/// The settings contradict each other, or librdkafka knows none of that name: that is bad configuration.
+pub fn broker(config: &Config) -> Result<Arc<dyn Broker>, UsageError> {
+    match KafkaBroker::new(wiring::kafka(config)) {
+        Ok(broker) => Ok(Arc::new(broker)),
+        Err(error) => Err(UsageError(format!("kafka: {error}"))),
+    }
+}
+
+/// Everything that an instance works with.
+///
+/// # Errors
+/// The machine has no random numbers.
+pub fn parts(broker: Arc<dyn Broker>, store: Store, watched: &Watched) -> io::Result<InstanceParts> {
+    let mut store_id = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut store_id)?;
+    let Watched { metrics, health } = watched.clone();
+    Ok(InstanceParts { broker, store, clock: Clock::System, metrics, health, store_id })
+}
+
+/// Waits until the log answers, or until `shutdown`: `false`. Says so each time that it does not, and is unready meanwhile.
+///
+/// # Errors
+/// What does not heal by itself, such as refused access.
+pub async fn reachable(
+    broker: &dyn Broker,
+    topic: &str,
+    health: &Health,
+    shutdown: &CancellationToken,
+) -> Result<bool, BrokerError> {
+    loop {
+        let answer = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return Ok(false),
+            answer = broker.partitions(topic) => answer,
+        };
+        match answer {
+            Ok(_) => return Ok(true),
+            Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                tracing::warn!(%error, "the broker does not answer; tried again");
+                health.set(Condition::Assigned, Some(format!("the broker does not answer: {error}")));
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(false),
+            () = tokio::time::sleep(RETRY_PAUSE) => {}
+        }
+    }
+}
+
+/// What is shown of an instance.
+#[derive(Clone)]
+pub struct Watched {
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Health.
+    pub health: Arc<Health>,
+}
+
+impl Watched {
+    /// Nothing yet.
+    pub fn new(config: &Config) -> Self {
+        let stall_limit = Duration::from_millis(config.http.stall_limit_ms);
+        Watched { metrics: Arc::new(Metrics::new()), health: Arc::new(Health::new(Clock::System, stall_limit)) }
+    }
+}

@@ -1,0 +1,135 @@
+//! `utxo-store run`: one instance, until a signal.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CommandResult, ConfigArgs, Failure, block_on,
+    opening::{self, Watched},
+    signals, wiring,
+};
+use crate::{
+    api::{Server, health::Condition},
+    broker::Broker,
+    config::Config,
+    ingest::pipeline::PipelineReport,
+    instance::{self, InstanceParts},
+    store::Store,
+};
+
+const AFTER_HELP: &str = "\
+SIGTERM or SIGINT: reads nothing more, finishes what is in flight, commits, and exits with 0. A second one stops at
+once (exit code 3), which loses nothing: what was not committed is read again.
+
+Example: UTXO_STORE__KAFKA__BROKERS=kafka:9092 utxo-store run --config deploy/utxo-store.toml";
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct RunArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Write the address of metrics and health to this file, once it is known
+    #[arg(long, value_name = "PATH", hide = true)]
+    http_address_file: Option<PathBuf>,
+    /// Stop at once (exit code 3) when standard input ends, as it does when the parent dies
+    #[arg(long, hide = true)]
+    exit_with_stdin: bool,
+}
+
+impl RunArgs {
+    pub(super) fn run(self) -> CommandResult {
+        let config = self.config.load()?;
+        opening::logging(&config)?;
+        if self.exit_with_stdin {
+            signals::exit_with_stdin()?;
+        }
+        block_on(self.serve(config))
+    }
+
+    /// Works, and answers over HTTP from before the store is open until everything is committed.
+    async fn serve(self, config: Config) -> CommandResult {
+        let (shutdown, closing) = (CancellationToken::new(), CancellationToken::new());
+        signals::cancel_on_signals(shutdown.clone())?;
+        let watched = Watched::new(&config);
+        let server = Server::bind(config.http.listen, watched.metrics.clone(), watched.health.clone()).await?;
+        tracing::info!(address = %server.address(), "metrics and health are served");
+        if let Some(path) = &self.http_address_file {
+            write_address(path, server.address())
+                .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
+        }
+        let serving = tokio::spawn({
+            let (closing, shutdown) = (closing.clone(), shutdown.clone());
+            async move {
+                let served = server.serve(closing.cancelled_owned()).await;
+                // An instance that nobody can watch does not go on.
+                shutdown.cancel();
+                served
+            }
+        });
+        let worked = work(&config, &watched, shutdown).await;
+        closing.cancel();
+        let served = serving.await;
+        worked?;
+        Ok(served??)
+    }
+}
+
+async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
+    let broker = opening::broker(config)?;
+    let store = opening::store(config, &config.store.url).await?;
+    let ended = consume(config, broker, &store, watched, shutdown).await;
+    let closed = store.engine.close().await;
+    let report = ended?;
+    closed?;
+    let PipelineReport { completed, parked_max, contests, dead_letters } = report;
+    tracing::info!(completed, parked_max, contests, dead_letters, "stopped in order");
+    Ok(())
+}
+
+/// Starts an instance, and starts it again whenever it has ended because the broker was away.
+async fn consume(
+    config: &Config,
+    broker: Arc<dyn Broker>,
+    store: &Store,
+    watched: &Watched,
+    shutdown: CancellationToken,
+) -> Result<PipelineReport, Failure> {
+    let settings = wiring::instance(config);
+    let parts: InstanceParts = opening::parts(broker.clone(), store.clone(), watched)?;
+    tell_readiness(watched, shutdown.clone());
+    while opening::reachable(broker.as_ref(), &settings.pipeline.topic, &watched.health, &shutdown).await? {
+        match instance::run(settings.clone(), parts.clone(), shutdown.clone()).await {
+            Err(error) if error.may_be_retried() => {
+                tracing::warn!(%error, "the broker went away; everything not committed is read again");
+                watched.health.set(Condition::Assigned, Some(error.to_string()));
+                tokio::time::sleep(opening::RETRY_PAUSE).await;
+            }
+            ended => return Ok(ended?),
+        }
+    }
+    Ok(PipelineReport::default())
+}
+
+/// Nobody is to rely on an instance that is stopping.
+fn tell_readiness(watched: &Watched, shutdown: CancellationToken) {
+    let health = watched.health.clone();
+    tokio::spawn(async move {
+        shutdown.cancelled().await;
+        health.set(Condition::Assigned, Some("stopping".to_owned()));
+    });
+}
+
+/// Whoever reads the file finds a whole address or none.
+fn write_address(path: &Path, address: SocketAddr) -> io::Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, format!("{address}\n"))?;
+    fs::rename(new, path)
+}

@@ -1,0 +1,241 @@
+//! From the configuration to the settings of the layers below. Pure.
+
+use std::time::Duration;
+
+use crate::{
+    broker::kafka::KafkaSettings,
+    config::{self, Config},
+    ingest::{
+        dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds,
+        pipeline::PipelineSettings, plan::PlanSettings, prepare::PrepareSettings,
+    },
+    instance::InstanceSettings,
+    record::Rules,
+    sequencer::{SequencerSettings, SequencerTopics},
+    store::StoreSettings,
+    tx::Network,
+};
+
+/// How long a commit of offsets, or leaving a group, may take; less where the group grants less.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What record operations are to do.
+pub fn rules(config: &Config) -> Rules {
+    Rules { retention: config.store.block_height_retention }
+}
+
+/// What the store is set up for. It serves the sequencer, so its batches are the sequencer's.
+pub fn store(config: &Config) -> StoreSettings {
+    StoreSettings {
+        network: network(config),
+        rules: rules(config),
+        utxo_batch_size: config.store.utxo_batch_size,
+        batch_size: config.sequencer.mined_batch_size as usize,
+        concurrency: config.sequencer.concurrency as usize,
+        retry_pause: retry_pause(config),
+    }
+}
+
+/// Topics, group and limits of an instance.
+pub fn instance(config: &Config) -> InstanceSettings {
+    InstanceSettings {
+        pipeline: pipeline(config),
+        sequencer: SequencerSettings {
+            block_wait: ms(config.sequencer.block_wait_ms),
+            mined_batch_size: config.sequencer.mined_batch_size as usize,
+            cone_chunk: config.sequencer.cone_chunk as usize,
+            commit_interval: ms(config.ingest.commit_interval_ms),
+        },
+        topics: topics(config),
+        sequencer_enabled: config.sequencer.enabled,
+    }
+}
+
+/// How to reach the cluster.
+///
+/// A revocation waits for a drain and a commit, but never longer than the group grants: then the partitions go without.
+pub fn kafka(config: &Config) -> KafkaSettings {
+    let kafka = &config.kafka;
+    let max_poll_interval = ms(kafka.max_poll_interval_ms);
+    let commit_timeout = COMMIT_TIMEOUT.min(max_poll_interval / 4);
+    let drain = ms(config.ingest.drain_timeout_ms) + commit_timeout;
+    KafkaSettings {
+        client_id: kafka.client_id.clone(),
+        group_instance_id: kafka.instance_id.clone(),
+        session_timeout: ms(kafka.session_timeout_ms),
+        heartbeat_interval: ms(kafka.heartbeat_interval_ms),
+        max_poll_interval,
+        fetch_min_bytes: kafka.fetch_min_bytes,
+        fetch_wait_max: ms(kafka.fetch_wait_max_ms),
+        commit_timeout,
+        revocation_timeout: drain.min(max_poll_interval / 2),
+        close_timeout: commit_timeout,
+        pass_through: kafka.properties.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        ..KafkaSettings::new(kafka.brokers.as_str())
+    }
+}
+
+fn pipeline(config: &Config) -> PipelineSettings {
+    let ingest = &config.ingest;
+    PipelineSettings {
+        topic: config.kafka.topics.validated_txs.as_str().into(),
+        group: config.kafka.group.clone(),
+        prepare: PrepareSettings { network: network(config), utxo_batch_size: config.store.utxo_batch_size },
+        plan: PlanSettings {
+            retry_min_ms: ingest.retry_pause_ms,
+            retry_max_ms: ingest.retry_pause_max_ms,
+            flag_grace_ms: ingest.flag_grace_ms,
+            rules: rules(config),
+        },
+        dispatch: DispatchSettings {
+            batch_size: ingest.batch_size as usize,
+            batch_age: ms(ingest.batch_age_ms),
+            in_flight_batches: ingest.in_flight_batches as usize,
+            retry_pause: retry_pause(config),
+        },
+        max_active: ingest.max_in_flight_transactions as usize,
+        bounds: PartitionBounds { span: ingest.max_uncommitted_span.into(), bytes: ingest.unfinished_bytes },
+        dead_letter_limits: DeadLetterLimits {
+            consecutive: ingest.dead_letter_consecutive,
+            ratio: ingest.dead_letter_ratio.0,
+        },
+        missing_parent_grace_ms: ingest.missing_parent_grace_ms,
+        commit_interval: ms(ingest.commit_interval_ms),
+        drain_timeout: ms(ingest.drain_timeout_ms),
+    }
+}
+
+fn topics(config: &Config) -> SequencerTopics {
+    let topics = &config.kafka.topics;
+    SequencerTopics {
+        block_mined: topics.block_mined.to_string(),
+        reorgs: topics.reorgs.to_string(),
+        chain: topics.chain.to_string(),
+        decisions: topics.decisions.to_string(),
+        outcomes: topics.outcomes.to_string(),
+        dead_letters: topics.dead_letters.to_string(),
+    }
+}
+
+fn network(config: &Config) -> Network {
+    match config.store.network {
+        config::Network::Main => Network::Main,
+        config::Network::Test => Network::Test,
+        config::Network::Regtest => Network::Regtest,
+    }
+}
+
+fn retry_pause(config: &Config) -> (Duration, Duration) {
+    (ms(config.ingest.retry_pause_ms), ms(config.ingest.retry_pause_max_ms))
+}
+
+fn ms(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(settings: &[(&str, &str)]) -> Config {
+        let variables = settings.iter().map(|(key, value)| (format!("UTXO_STORE__{key}").into(), (*value).into()));
+        Config::load_from(None, variables).unwrap()
+    }
+
+    #[test]
+    fn each_setting_reaches_what_it_is_for() {
+        let config = config(&[
+            ("KAFKA__GROUP", "g"),
+            ("KAFKA__TOPICS__VALIDATED_TXS", "txs"),
+            ("KAFKA__TOPICS__BLOCK_MINED", "blocks"),
+            ("KAFKA__TOPICS__REORGS", "reorgs"),
+            ("KAFKA__TOPICS__CHAIN", "chain"),
+            ("KAFKA__TOPICS__DECISIONS", "decisions"),
+            ("KAFKA__TOPICS__OUTCOMES", "outcomes"),
+            ("KAFKA__TOPICS__DEAD_LETTERS", "dead"),
+            ("STORE__NETWORK", "regtest"),
+            ("STORE__UTXO_BATCH_SIZE", "11"),
+            ("STORE__BLOCK_HEIGHT_RETENTION", "12"),
+            ("INGEST__BATCH_SIZE", "13"),
+            ("INGEST__BATCH_AGE_MS", "14"),
+            ("INGEST__IN_FLIGHT_BATCHES", "15"),
+            ("INGEST__MAX_IN_FLIGHT_TRANSACTIONS", "16"),
+            ("INGEST__UNFINISHED_BYTES", "1048577"),
+            ("INGEST__MAX_UNCOMMITTED_SPAN", "18"),
+            ("INGEST__MISSING_PARENT_GRACE_MS", "19"),
+            ("INGEST__FLAG_GRACE_MS", "20"),
+            ("INGEST__RETRY_PAUSE_MS", "21"),
+            ("INGEST__RETRY_PAUSE_MAX_MS", "22"),
+            ("INGEST__COMMIT_INTERVAL_MS", "23"),
+            ("INGEST__DEAD_LETTER_CONSECUTIVE", "24"),
+            ("INGEST__DEAD_LETTER_RATIO", "0.25"),
+            ("INGEST__DRAIN_TIMEOUT_MS", "26"),
+            ("SEQUENCER__ENABLED", "false"),
+            ("SEQUENCER__BLOCK_WAIT_MS", "27"),
+            ("SEQUENCER__MINED_BATCH_SIZE", "28"),
+            ("SEQUENCER__CONCURRENCY", "29"),
+            ("SEQUENCER__CONE_CHUNK", "30"),
+        ]);
+
+        let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled } = instance(&config);
+        assert_eq!((&*pipeline.topic, &*pipeline.group), ("txs", "g"));
+        assert_eq!((pipeline.prepare.network, pipeline.prepare.utxo_batch_size), (Network::Regtest, 11));
+        assert_eq!(pipeline.plan.rules, Rules { retention: 12 });
+        let dispatch = pipeline.dispatch;
+        assert_eq!((dispatch.batch_size, dispatch.batch_age, dispatch.in_flight_batches), (13, ms(14), 15));
+        assert_eq!(dispatch.retry_pause, (ms(21), ms(22)));
+        assert_eq!(pipeline.max_active, 16);
+        assert_eq!((pipeline.bounds.bytes, pipeline.bounds.span), (1_048_577, 18));
+        assert_eq!(pipeline.missing_parent_grace_ms, 19);
+        let plan = pipeline.plan;
+        assert_eq!((plan.flag_grace_ms, plan.retry_min_ms, plan.retry_max_ms), (20, 21, 22));
+        assert_eq!((pipeline.commit_interval, pipeline.drain_timeout), (ms(23), ms(26)));
+        let limits = pipeline.dead_letter_limits;
+        assert_eq!((limits.consecutive, limits.ratio), (24, 0.25));
+        assert!(!sequencer_enabled);
+        assert_eq!((sequencer.block_wait, sequencer.mined_batch_size, sequencer.cone_chunk), (ms(27), 28, 30));
+        assert_eq!(sequencer.commit_interval, ms(23));
+        let names = [topics.block_mined, topics.reorgs, topics.chain, topics.decisions, topics.outcomes];
+        assert_eq!(names, ["blocks", "reorgs", "chain", "decisions", "outcomes"]);
+        assert_eq!(topics.dead_letters, "dead");
+
+        let store = store(&config);
+        assert_eq!((store.network, store.utxo_batch_size, store.rules.retention), (Network::Regtest, 11, 12));
+        assert_eq!((store.batch_size, store.concurrency, store.retry_pause), (28, 29, (ms(21), ms(22))));
+    }
+
+    #[test]
+    fn the_clients_settings_are_the_configured_ones() {
+        let kafka = kafka(&config(&[
+            ("KAFKA__BROKERS", "a:1,b:2"),
+            ("KAFKA__CLIENT_ID", "me"),
+            ("KAFKA__INSTANCE_ID", "me-0"),
+            ("KAFKA__SESSION_TIMEOUT_MS", "9001"),
+            ("KAFKA__HEARTBEAT_INTERVAL_MS", "901"),
+            ("KAFKA__MAX_POLL_INTERVAL_MS", "90001"),
+            ("KAFKA__FETCH_WAIT_MAX_MS", "7"),
+            ("KAFKA__FETCH_MIN_BYTES", "8"),
+            ("KAFKA__PROPERTIES__SECURITY_PROTOCOL", "ssl"),
+        ]));
+        assert_eq!((&*kafka.brokers, &*kafka.client_id), ("a:1,b:2", "me"));
+        assert_eq!(kafka.group_instance_id.as_deref(), Some("me-0"));
+        assert_eq!((kafka.session_timeout, kafka.heartbeat_interval), (ms(9_001), ms(901)));
+        assert_eq!((kafka.max_poll_interval, kafka.fetch_wait_max, kafka.fetch_min_bytes), (ms(90_001), ms(7), 8));
+        assert_eq!(kafka.pass_through["security.protocol"], "ssl");
+    }
+
+    #[test]
+    fn whatever_the_group_grants_a_revocation_fits_into_it() {
+        let defaults = kafka(&Config::default());
+        assert_eq!(defaults.revocation_timeout, Duration::from_secs(30), "a drain of 20 s and a commit of 10 s");
+        for (poll, drain) in [("2000", "0"), ("10000", "20000"), ("86400000", "600000")] {
+            let kafka = kafka(&config(&[
+                ("KAFKA__SESSION_TIMEOUT_MS", "2000"),
+                ("KAFKA__HEARTBEAT_INTERVAL_MS", "300"),
+                ("KAFKA__MAX_POLL_INTERVAL_MS", poll),
+                ("INGEST__DRAIN_TIMEOUT_MS", drain),
+            ]));
+            kafka.check().unwrap();
+        }
+    }
+}

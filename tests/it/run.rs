@@ -1,0 +1,289 @@
+//! `utxo-store run` as a process of its own, against a mock cluster in this one.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+use utxo_store::{
+    broker::{
+        Broker, NewTopic, Produce, TopicPartition,
+        kafka::{KafkaBroker, KafkaSettings, MockCluster},
+    },
+    event::{Seeded, SeededOutput},
+    sequencer::chain_group,
+};
+
+const PARTITIONS: i32 = 2;
+/// Far beyond what anything here takes: it only ends a test that would never end.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A mock cluster, and a directory with a configuration and a store.
+pub struct Bench {
+    pub cluster: MockCluster,
+    pub directory: TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let new = |name: &str, partitions| NewTopic { name: format!("utxo.{name}"), partitions, config: vec![] };
+        let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
+        let many = ["validated-txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
+        let cluster = MockCluster::start(&[singles.as_slice(), many.as_slice()].concat()).unwrap();
+        Bench { cluster, directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn store_url(&self) -> String {
+        format!("fjall://{}", self.path("store").display())
+    }
+
+    /// The binary with this bench's configuration; `variables` go before it.
+    pub fn command(&self, args: &[&str], variables: &[(&str, &str)]) -> Command {
+        let file = self.path("utxo-store.toml");
+        let text = format!(
+            "[kafka]\nbrokers = \"{}\"\nsession_timeout_ms = 2000\nheartbeat_interval_ms = 300\n\
+             max_poll_interval_ms = 10000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n\
+             [store]\nurl = \"{}\"\n[ingest]\ncommit_interval_ms = 100\n[http]\nlisten = \"127.0.0.1:0\"\n",
+            self.cluster.bootstrap_servers(),
+            self.store_url(),
+        );
+        fs::write(&file, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
+        command.args(args).arg("--config").arg(file).env_clear().envs(variables.iter().copied());
+        command
+    }
+
+    /// Starts `run`, and waits until it is ready.
+    pub fn start(&self) -> Instance {
+        let file = self.path("http-address");
+        fs::remove_file(&file).ok();
+        let mut command =
+            self.command(&["run", "--exit-with-stdin", "--http-address-file", file.to_str().unwrap()], &[]);
+        let child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut instance = Instance { child, address: String::new() };
+        until("the address is known", || file.exists());
+        instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
+        until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
+        instance
+    }
+
+    pub fn broker(&self) -> KafkaBroker {
+        let settings = KafkaSettings::new(self.cluster.bootstrap_servers());
+        KafkaBroker::new(KafkaSettings { fetch_wait_max: Duration::from_millis(10), ..settings }).unwrap()
+    }
+
+    /// Produces `count` partial transactions.
+    pub fn seed(&self, count: u8) {
+        let messages = (1..=count).map(|tag| {
+            let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
+            let txid = utxo_store::tx::Txid([tag; 32]);
+            let event = Seeded { txid, coinbase: false, height: 1, outputs };
+            Produce {
+                topic: "utxo.validated-txs".into(),
+                key: txid.0.to_vec().into(),
+                payload: event.encode().into(),
+                ..Produce::default()
+            }
+        });
+        let messages = messages.collect();
+        block_on(async { self.broker().producer().await.unwrap().produce_all(messages).await.unwrap() });
+    }
+
+    /// Sum of what the group has committed of the validated transactions.
+    pub fn committed(&self) -> u64 {
+        let partitions: Vec<_> =
+            (0..PARTITIONS).map(|partition| TopicPartition { topic: "utxo.validated-txs".into(), partition }).collect();
+        let committed = block_on(async { self.broker().committed("utxo-store", &partitions).await.unwrap() });
+        committed.into_iter().flatten().map(|committed| committed.offset).sum()
+    }
+}
+
+/// A running `run`.
+pub struct Instance {
+    pub child: Child,
+    pub address: String,
+}
+
+impl Instance {
+    /// The whole answer to a request; empty when there is none.
+    pub fn get(&self, path: &str) -> String {
+        use std::io::{Read, Write};
+        let Ok(mut stream) = std::net::TcpStream::connect(&self.address) else { return String::new() };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let mut answer = String::new();
+        stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer)).ok();
+        answer
+    }
+
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("/bin/kill").args([format!("-{name}"), pid]).status().unwrap().success());
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => return status,
+                None if started.elapsed() > PATIENCE => panic!("the instance does not end"),
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "it never comes to pass: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(future)
+}
+
+/// The line that standard error ends with, where the rest are log records.
+fn last_line(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned()
+}
+
+/// Runs `run` where it must fail by itself; checks that it says so in one line, with these words.
+fn assert_refused(mut command: Command, words: &[&str]) {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let line = last_line(&output);
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(line.starts_with("error: ") && words.iter().all(|word| line.contains(word)), "{words:?}: {line}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let foreign: Vec<_> = text.lines().filter(|line| !line.starts_with('{')).collect();
+    assert_eq!(foreign, [line], "log records and one line");
+}
+
+#[test]
+fn sigterm_drains_commits_and_exits_with_0_and_a_restart_goes_on() {
+    let bench = Bench::new();
+    bench.seed(50);
+    let mut instance = bench.start();
+    until("everything is committed", || bench.committed() == 50);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+
+    bench.seed(60);
+    let mut instance = bench.start();
+    until("the rest is completed", || {
+        instance.get("/metrics").contains("utxo_transactions_completed_total{result=\"live\"} 60")
+    });
+    // Nothing has to be committed by the tick: the shutdown commits.
+    instance.signal("INT");
+    assert_eq!(instance.wait().code(), Some(0));
+    assert_eq!(bench.committed(), 110);
+}
+
+#[test]
+fn a_child_whose_parent_is_gone_stops_at_once() {
+    let bench = Bench::new();
+    let mut instance = bench.start();
+    drop(instance.child.stdin.take());
+    assert_eq!(instance.wait().code(), Some(3));
+}
+
+#[test]
+fn a_missing_topic_is_named() {
+    let bench = Bench::new();
+    let command = bench.command(&["run"], &[("UTXO_STORE__KAFKA__TOPICS__DECISIONS", "no.such-topic")]);
+    assert_refused(command, &["topic `no.such-topic` does not exist"]);
+}
+
+#[test]
+fn an_occupied_port_is_named() {
+    let bench = Bench::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let command = bench.command(&["run"], &[("UTXO_STORE__HTTP__LISTEN", &address)]);
+    assert_refused(command, &[&address, "http.listen", "in use"]);
+}
+
+#[test]
+fn a_store_in_use_is_named() {
+    let bench = Bench::new();
+    let instance = bench.start();
+    assert_refused(bench.command(&["run"], &[]), &["store.url", bench.path("store").to_str().unwrap(), "is in use"]);
+    drop(instance);
+}
+
+#[test]
+fn a_directory_that_is_no_store_and_one_that_is_damaged_are_named() {
+    let bench = Bench::new();
+    let store = bench.path("store");
+    fs::create_dir(&store).unwrap();
+    fs::write(store.join("letter.txt"), "dear diary").unwrap();
+    let named = store.to_str().unwrap().to_owned();
+    assert_refused(bench.command(&["run"], &[]), &["store.url", &named, "neither empty nor a store"]);
+    assert_eq!(fs::read(store.join("letter.txt")).unwrap(), b"dear diary");
+
+    fs::remove_dir_all(&store).unwrap();
+    bench.seed(20);
+    let mut instance = bench.start();
+    instance.signal("TERM");
+    instance.wait();
+    fs::write(store.join("version"), b"nonsense").unwrap();
+    assert_refused(bench.command(&["run"], &[]), &["store.url", &named, "damaged"]);
+}
+
+#[test]
+fn a_store_of_another_network_is_refused() {
+    let bench = Bench::new();
+    let mut instance = bench.start();
+    instance.signal("TERM");
+    instance.wait();
+    let command = bench.command(&["run"], &[("UTXO_STORE__STORE__NETWORK", "regtest")]);
+    assert_refused(command, &["network `main`", "`regtest`"]);
+}
+
+#[test]
+fn without_a_broker_it_waits_unready_until_a_signal_comes() {
+    let bench = Bench::new();
+    let file = bench.path("http-address");
+    let args = ["run", "--http-address-file", file.to_str().unwrap()];
+    let mut command = bench.command(&args, &[("UTXO_STORE__KAFKA__BROKERS", "127.0.0.1:1")]);
+    let child = command.stderr(Stdio::null()).spawn().unwrap();
+    let mut instance = Instance { child, address: String::new() };
+    until("the address is known", || file.exists());
+    instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
+    until("it says why it is not ready", || {
+        let answer = instance.get("/health/ready");
+        answer.starts_with("HTTP/1.1 503") && answer.contains("the broker does not answer")
+    });
+    assert!(instance.get("/health/live").starts_with("HTTP/1.1 200"));
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+}
+
+#[test]
+fn a_lost_namespace_is_refused() {
+    let bench = Bench::new();
+    bench.seed(20);
+    let mut instance = bench.start();
+    until("everything is committed", || bench.committed() == 20);
+    instance.signal("TERM");
+    instance.wait();
+    fs::remove_dir_all(bench.path("store")).unwrap();
+    assert_refused(bench.command(&["run"], &[]), &["namespace was lost", "replay --rebuild"]);
+    assert_eq!(chain_group("utxo-store"), "utxo-store.chain");
+}
