@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     broker::kafka::KafkaSettings,
-    config::{self, Config},
+    config::Config,
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds,
         pipeline::PipelineSettings, plan::PlanSettings, prepare::PrepareSettings,
@@ -118,11 +118,7 @@ fn topics(config: &Config) -> SequencerTopics {
 }
 
 fn network(config: &Config) -> Network {
-    match config.store.network {
-        config::Network::Main => Network::Main,
-        config::Network::Test => Network::Test,
-        config::Network::Regtest => Network::Regtest,
-    }
+    config.store.network
 }
 
 fn retry_pause(config: &Config) -> (Duration, Duration) {

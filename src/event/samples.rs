@@ -151,7 +151,12 @@ fn bodies() -> Vec<DecisionBody> {
             losers: vec![loser],
             by_block: true,
         },
-        DecisionBody::Conflicting { txid: loser, reason: Reason::DoubleSpend { input: 2, winner }, height: 170, live: false },
+        DecisionBody::Conflicting {
+            txid: loser,
+            reason: Reason::DoubleSpend { input: 2, winner },
+            height: 170,
+            live: false,
+        },
         DecisionBody::Cone { members: vec![ConeMember { txid: other(0x44), parent: loser, live: true }], height: 170 },
         DecisionBody::Cone { members: vec![], height: 170 },
     ];

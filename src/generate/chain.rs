@@ -191,7 +191,9 @@ fn outputs_of<'a>(blocks: &[PlacedBlock<'a>]) -> HashMap<Outpoint, Output<'a>> {
     let mut made = HashMap::new();
     for placed in blocks {
         for (txid, transaction) in placed.txids.iter().zip(placed.block.transactions()) {
-            made.extend((0..).zip(transaction.outputs()).map(|(vout, output)| (Outpoint { txid: *txid, vout }, output)));
+            made.extend(
+                (0..).zip(transaction.outputs()).map(|(vout, output)| (Outpoint { txid: *txid, vout }, output)),
+            );
         }
     }
     made
@@ -200,10 +202,9 @@ fn outputs_of<'a>(blocks: &[PlacedBlock<'a>]) -> HashMap<Outpoint, Output<'a>> {
 fn mined(sequence: u64, placed: &PlacedBlock<'_>) -> Message {
     let coinbase = placed.block.transactions().next().map_or(&[][..], |coinbase| coinbase.raw());
     let listed: Vec<u8> = placed.txids.iter().skip(1).flat_map(|txid| txid.0).collect();
-    let subtrees = listed.chunks(SUBTREE_LIMIT * 32).map(|txids| Subtree {
-        count: (txids.len() / 32) as u64,
-        transactions: SubtreeTransactions::Inline(txids),
-    });
+    let subtrees = listed
+        .chunks(SUBTREE_LIMIT * 32)
+        .map(|txids| Subtree { count: (txids.len() / 32) as u64, transactions: SubtreeTransactions::Inline(txids) });
     let block = Block {
         block_id: placed.block_id,
         hash: placed.hash,

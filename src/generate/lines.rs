@@ -25,9 +25,7 @@ pub struct LineError {
 pub fn messages_from_lines(file: &str, text: &str) -> Result<Vec<Message>, LineError> {
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     lines
-        .map(|(line, text)| {
-            message(text.trim()).map_err(|problem| LineError { file: file.to_owned(), line, problem })
-        })
+        .map(|(line, text)| message(text.trim()).map_err(|problem| LineError { file: file.to_owned(), line, problem }))
         .collect()
 }
 
@@ -44,7 +42,10 @@ fn message(line: &str) -> Result<Message, String> {
         Event::Reorg(_) => (Topic::Reorgs, None),
         Event::Command(_) => (Topic::Chain, None),
         Event::Contest(_) | Event::Decision(_) | Event::Outcome(_) => {
-            return Err(format!("an event of the kind {} is written by the store and cannot be fed", event.kind().name()));
+            return Err(format!(
+                "an event of the kind {} is written by the store and cannot be fed",
+                event.kind().name()
+            ));
         }
     };
     Ok(Message { topic, key, payload })

@@ -107,12 +107,8 @@ impl Parents {
                 satoshis: *satoshis,
                 script,
             });
-            let seeded = Seeded {
-                txid: *txid,
-                coinbase: parent.coinbase,
-                height: parent.height,
-                outputs: outputs.collect(),
-            };
+            let seeded =
+                Seeded { txid: *txid, coinbase: parent.coinbase, height: parent.height, outputs: outputs.collect() };
             Message { topic: Topic::ValidatedTxs, key: Some(*txid), payload: seeded.encode() }
         })
     }

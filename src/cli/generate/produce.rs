@@ -62,7 +62,8 @@ impl Produced {
         batch: &mut Vec<Produce>,
         bar: &ProgressBar,
     ) -> Result<(), BrokerError> {
-        let (events, bytes) = (batch.len() as u64, batch.iter().map(|message| message.payload.len() as u64).sum::<u64>());
+        let (events, bytes) =
+            (batch.len() as u64, batch.iter().map(|message| message.payload.len() as u64).sum::<u64>());
         producer.produce_all(std::mem::take(batch)).await?;
         self.events += events;
         self.bytes += bytes;

@@ -9,9 +9,7 @@ use clap::Args;
 
 use crate::{
     cli::Failure,
-    generate::{
-        Chain, ChainCounts, GenerateError, Message, Parents, PreviousOutputs, SourceFile, messages_from_lines,
-    },
+    generate::{Chain, ChainCounts, GenerateError, Message, Parents, PreviousOutputs, SourceFile, messages_from_lines},
 };
 
 /// The options that name the source.

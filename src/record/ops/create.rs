@@ -59,11 +59,17 @@ mod tests {
     fn what_says_otherwise_is_refused_and_gaps_say_nothing() {
         let mut other = live(2);
         other.utxos = Some(vec![Slot::Nil, Slot::Unspent(crate::tx::UtxoHash([0xEE; 32]))]);
-        assert_eq!(on_master(&mut record(live(2)), &create(other.clone())).outcome, Outcome::Rejected(Rejection::OtherContent));
+        assert_eq!(
+            on_master(&mut record(live(2)), &create(other.clone())).outcome,
+            Outcome::Rejected(Rejection::OtherContent)
+        );
         other.utxos = Some(vec![Slot::Nil, Slot::Nil, Slot::Unspent(crate::tx::UtxoHash([0xEE; 32]))]);
         assert_eq!(on_master(&mut record(live(2)), &create(other)).outcome, already(Reply::State(TxState::Live)));
         let coinbase = Page { is_coinbase: true, ..live(2) };
-        assert_eq!(on_master(&mut record(live(2)), &create(coinbase)).outcome, Outcome::Rejected(Rejection::OtherContent));
+        assert_eq!(
+            on_master(&mut record(live(2)), &create(coinbase)).outcome,
+            Outcome::Rejected(Rejection::OtherContent)
+        );
     }
 
     #[test]
