@@ -5,7 +5,7 @@ mod source;
 
 use std::io::{self, Write};
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use serde::Serialize;
 
 use super::{CommandResult, ConfigArgs, block_on};
@@ -30,7 +30,7 @@ Files are one chain in the order given. Topics that are not there are created.";
 /// Turns block files into events, and feeds them to the log
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
-#[group(id = "generate", skip)]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["blocks", "events"]))]
 pub struct GenerateArgs {
     #[command(flatten)]
     source: SourceArgs,

@@ -12,12 +12,18 @@
 //! | 3 | told to stop at once, by a second signal or by a parent that is gone |
 
 mod config;
+pub mod demo;
+mod dump;
 pub mod events;
 mod failure;
 pub mod generate;
+mod inspect;
+mod offline;
 mod opening;
 mod run;
 mod signals;
+mod stats;
+mod verify;
 pub mod wiring;
 
 use std::{future::Future, path::PathBuf, time::Duration};
@@ -76,8 +82,18 @@ commands! {
     Config(config::ConfigCommand),
     /// Turn events from JSON into their binary form, and back
     Events(events::EventsArgs),
+    /// Real blocks through the whole store, with kills in between, and a rebuild to compare with
+    Demo(demo::DemoArgs),
     /// Turn block files into events, and feed them to the log
     Generate(generate::GenerateArgs),
+    /// Count what a store holds, and print its digest
+    Stats(stats::StatsArgs),
+    /// Check the invariants of a store, in both directions; exit code 1 when one is broken
+    Verify(verify::VerifyArgs),
+    /// Show one transaction or one output as the store has it
+    Inspect(inspect::InspectCommand),
+    /// Print what the digest covers: one JSON object a transaction, ordered by txid
+    Dump(dump::DumpArgs),
 }
 
 /// Where the configuration comes from: the same for every command that needs one.

@@ -6,6 +6,7 @@ mod chain;
 mod error;
 mod lines;
 mod prevouts;
+mod rivals;
 
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ pub use chain::{Chain, ChainCounts, PreviousOutputs};
 pub use error::GenerateError;
 pub use lines::{LineError, messages_from_lines};
 pub use prevouts::{Parent, Parents, PrevoutsError};
+pub use rivals::{RivalPair, Rivals};
 
 use crate::{event::Topic, tx::Txid};
 

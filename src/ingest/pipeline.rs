@@ -24,7 +24,7 @@ use crate::{
         publish::{Publisher, mismatch},
         replay::Modes,
     },
-    telemetry::{Completion, Metrics, Rebalance},
+    telemetry::{Completion, EventKind, Metrics, Rebalance},
 };
 
 /// Everything that the loop needs to know. Units are in the names.
@@ -349,10 +349,12 @@ impl Pipeline {
     fn submit(&mut self, event: EventRef, prepared: Prepared, now_ms: u64) {
         match prepared {
             Prepared::Validated(tx) => {
+                self.parts.metrics.events.of(EventKind::Validated).inc();
                 let mode = self.parts.modes.of(event.partition, event.offset, &tx.txid);
                 self.planner.submit(event, tx, mode, now_ms);
             }
             Prepared::Seeded(seed) => {
+                self.parts.metrics.events.of(EventKind::Seeded).inc();
                 let mode = self.parts.modes.of(event.partition, event.offset, &seed.txid);
                 self.planner.submit_seed(event, seed, mode, now_ms);
             }

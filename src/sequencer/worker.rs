@@ -13,6 +13,7 @@ use crate::{
         state::ChainState,
         steps::Making,
     },
+    telemetry::EventKind,
 };
 
 /// What a worker tells.
@@ -105,6 +106,9 @@ impl Worker {
             Ok(event) => event,
             Err(error) => return self.bury(at, message, error.to_string()).await,
         };
+        if let Some(kind) = kind_of(&event) {
+            self.handler.parts.metrics.events.of(kind).inc();
+        }
         match event {
             Event::BlockMined(block) => {
                 self.handler.block_mined(at, log, &block, &message.payload).await?;
@@ -160,4 +164,16 @@ impl Worker {
         dead.headers.extend(letter.to_headers());
         self.handler.produce(vec![dead]).await
     }
+}
+
+/// What the metrics call it; `None` for what does not belong here.
+fn kind_of(event: &Event<'_>) -> Option<EventKind> {
+    Some(match event {
+        Event::BlockMined(_) => EventKind::BlockMined,
+        Event::Reorg(_) => EventKind::Reorg,
+        Event::Contest(_) => EventKind::Contest,
+        Event::Command(command) if matches!(command.action, Action::Reconsider { .. }) => EventKind::Reconsider,
+        Event::Command(_) => EventKind::Command,
+        Event::Validated(_) | Event::Seeded(_) | Event::Decision(_) | Event::Outcome(_) => return None,
+    })
 }

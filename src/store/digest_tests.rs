@@ -182,7 +182,7 @@ async fn what_is_only_bookkeeping_does_not_change_it() {
             let mined = master(page).mined[0];
             master(page).mined.push(mined);
         }),
-        ("all-spent pages", |page| drop(master(page).spent_pages.insert(1))),
+        ("all-spent pages", |page| _ = master(page).spent_pages.insert(1)),
         ("creating", |page| page.creating_at = Some(4)),
     ];
     let expected = digest([sample()]).await;

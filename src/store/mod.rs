@@ -3,13 +3,15 @@
 pub mod body;
 pub mod canonical;
 pub mod digest;
+pub mod dump;
 pub mod meta;
 pub mod read;
 pub mod stats;
+pub mod verify;
 
 mod scan;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::{sync::Arc, time::Duration};
 

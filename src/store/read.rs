@@ -249,6 +249,14 @@ impl Store {
         }
     }
 
+    /// The slot of an output, whatever bars it; `None` where there is none.
+    pub async fn slot(&self, outpoint: Outpoint) -> Result<Option<Slot>, EngineError> {
+        let (number, offset) = self.place(outpoint);
+        let page = self.read(vec![Key::Page(outpoint.txid, number)]).await?.pop().and_then(into_page);
+        let slot = page.and_then(|page| page.utxos.as_ref()?.get(offset as usize).copied());
+        Ok(slot.filter(|slot| *slot != Slot::Nil))
+    }
+
     /// The outputs that a transaction spends, in the order of its inputs: what turns standard format into extended. Each
     /// parent's body is hashed again, and a reassigned output is the new owner's. A coinbase spends none.
     ///

@@ -127,10 +127,12 @@ async fn an_external_body_is_an_error_by_name() {
     assert!(matches!(&found[..], [Ok(None), Err(ReadError::Body(_))]));
 }
 
+type Change = fn(&mut Page);
+
 /// What bars a spend, from the last in order to the first: each outranks those before it.
 #[tokio::test]
 async fn the_order_of_refusal() {
-    let bars: [(fn(&mut Page), SpendStatus); 9] = [
+    let bars: [(Change, SpendStatus); 9] = [
         (|page| _ = page.utxo_spendable_in.insert(0, 300), SpendStatus::NotYetSpendable(300)),
         (
             |page| {

@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// The height at which everything here is created.
-pub(super) const HEIGHT: u32 = 100;
+pub(crate) const HEIGHT: u32 = 100;
 
 /// An empty store on a memory engine.
-pub(super) fn store(utxo_batch_size: u32) -> Store {
+pub(crate) fn store(utxo_batch_size: u32) -> Store {
     let rules = Rules { retention: 288 };
     let settings = StoreSettings {
         network: Network::Regtest,
@@ -32,12 +32,12 @@ pub(super) fn store(utxo_batch_size: u32) -> Store {
     Store::new(Arc::new(MemoryEngine::new(rules)), settings)
 }
 
-pub(super) fn script(vout: u32) -> Bytes {
+pub(crate) fn script(vout: u32) -> Bytes {
     Bytes::from(vec![0x51, vout as u8])
 }
 
 /// A transaction in extended format; an input is what it spends, and how much that holds.
-pub(super) fn transaction(inputs: &[(Outpoint, u64)], outputs: &[u64]) -> Bytes {
+pub(crate) fn transaction(inputs: &[(Outpoint, u64)], outputs: &[u64]) -> Bytes {
     let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0xef];
     varint::write(&mut bytes, inputs.len() as u64);
     for (outpoint, satoshis) in inputs {
@@ -55,7 +55,7 @@ pub(super) fn transaction(inputs: &[(Outpoint, u64)], outputs: &[u64]) -> Bytes 
 }
 
 /// A coinbase in standard format.
-pub(super) fn coinbase(satoshis: u64) -> Bytes {
+pub(crate) fn coinbase(satoshis: u64) -> Bytes {
     let mut bytes = vec![1, 0, 0, 0, 1];
     bytes.extend([0; 32]);
     bytes.extend([0xff; 4]);
@@ -65,20 +65,20 @@ pub(super) fn coinbase(satoshis: u64) -> Bytes {
     bytes.into()
 }
 
-pub(super) fn txid(bytes: &Bytes) -> Txid {
+pub(crate) fn txid(bytes: &Bytes) -> Txid {
     Transaction::parse(bytes).unwrap().txid()
 }
 
-pub(super) fn outpoint(txid: Txid, vout: u32) -> Outpoint {
+pub(crate) fn outpoint(txid: Txid, vout: u32) -> Outpoint {
     Outpoint { txid, vout }
 }
 
-pub(super) fn setting(batch_size: u32) -> Setting {
+pub(crate) fn setting(batch_size: u32) -> Setting {
     Setting { network: Network::Regtest, height: HEIGHT, batch_size, created_at: 5 }
 }
 
 /// Its pages, all created, with the body in the master however many there are.
-pub(super) fn pages(bytes: &Bytes, start: &Start, batch_size: u32) -> Vec<Page> {
+pub(crate) fn pages(bytes: &Bytes, start: &Start, batch_size: u32) -> Vec<Page> {
     let parsed = Transaction::parse(bytes).unwrap();
     let mut pages = pages_of(&parsed, bytes.clone(), txid(bytes), &setting(batch_size), start).unwrap();
     pages.iter_mut().for_each(|page| page.creating_at = None);
@@ -87,22 +87,22 @@ pub(super) fn pages(bytes: &Bytes, start: &Start, batch_size: u32) -> Vec<Page> 
 }
 
 /// The one page of a transaction that fits one.
-pub(super) fn page(bytes: &Bytes) -> Page {
+pub(crate) fn page(bytes: &Bytes) -> Page {
     pages(bytes, &Start::default(), 100).remove(0)
 }
 
 /// A partial transaction with this id whose outputs hold 1,000 satoshis each.
-pub(super) fn seeded(id: u8, outputs: u32) -> Page {
+pub(crate) fn seeded(id: u8, outputs: u32) -> Page {
     let output = |vout| SeededOutput { vout, output: StoredOutput { satoshis: 1_000, script: script(vout) } };
     let seed = Seed { txid: Txid([id; 32]), coinbase: false, outputs: (0..outputs).map(output).collect() };
     seeded_page(&seed, &setting(100)).unwrap()
 }
 
-pub(super) fn master(page: &mut Page) -> &mut Master {
+pub(crate) fn master(page: &mut Page) -> &mut Master {
     page.master.as_mut().unwrap()
 }
 
-pub(super) fn block(block_id: u32, longest_chain: bool) -> BlockRecord {
+pub(crate) fn block(block_id: u32, longest_chain: bool) -> BlockRecord {
     let hash = [block_id as u8; 32];
     BlockRecord {
         block_id,
@@ -118,7 +118,7 @@ pub(super) fn block(block_id: u32, longest_chain: bool) -> BlockRecord {
 
 impl Store {
     /// Puts a page as it is, where there is none.
-    pub(super) async fn plant(&self, page: Page) {
+    pub(crate) async fn plant(&self, page: Page) {
         let key = Key::Page(page.txid, page.number);
         let contested = page.conflicting;
         let page = Arc::new(page);
@@ -127,13 +127,13 @@ impl Store {
     }
 
     /// Applies an operation of the sequencer.
-    pub(super) async fn sequenced(&self, key: Key, operation: Sequenced) {
+    pub(crate) async fn sequenced(&self, key: Key, operation: Sequenced) {
         let stamp = Stamp { offset: 1, phase: Phase::Apply };
         self.must_apply(key, Operation::Sequenced(stamp, operation)).await;
     }
 
     /// Creates a transaction and takes what it spends.
-    pub(super) async fn accept(&self, bytes: &Bytes) {
+    pub(crate) async fn accept(&self, bytes: &Bytes) {
         self.take_inputs(bytes).await;
         for page in pages(bytes, &Start::default(), self.settings.utxo_batch_size) {
             self.plant(page).await;
@@ -141,7 +141,7 @@ impl Store {
     }
 
     /// Takes the slots that a transaction names, without creating it.
-    pub(super) async fn take_inputs(&self, bytes: &Bytes) {
+    pub(crate) async fn take_inputs(&self, bytes: &Bytes) {
         let parsed = Transaction::parse(bytes).unwrap();
         for (input, number) in parsed.inputs().zip(0..) {
             let previous = input.previous.unwrap();
@@ -160,12 +160,12 @@ impl Store {
     }
 
     /// Sets a transaction mined in a block of the longest chain.
-    pub(super) async fn mine(&self, txid: Txid, block_id: u32) {
+    pub(crate) async fn mine(&self, txid: Txid, block_id: u32) {
         let mined_in = MinedIn { block_id, height: HEIGHT + block_id, subtree: 0 };
         self.sequenced(Key::master(txid), Sequenced::SetMined { mined_in, longest_chain: true }).await;
     }
 
-    pub(super) async fn must_apply(&self, key: Key, operation: Operation) {
+    pub(crate) async fn must_apply(&self, key: Key, operation: Operation) {
         let outcome = self.apply_one(Row { key, operation: operation.clone() }).await.unwrap();
         assert!(matches!(outcome, Outcome::Applied(_)), "{operation:?}: {outcome:?}");
     }

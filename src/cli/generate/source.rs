@@ -10,6 +10,7 @@ use clap::Args;
 use crate::{
     cli::Failure,
     generate::{Chain, ChainCounts, GenerateError, Message, Parents, PreviousOutputs, SourceFile, messages_from_lines},
+    tx::{Network, block::BlockFile},
 };
 
 /// The options that name the source.
@@ -17,7 +18,7 @@ use crate::{
 #[group(id = "source", skip)]
 pub struct SourceArgs {
     /// Block files, bare or framed (.blk): one chain in this order
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "events", required_unless_present = "events")]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "events")]
     pub blocks: Vec<PathBuf>,
     /// What the blocks spend and do not make: lines of txid,vout,satoshis,height,coinbase,locking_script_hex
     #[arg(long, value_name = "CSV", conflicts_with_all = ["synthesize_prevouts", "events"])]
@@ -92,6 +93,14 @@ fn read(path: &Path) -> Result<SourceFile, Failure> {
 }
 
 impl Loaded {
+    /// Whose blocks they are, where the files tell.
+    pub fn network(&self) -> Option<Network> {
+        match self {
+            Loaded::Blocks { files, .. } => BlockFile::new(&files.first()?.bytes).ok()?.network(),
+            Loaded::Lines(_) => None,
+        }
+    }
+
     /// Looks at everything, so that nothing is produced of what cannot be produced whole.
     ///
     /// # Errors

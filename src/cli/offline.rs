@@ -1,0 +1,130 @@
+//! What the commands that read a store by themselves share: opening it, and showing how far they are.
+
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Failure;
+use crate::{
+    engine,
+    record::{MetaRecord, Rules},
+    store::{Store, StoreSettings, meta::LAYOUT_VERSION},
+};
+
+/// Rows a batch, and batches on their way at once: these commands only read, and are alone.
+const BATCH: usize = 256;
+const CONCURRENCY: usize = 32;
+
+/// Which store.
+#[derive(Debug, Clone, Args)]
+pub struct StoreArgs {
+    /// The store, such as fjall:///var/lib/utxo-store
+    #[arg(long, value_name = "URL")]
+    pub store: String,
+}
+
+impl StoreArgs {
+    /// Opens the store, set up as its meta record says.
+    ///
+    /// # Errors
+    /// It cannot be opened, is no store yet, or is another version's.
+    pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
+        // Nothing is written, so that retention decides nothing.
+        let rules = Rules { retention: 0 };
+        open_as_it_is(engine::open(&self.store, rules)?).await
+    }
+}
+
+/// See [`StoreArgs::open`].
+pub(super) async fn open_as_it_is(
+    engine: std::sync::Arc<dyn engine::RecordEngine>,
+) -> Result<(Store, MetaRecord), Failure> {
+    let mut settings = StoreSettings {
+        network: crate::tx::Network::Main,
+        rules: Rules { retention: 0 },
+        utxo_batch_size: 1,
+        batch_size: BATCH,
+        concurrency: CONCURRENCY,
+        retry_pause: (Duration::from_millis(10), Duration::from_secs(1)),
+    };
+    let meta = Store::new(engine.clone(), settings).meta().await?;
+    let meta = meta.ok_or_else(|| Failure::new("there is no store at this URL: it has no meta record"))?;
+    if meta.layout_version != LAYOUT_VERSION {
+        return Err(crate::store::meta::MetaError::OtherLayout { store: meta.layout_version }.into());
+    }
+    settings.network = meta.network.parse()?;
+    settings.utxo_batch_size = meta.utxo_batch_size;
+    settings.rules.retention = meta.retention;
+    Ok((Store::new(engine, settings), meta))
+}
+
+/// Shows on standard error how many transactions were seen; nothing where that is no terminal.
+pub(super) struct Progress(ProgressBar);
+
+impl Progress {
+    /// Starts showing; `what` says what is being done.
+    pub(super) fn start(what: &'static str) -> Self {
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}: {human_pos} transactions, {per_sec}") {
+            bar.set_style(style);
+        }
+        bar.set_message(what);
+        Progress(bar)
+    }
+
+    /// So many were seen by now.
+    pub(super) fn seen(&self, transactions: u64) {
+        self.0.set_position(transactions);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::{
+        store::{meta::MetaExpectations, testing},
+        tx::{Network, Txid},
+    };
+
+    /// A store of a seeded parent, its child and a coinbase.
+    pub(crate) async fn opened() -> (Store, MetaRecord) {
+        let store = testing::store(7);
+        let expected = MetaExpectations { network: Network::Regtest, utxo_batch_size: 7, retention: 9 };
+        store.open_meta(expected, false, [4; 16]).await.unwrap();
+        store.plant(testing::seeded(1, 2)).await;
+        store.accept(&testing::transaction(&[(testing::outpoint(Txid([1; 32]), 0), 1_000)], &[600])).await;
+        store.plant(testing::page(&testing::coinbase(5_000_000))).await;
+        open_as_it_is(store.engine).await.unwrap()
+    }
+
+    pub(crate) fn text(out: Vec<u8>) -> String {
+        String::from_utf8(out).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_store_is_set_up_as_it_says_itself() {
+        let (store, meta) = opened().await;
+        let settings = store.settings;
+        assert_eq!((settings.network, settings.utxo_batch_size, settings.rules.retention), (Network::Regtest, 7, 9));
+        assert_eq!(meta.store_id, [4; 16]);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_store_or_another_versions_is_refused_in_a_line() {
+        let failure = StoreArgs { store: "memory://".into() }.open().await.err().unwrap().to_string();
+        assert!(failure.contains("no meta record"), "{failure}");
+        let failure = StoreArgs { store: "nonsense".into() }.open().await.err().unwrap().to_string();
+        assert!(failure.contains("://"), "{failure}");
+        let (store, _) = opened().await;
+        store.change_meta(|meta| Ok(MetaRecord { layout_version: 9, ..meta })).await.unwrap();
+        let failure = open_as_it_is(store.engine).await.err().unwrap().to_string();
+        assert!(failure.contains("layout 9"), "{failure}");
+    }
+}
