@@ -11,7 +11,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    process::{Child, Command},
+    process::{Child, ChildStdin, Command},
     time::timeout,
 };
 
@@ -25,6 +25,8 @@ const HTTP_PATIENCE: Duration = Duration::from_secs(2);
 /// A running instance.
 pub struct Instance {
     child: Child,
+    /// Held open: waiting for a child would close it first, and the child would stop at once instead of in order.
+    _stdin: Option<ChildStdin>,
     address_file: PathBuf,
     log_file: PathBuf,
     address: Option<String>,
@@ -55,14 +57,14 @@ impl Instance {
             command.env_remove(name);
         }
         let log = File::create(&log_file).map_err(failed)?;
-        let child = command
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(log)
             .kill_on_drop(true)
             .spawn()
             .map_err(failed)?;
-        Ok(Instance { child, address_file, log_file, address: None })
+        Ok(Instance { _stdin: child.stdin.take(), child, address_file, log_file, address: None })
     }
 
     /// Its metrics; `None` while it does not answer.
