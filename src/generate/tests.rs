@@ -215,3 +215,37 @@ fn blocks_that_are_no_chain_are_refused() {
     let text = error(&[SourceFile { name: "one.blk".into(), bytes: headless }], Default::default());
     assert!(text.contains("--first-height"), "{text}");
 }
+
+#[test]
+fn rivals_stand_where_they_say_and_spend_what_the_blocks_own_spends() {
+    let files = [file("mainnet-277647.block")];
+    let chain = Chain::new(&files, None, listed("mainnet-277647.prevouts.csv")).unwrap();
+    let rivals = Rivals::new(&chain, 3, 0.3);
+    let messages: Vec<Message> = rivals.among(chain.messages()).collect();
+    let own: Vec<Message> = chain.messages().collect();
+    let place = |txid: Txid| messages.iter().position(|message| message.key == Some(txid)).unwrap();
+    let added: usize = rivals.pairs().iter().map(|pair| 2 + usize::from(pair.own_child.is_some())).sum();
+    assert_eq!(messages.len(), own.len() + added);
+    let kept: Vec<Message> = messages.iter().filter(|message| own.contains(message)).cloned().collect();
+    assert_eq!(kept, own, "the blocks' own are all there, in their order");
+
+    let spends = |txid: Txid, outpoint: Outpoint| {
+        let Event::Validated(validated) = Event::decode(&messages[place(txid)].payload).unwrap() else { panic!() };
+        let transaction = Transaction::parse(validated.tx).unwrap();
+        transaction.check().unwrap();
+        assert_eq!(transaction.txid(), txid);
+        transaction.inputs().any(|input| input.outpoint == outpoint)
+    };
+    for pair in rivals.pairs() {
+        assert!(spends(pair.own, pair.outpoint) && spends(pair.rival, pair.outpoint) && pair.own != pair.rival);
+        assert_eq!(place(pair.rival) < place(pair.own), pair.rival_first);
+        assert!(spends(pair.rivals_child, Outpoint { txid: pair.rival, vout: 0 }));
+        assert!(place(pair.rivals_child) > place(pair.rival));
+        assert!(pair.own_child.is_none_or(|child| place(child) > place(pair.own)));
+    }
+    let first = rivals.pairs().iter().filter(|pair| pair.rival_first).count();
+    assert!(first > 10 && rivals.pairs().len() - first > 10);
+    assert_eq!(Rivals::new(&chain, 3, 0.3).pairs(), rivals.pairs());
+    assert_ne!(Rivals::new(&chain, 4, 0.3).pairs(), rivals.pairs());
+    assert_eq!(Rivals::new(&chain, 3, 0.0).pairs().len(), 1, "at least one");
+}

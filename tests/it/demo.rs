@@ -152,5 +152,5 @@ fn what_cannot_be_shown_is_told_in_one_line() {
     assert_refused(&["--blocks", &block, "--prevouts", &block], 1, &["line 1"]);
     assert_refused(&["--store", "memory://"], 2, &["--store memory://", "outlives"]);
     assert_refused(&["--data-dir", "/dev/null/x"], 1, &["/dev/null/x"]);
-    assert_refused(&["--kills", "-1"], 2, &["--kills"]);
+    assert_refused(&["--kills", "many"], 2, &["--kills"]);
 }
