@@ -53,24 +53,43 @@ impl Handler {
         self.check_follows(block)?;
         let mut listed = listed(block)?;
         let mut steps = Steps::new(log, at.offset, at.making);
-        let mut closed = false;
-        while let Some(body) = steps.existing() {
-            closed = body == DecisionBody::Closed;
-            if !closed {
-                self.carry_out(at, &mut steps, body).await?;
-            }
-        }
         let coinbase = self.create_coinbase(block, message).await?;
         listed.insert(0, Listed { txid: coinbase, subtree: 0 });
-        self.set_all_mined(at, &mut steps, block, listed).await?;
-        if steps.any() && !closed {
-            steps.decide(async { Ok(DecisionBody::Closed) }).await?;
+        let mut closed = false;
+        while !closed {
+            while let Some(body) = steps.existing() {
+                closed = body == DecisionBody::Closed;
+                if !closed {
+                    self.carry_out(at, &mut steps, body).await?;
+                }
+            }
+            self.set_all_mined(at, &mut steps, block, &listed).await?;
+            // Another sequencer may be at the same block: what it has decided is carried out before anybody goes on.
+            closed = closed || self.close(at, &mut steps).await?;
         }
         self.put_block(at, block).await?;
         self.state.sequence = mined.sequence;
         self.state.tip = Some(Tip { hash: block.hash, height: block.height, block_id: block.block_id });
         self.parts.metrics.chain_tip_height.set(i64::from(block.height));
         Ok(true)
+    }
+
+    /// Closes the decisions on a block, if there are any. `false`: there are more.
+    ///
+    /// A block on which nothing was decided is not closed in the log: a listed transaction that somebody else's decision
+    /// has let win was seen live only after that decision was written, so reading the log once more finds it.
+    async fn close(&self, at: At, steps: &mut Steps<'_>) -> Result<bool, Stop> {
+        if !steps.any() {
+            steps.catch_up().await?;
+            return Ok(!steps.has_existing());
+        }
+        match steps.decide(async { Ok(DecisionBody::Closed) }).await? {
+            DecisionBody::Closed => Ok(true),
+            body => {
+                self.carry_out(at, steps, body).await?;
+                Ok(false)
+            }
+        }
     }
 
     /// Whether a fed event is the next one. An earlier one is a repeat. A later one got into the chain before the one that
@@ -142,9 +161,9 @@ impl Handler {
         at: At,
         steps: &mut Steps<'_>,
         block: &Block<'_>,
-        listed: Vec<Listed>,
+        listed: &[Listed],
     ) -> Result<(), Stop> {
-        let mut open = listed;
+        let mut open = listed.to_vec();
         let name = hex_reversed(&block.hash);
         loop {
             let mut left = Vec::new();
