@@ -14,7 +14,7 @@ fn check_examples(command: &clap::Command, path: &str) {
         command.get_subcommands().for_each(|sub| check_examples(sub, &path));
     } else {
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-        assert!(help.contains("Example: "), "`{path}` has no example in its help");
+        assert!(help.contains("Example:"), "`{path}` has no example in its help");
     }
 }
 
