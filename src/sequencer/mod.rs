@@ -143,7 +143,8 @@ impl Sequencer {
         let state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
         tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
         let (messages, received) = mpsc::unbounded_channel();
-        let worker = Worker::new(self.parts.clone(), self.mode, state, assigned.epoch, self.progress_sender.clone());
+        let place = (assigned.epoch, assigned.position);
+        let worker = Worker::new(self.parts.clone(), self.mode, state, place, self.progress_sender.clone());
         self.holding = Some(Holding {
             partition: assigned.partition,
             epoch: assigned.epoch,

@@ -30,19 +30,21 @@ pub struct Worker {
     handler: Handler,
     mode: ChainMode,
     epoch: u64,
+    /// Chain offset at which it starts.
+    position: u64,
     progress: mpsc::UnboundedSender<(u64, Progress)>,
 }
 
 impl Worker {
-    /// A worker that goes on after `state`.
+    /// A worker that goes on after `state`, under an epoch of the assignment and from a chain offset on.
     pub fn new(
         parts: SequencerParts,
         mode: ChainMode,
         state: ChainState,
-        epoch: u64,
+        (epoch, position): (u64, u64),
         progress: mpsc::UnboundedSender<(u64, Progress)>,
     ) -> Self {
-        Worker { handler: Handler { parts, state }, mode, epoch, progress }
+        Worker { handler: Handler { parts, state }, mode, epoch, position, progress }
     }
 
     /// Runs until it is aborted or cannot go on.
@@ -65,7 +67,7 @@ impl Worker {
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
             return self.handle_all(&mut log, messages).await;
         }
-        let feed = Feed::open(
+        let mut feed = Feed::open(
             parts.broker.as_ref(),
             parts.producer.clone(),
             parts.topics.clone(),
@@ -73,6 +75,7 @@ impl Worker {
             &self.handler.state,
         )
         .await?;
+        feed.pass_over_fed(parts.broker.as_ref(), self.position).await?;
         tokio::select! {
             fed = feed.run() => Ok(fed?),
             handled = self.handle_all(&mut log, messages) => handled,
