@@ -9,8 +9,27 @@ use utxo_store::record::{
     *,
 };
 use utxo_store::tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, block::BlockFile, utxo_hash};
+use utxo_store::{
+    broker::Message,
+    event::Event,
+    ingest::{
+        offsets::OffsetTracker,
+        plan::{Action, EventRef, Mode, PlanSettings, Planner, Token},
+        prepare::{PrepareSettings, Prepared, PreparedTx, prepare},
+    },
+};
 
-criterion_group!(micro, transactions, utxo_hashes, blocks, record_operations);
+#[allow(dead_code, reason = "what only the macro benches need")]
+#[path = "macro/generator.rs"]
+mod generator;
+
+use generator::{Generator, Shape};
+
+// As the program itself.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+criterion_group!(micro, transactions, utxo_hashes, blocks, record_operations, events, planning, offsets);
 criterion_main!(micro);
 
 /// A payment with one input and two outputs: about 250 bytes in extended format.
@@ -101,6 +120,87 @@ fn record_operations(criterion: &mut Criterion) {
             bencher.iter_batched_ref(own, act, BatchSize::SmallInput);
         });
     }
+    group.finish();
+}
+
+const PREPARE: PrepareSettings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000 };
+
+/// From a message to work.
+fn events(criterion: &mut Criterion) {
+    let messages = Generator::new(Shape::Apart, 1_000).chunk(1_000, 0);
+    let mut group = criterion.benchmark_group("event");
+    group.throughput(Throughput::Elements(messages.len() as u64));
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| messages.iter().for_each(|message| keep(Event::decode(black_box(&message.payload)).is_ok())));
+    });
+    group.bench_function("prepare", |bencher| {
+        bencher.iter(|| messages.iter().for_each(|message| keep(prepare(&PREPARE, black_box(message)))));
+    });
+    group.finish();
+}
+
+/// The planner alone, with an engine that says yes at once.
+fn planning(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("plan");
+    for (name, shape, count) in
+        [("one", Shape::Apart, 1), ("chain of 25", Shape::Chains, 25), ("fan-out of 1,000", Shape::FanOut, 1_001)]
+    {
+        let messages = Generator::new(shape, count).chunk(count as usize, 0);
+        let work: Vec<_> = messages.iter().map(prepared).collect();
+        group.throughput(Throughput::Elements(count));
+        group.bench_function(name, |bencher| bencher.iter(|| assert_eq!(plan_all(&work), count)));
+    }
+    group.finish();
+}
+
+fn prepared(message: &Message) -> Arc<PreparedTx> {
+    match prepare(&PREPARE, message) {
+        Ok(Prepared::Validated(tx)) => tx,
+        other => panic!("the generator makes valid transactions only: {other:?}"),
+    }
+}
+
+/// Submits everything and answers every row; returns how many events are complete.
+fn plan_all(work: &[Arc<PreparedTx>]) -> u64 {
+    let rules = Rules { retention: 288 };
+    let mut planner = Planner::new(PlanSettings { retry_min_ms: 1, retry_max_ms: 1, flag_grace_ms: 1, rules });
+    for (offset, tx) in (0..).zip(work) {
+        let event = EventRef { timestamp_ms: 0, partition: 0, offset, epoch: 1 };
+        planner.submit(event, tx.clone(), Mode::Normal, 0);
+    }
+    let mut complete = 0;
+    let mut rows: Vec<Token> = Vec::new();
+    loop {
+        while let Some(action) = planner.next_action() {
+            match action {
+                Action::Apply(token, row) => {
+                    keep(row);
+                    rows.push(token);
+                }
+                Action::Complete(..) => complete += 1,
+                other => panic!("nothing is contested: {other:?}"),
+            }
+        }
+        if rows.is_empty() {
+            return complete;
+        }
+        rows.drain(..).for_each(|token| planner.outcome(token, Outcome::Applied(Reply::None), 0));
+    }
+}
+
+/// A window of offsets that are completed from its far end, so that the watermark moves at once over all of it.
+fn offsets(criterion: &mut Criterion) {
+    const WINDOW: u64 = 10_000;
+    let mut group = criterion.benchmark_group("offsets");
+    group.throughput(Throughput::Elements(WINDOW));
+    let window = |order: &dyn Fn(u64) -> u64| {
+        let mut tracker = OffsetTracker::new(0);
+        (0..WINDOW).for_each(|offset| keep(tracker.deliver(offset, 0, 250)));
+        (0..WINDOW).for_each(|step| tracker.complete(order(step)));
+        tracker.watermark()
+    };
+    group.bench_function("in order", |bencher| bencher.iter(|| window(black_box(&|step| step))));
+    group.bench_function("backwards", |bencher| bencher.iter(|| window(black_box(&|step| WINDOW - 1 - step))));
     group.finish();
 }
 

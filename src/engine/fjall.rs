@@ -1,8 +1,9 @@
 //! [`FjallEngine`]: records in an embedded log-structured store on local disk, durable to the last acknowledged row.
 //!
-//! One thread, the committer, is the only writer: it takes all calls that are waiting, applies their rows one after the
-//! other, and writes what changed as one atomic, synced batch (`committer.rs`). So a sync is shared by everybody who
-//! waits for it, and many rows on one record cost one write of it. Reads go past it, to what has been written.
+//! Each call reads the records that it is about on a thread of its own. One thread, the committer, is the only writer:
+//! it takes all calls that are waiting, applies their rows one after the other, and writes what changed as one atomic,
+//! synced batch (`committer.rs`). So a sync is shared by everybody who waits for it, and many rows on one record cost one
+//! write of it. Reads go past it, to what has been written.
 
 mod committer;
 mod open;
@@ -10,7 +11,7 @@ mod tables;
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     thread::JoinHandle,
 };
 
@@ -54,8 +55,15 @@ impl FjallEngine {
         Ok(FjallEngine { open: Mutex::new(Some(Open { tables, jobs, committer })) })
     }
 
-    fn jobs(&self) -> Option<mpsc::Sender<Job>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|open| open.jobs.clone())
+    /// Groups of rows that were written and synced since the store was opened; 0 once it is closed.
+    pub fn groups(&self) -> u64 {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref().map_or(0, |open| open.tables.groups.load(Ordering::Relaxed))
+    }
+
+    fn way_in(&self) -> Option<(Arc<Tables>, mpsc::Sender<Job>)> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref().map(|open| (open.tables.clone(), open.jobs.clone()))
     }
 
     /// Runs something that may wait for the disk where that holds up nobody else.
@@ -87,12 +95,18 @@ impl RecordEngine for FjallEngine {
         if rows.is_empty() {
             return Vec::new();
         }
-        let Some(jobs) = self.jobs() else { return vec![Err(closed("apply", "any")); rows.len()] };
+        let Some((tables, jobs)) = self.way_in() else { return vec![Err(closed("apply", "any")); rows.len()] };
         let (answer, answered) = oneshot::channel();
-        if jobs.send(Job { rows: rows.to_vec(), answer }).await.is_err() {
-            return vec![Err(closed("apply", "any")); rows.len()];
+        let (count, rows) = (rows.len(), rows.to_vec());
+        let prepared = tokio::task::spawn_blocking(move || Job::prepare(&tables, rows, answer)).await;
+        let job = match prepared {
+            Ok(job) => job,
+            Err(error) => return vec![Err(stopped("apply", &error.to_string())); count],
+        };
+        if jobs.send(job).await.is_err() {
+            return vec![Err(closed("apply", "any")); count];
         }
-        answered.await.unwrap_or_else(|_| vec![Err(stopped("apply", "the committer")); rows.len()])
+        answered.await.unwrap_or_else(|_| vec![Err(stopped("apply", "the committer")); count])
     }
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {

@@ -4,7 +4,7 @@
 //! shards in key order: a scan visits one after the other and sorts only within.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     ops::Bound,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -54,9 +54,12 @@ struct Shard {
     pages: HashMap<(Txid, u32), Option<Arc<Page>>, FixedState>,
     /// Every other kind.
     others: BTreeMap<Key, Record>,
-    indexes: [BTreeSet<(u64, Txid, u32)>; 3],
+    /// Pages by value: values are few, as they are heights, and a hash set of pages is quicker than an ordered one.
+    indexes: [BTreeMap<u64, PageSet>; 3],
     history: History,
 }
+
+type PageSet = HashSet<(Txid, u32), FixedState>;
 
 impl MemoryEngine {
     /// An empty store.
@@ -178,11 +181,16 @@ impl Shard {
             if before == after {
                 continue;
             }
-            if let Some(value) = before {
-                index.remove(&(value, txid, page));
+            if let Some(value) = before
+                && let Some(pages) = index.get_mut(&value)
+            {
+                pages.remove(&(txid, page));
+                if pages.is_empty() {
+                    index.remove(&value);
+                }
             }
             if let Some(value) = after {
-                index.insert((value, txid, page));
+                index.entry(value).or_default().insert((txid, page));
             }
         }
     }
@@ -241,8 +249,15 @@ impl RecordEngine for MemoryEngine {
         let mut found = Vec::new();
         if from <= to {
             for number in 0..TRANSACTION_SHARDS {
-                let range = (from, Txid::default(), 0)..=(to, Txid([0xFF; 32]), u32::MAX);
-                found.extend(self.lock(number).indexes[place(index)].range(range).take(limit).copied());
+                let shard = self.lock(number);
+                let mut left = limit;
+                for (value, pages) in shard.indexes[place(index)].range(from..=to) {
+                    if left == 0 {
+                        break;
+                    }
+                    found.extend(pages.iter().map(|(txid, page)| (*value, *txid, *page)));
+                    left = left.saturating_sub(pages.len());
+                }
             }
         }
         found.sort_unstable();

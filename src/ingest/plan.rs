@@ -15,7 +15,8 @@ use crate::{
         prepare::{PreparedSeed, PreparedTx},
     },
     record::{
-        self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Rules, SpendSlot, TxState, Verdict,
+        self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Rules, Spend, SpendSlot, TxState,
+        Verdict,
     },
     telemetry::Completion,
     tx::Txid,
@@ -432,36 +433,42 @@ impl Planner {
     /// Creates the transaction, live, with the spends of the children that wait for it.
     fn create(&mut self, id: FlightId) {
         let Some(flight) = self.get(id) else { return };
-        let mut page = flight.work.page().clone();
+        let page = flight.work.page().clone();
         let children = flight.children.clone();
         flight.stage = Stage::Creating;
         let key = Key::Page(page.txid, page.number);
-        for child in children {
-            page = self.ride(child, key, page, id);
-        }
+        let page = self.ride(&children, key, page, id);
         let row = Row { key, operation: Operation::Create(page) };
         self.actions.push_back(Action::Apply(Token::Create(id), row));
     }
 
-    /// Lets a waiting child's spends ride on its parent's create: created and spent in one write. What the spend
+    /// Lets the spends of waiting children ride on their parent's create: created and spent in one write. What the spend
     /// operation would refuse is left for the child to find out.
-    fn ride(&mut self, child: FlightId, key: Key, page: Arc<Page>, parent: FlightId) -> Arc<Page> {
-        let rules = self.settings.rules;
-        let Some(flight) = self.get(child) else { return page };
-        let (Work::Validated(tx), Stage::AwaitingParents { .. }) = (&flight.work, &flight.stage) else { return page };
-        let marks = flight.marks();
-        let Some((index, prepared)) = tx.groups.iter().enumerate().find(|(_, group)| group.key() == key) else {
+    fn ride(&mut self, children: &[FlightId], key: Key, page: Arc<Page>, parent: FlightId) -> Arc<Page> {
+        let (places, spends): (Vec<_>, Vec<_>) =
+            children.iter().filter_map(|child| self.spend_of_waiting(*child, key)).unzip();
+        if spends.is_empty() {
             return page;
-        };
+        }
         let mut record = Some(Record::Page(page));
-        let effect = record::apply(&rules, &key, &mut record, &Operation::Spend(tx.spend(prepared, marks)));
-        if let Some(flight) = self.get(child) {
-            flight.groups[index].rides_on = effect.outcome.is_done().then_some(parent);
+        let effects = record::spend_all(&self.settings.rules, &mut record, &spends);
+        for ((child, group), effect) in places.into_iter().zip(effects) {
+            if let Some(flight) = self.get(child) {
+                flight.groups[group].rides_on = effect.outcome.is_done().then_some(parent);
+            }
         }
         match record {
             Some(Record::Page(page)) => page,
             _ => unreachable!("a spend neither removes a page nor changes what kind of record it is"),
         }
+    }
+
+    /// Which group of a waiting child takes slots of this page, and its spend.
+    fn spend_of_waiting(&mut self, child: FlightId, key: Key) -> Option<((FlightId, usize), Spend)> {
+        let flight = self.get(child)?;
+        let (Work::Validated(tx), Stage::AwaitingParents { .. }) = (&flight.work, &flight.stage) else { return None };
+        let (index, prepared) = tx.groups.iter().enumerate().find(|(_, group)| group.key() == key)?;
+        Some(((child, index), tx.spend(prepared, flight.marks())))
     }
 
     fn create_answered(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {

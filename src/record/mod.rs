@@ -12,7 +12,7 @@ mod ops;
 mod page;
 
 pub use operation::*;
-pub use ops::{Effect, apply};
+pub use ops::{Effect, apply, spend_all};
 pub use page::*;
 
 use crate::tx::Txid;

@@ -5,6 +5,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
+    sync::atomic::AtomicU64,
 };
 
 use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
@@ -118,6 +119,7 @@ fn tables(directory: &Path, options: FjallOptions) -> ::fjall::Result<Tables> {
             keyspace("index_unmined_since")?,
             keyspace("index_creating_at")?,
         ],
+        groups: AtomicU64::new(0),
         database,
     })
 }

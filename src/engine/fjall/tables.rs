@@ -8,7 +8,7 @@
 //! | `meta` | `layout` | [`super::open`] |
 //! | `index_*` | value, 8 bytes big-endian ‖ key | nothing |
 
-use std::ops::Bound;
+use std::{ops::Bound, sync::atomic::AtomicU64};
 
 use ::fjall::{Database, Keyspace, OwnedWriteBatch as WriteBatch, Slice};
 use bytes::Bytes;
@@ -29,6 +29,8 @@ pub(super) struct Tables {
     pub meta: Keyspace,
     /// Each at its [`place`].
     pub indexes: [Keyspace; 3],
+    /// Groups of rows that were written since the store was opened, each whole.
+    pub groups: AtomicU64,
 }
 
 impl Tables {

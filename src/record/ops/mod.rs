@@ -37,7 +37,7 @@ mod testing;
 
 use std::sync::Arc;
 
-use super::{Key, Master, Operation, Outcome, Page, Record, Rejection, Reply, Rules, Sequenced, Stamp, TxState};
+use super::{Key, Master, Operation, Outcome, Page, Record, Rejection, Reply, Rules, Sequenced, Spend, Stamp, TxState};
 
 /// What [`apply`] did to a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +67,16 @@ pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &
         Operation::ReplaceMeta { expected, new } => meta::replace(record, expected, new),
         Operation::Sequenced(stamp, operation) => sequenced(rules, key, record, *stamp, operation),
     };
+    effect_of(result)
+}
+
+/// Does spends of one page one after the other, as [`apply`] does each: for a parent with many children at once, whose
+/// body is then walked once and not once a child.
+pub fn spend_all(rules: &Rules, record: &mut Option<Record>, spends: &[Spend]) -> Vec<Effect> {
+    spend::apply_all(rules, record, spends).into_iter().map(effect_of).collect()
+}
+
+fn effect_of(result: Result<Effect, Rejection>) -> Effect {
     result.unwrap_or_else(|rejection| Effect { outcome: Outcome::Rejected(rejection), changed: false })
 }
 

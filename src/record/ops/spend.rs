@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Page, Record, Rejection, Rules, Spend, SpendSlot, SpendingData};
+use crate::record::{Body, Page, Record, Rejection, Rules, Spend, SpendSlot, SpendingData};
 
 use super::{
     Effect, any_page, delete_at_height,
@@ -12,9 +12,35 @@ use super::{
 };
 
 pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, spend: &Spend) -> Result<Effect, Rejection> {
+    with(rules, record, spend, None)
+}
+
+/// The spends one after the other, as [`apply`] does each; but the stored outputs are looked up for all of them in one
+/// pass over the body.
+pub(super) fn apply_all(
+    rules: &Rules,
+    record: &mut Option<Record>,
+    spends: &[Spend],
+) -> Vec<Result<Effect, Rejection>> {
+    // A spend changes neither the body nor whether there is one.
+    let body = match record.as_ref().and_then(Record::page).and_then(|page| page.master.as_ref()?.body.as_ref()) {
+        Some(Body::Transaction(body)) if spends.len() > 1 => Some(body.clone()),
+        _ => None,
+    };
+    let claims = spends.iter().flat_map(|spend| &spend.slots).map(|slot| slot.offset);
+    let stored = body.as_deref().map(|body| StoredOutputs::in_transaction(body, claims));
+    spends.iter().map(|spend| with(rules, record, spend, stored.as_ref())).collect()
+}
+
+fn with(
+    rules: &Rules,
+    record: &mut Option<Record>,
+    spend: &Spend,
+    stored: Option<&StoredOutputs<'_>>,
+) -> Result<Effect, Rejection> {
     refusal::contradiction(spend.slots.iter().map(|slot| (slot.offset, slot.input)))?;
     let page = any_page(record)?;
-    if !check(page, spend)? {
+    if !check(page, spend, stored)? {
         return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
     }
     let page = Arc::make_mut(page);
@@ -26,7 +52,7 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, spend: &Spend) -
 }
 
 /// Whether there is anything left to take, if nothing is in the way.
-fn check(page: &Page, spend: &Spend) -> Result<bool, Rejection> {
+fn check(page: &Page, spend: &Spend, stored: Option<&StoredOutputs<'_>>) -> Result<bool, Rejection> {
     let mut open = 0;
     for slot in &spend.slots {
         open += usize::from(!refusal::is_taken_by(page, slot.offset, taker(spend, slot))?);
@@ -36,10 +62,17 @@ fn check(page: &Page, spend: &Spend) -> Result<bool, Rejection> {
     }
     let mode = Taker::Spender(spend.marks);
     refusal::by_record(page, spend.height, mode)?;
-    let stored = StoredOutputs::find(page, spend.slots.iter().map(|slot| slot.offset));
+    let found;
+    let stored = match stored {
+        Some(stored) => stored,
+        None => {
+            found = StoredOutputs::find(page, spend.slots.iter().map(|slot| slot.offset));
+            &found
+        }
+    };
     for slot in &spend.slots {
         if !refusal::is_taken_by(page, slot.offset, taker(spend, slot))? {
-            refusal::by_slot(page, &stored, slot, None, spend.height, mode)?;
+            refusal::by_slot(page, stored, slot, None, spend.height, mode)?;
         }
     }
     Ok(true)
@@ -63,6 +96,30 @@ mod tests {
         assert_eq!(slots[1], Slot::Unspent(hash(1)));
         assert_eq!(slots[2], Slot::Spent(hash(2), holder(1, 2)));
         assert_eq!(on_master(&mut record, &spend(2, &[1])).outcome, applied(slots_reply(true)));
+    }
+
+    #[test]
+    fn many_at_once_are_as_one_after_the_other() {
+        let spends: Vec<Spend> =
+            [(1, vec![0, 2]), (2, vec![1]), (3, vec![2]), (4, vec![3]), (5, vec![9]), (6, vec![3])]
+                .into_iter()
+                .map(|(spender, offsets)| match spend(spender, &offsets) {
+                    Operation::Spend(spend) => spend,
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+        for body in [Some(Body::Transaction(transaction(4))), None] {
+            let mut page = page_of(body);
+            page.utxos = live(4).utxos;
+            page.record_utxos = 4;
+            let (mut at_once, mut in_turn) = (record(page.clone()), record(page));
+            let effects = spend_all(&RULES, &mut at_once, &spends);
+            let each = spends.iter().map(|spend| on_master(&mut in_turn, &Operation::Spend(spend.clone())));
+            assert_eq!(effects, each.collect::<Vec<_>>());
+            assert_eq!(at_once, in_turn);
+            let refused: Vec<bool> = effects.iter().map(|effect| !effect.outcome.is_done()).collect();
+            assert_eq!(refused, [false, false, true, false, true, true]);
+        }
     }
 
     #[test]

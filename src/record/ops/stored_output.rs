@@ -15,13 +15,18 @@ pub(super) enum StoredOutputs<'a> {
 
 impl<'a> StoredOutputs<'a> {
     /// Finds what the claims name, in one pass over the body.
-    pub(super) fn find(page: &'a Page, claims: impl ExactSizeIterator<Item = u32>) -> Self {
+    pub(super) fn find(page: &'a Page, claims: impl Iterator<Item = u32>) -> Self {
         // A body lies with the record only where there is one page, so that an offset is an output index.
         match page.master.as_ref().and_then(|master| master.body.as_ref()) {
             Some(Body::Outputs(outputs)) => StoredOutputs::Partial(outputs),
-            Some(Body::Transaction(bytes)) => StoredOutputs::Claimed(walk(bytes, claims)),
+            Some(Body::Transaction(bytes)) => StoredOutputs::in_transaction(bytes, claims),
             Some(Body::External) | None => StoredOutputs::Elsewhere,
         }
+    }
+
+    /// Finds what the claims name in the bytes of a whole transaction.
+    pub(super) fn in_transaction(bytes: &'a [u8], claims: impl Iterator<Item = u32>) -> Self {
+        StoredOutputs::Claimed(walk(bytes, claims))
     }
 
     /// Whether amount and script are those stored; the new owner's where the slot was reassigned.
@@ -47,7 +52,7 @@ impl<'a> StoredOutputs<'a> {
 }
 
 /// The outputs at these indexes. A damaged body has none, so that every claim on it is refused.
-fn walk<'a>(bytes: &'a [u8], claims: impl ExactSizeIterator<Item = u32>) -> Vec<(u32, Output<'a>)> {
+fn walk<'a>(bytes: &'a [u8], claims: impl Iterator<Item = u32>) -> Vec<(u32, Output<'a>)> {
     let Ok(transaction) = Transaction::parse(bytes) else { return Vec::new() };
     let mut claimed: Vec<u32> = claims.collect();
     claimed.sort_unstable();

@@ -1,0 +1,288 @@
+//! One case, from an empty store to the last completed transaction.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    api::Health,
+    broker::{Broker, BrokerError, Message, NewTopic, memory::MemoryBroker, memory::MemorySettings},
+    clock::Clock,
+    engine::{
+        RecordEngine, Row,
+        fjall::{FjallEngine, FjallOptions},
+        memory::MemoryEngine,
+        null::NullEngine,
+    },
+    ingest::{
+        dead_letters::DeadLetterLimits,
+        dispatch::DispatchSettings,
+        partition::PartitionBounds,
+        pipeline::{ChainProgress, Pipeline, PipelineParts, PipelineSettings},
+        plan::PlanSettings,
+        prepare::{PrepareSettings, Prepared, prepare},
+        proof::ChainView,
+        publish::Publisher,
+        replay::Modes,
+    },
+    record::{Key, Operation, Page, Rules},
+    telemetry::{Completion, Metrics},
+    tx::Network,
+};
+
+use crate::{
+    counting::{Counting, Note},
+    feed::Feed,
+    generator::{Generator, Shape},
+    measure::{self, Cpu},
+    raw::{self, Raw},
+    size,
+};
+
+const RULES: Rules = Rules { retention: 288 };
+const TOPIC: &str = "utxo.validated-txs";
+/// Messages a poll, as librdkafka hands them over.
+pub const POLLED: usize = 500;
+const PREPARE: PrepareSettings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000 };
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineKind {
+    Null,
+    Memory,
+    Fjall,
+}
+
+impl EngineKind {
+    const ALL: [EngineKind; 3] = [EngineKind::Null, EngineKind::Memory, EngineKind::Fjall];
+
+    fn name(self) -> &'static str {
+        match self {
+            EngineKind::Null => "null",
+            EngineKind::Memory => "memory",
+            EngineKind::Fjall => "fjall",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub engine: EngineKind,
+    pub shape: Shape,
+    pub transactions: u64,
+    /// All messages are there before the clock starts: their making costs nothing, and they take memory.
+    pub generated_ahead: bool,
+}
+
+impl Case {
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.engine.name(), self.shape.name())
+    }
+
+    /// For the child; [`parse`](Self::parse) reads them.
+    pub fn arguments(&self) -> [String; 3] {
+        [self.name(), self.transactions.to_string(), self.generated_ahead.to_string()]
+    }
+
+    pub fn parse(arguments: &[String]) -> Option<Case> {
+        let [name, transactions, generated_ahead] = arguments else { return None };
+        let (engine, shape) = name.split_once('/')?;
+        Some(Case {
+            engine: EngineKind::ALL.into_iter().find(|kind| kind.name() == engine)?,
+            shape: Shape::ALL.into_iter().find(|kind| kind.name() == shape)?,
+            transactions: transactions.parse().ok()?,
+            generated_ahead: generated_ahead.parse().ok()?,
+        })
+    }
+}
+
+/// What was measured, from the first poll to the last completion.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    pub seconds: f64,
+    pub user_seconds: f64,
+    pub system_seconds: f64,
+    /// Rows that the engine was given.
+    pub operations: u64,
+    /// Calls in which they were given.
+    pub batches: u64,
+    /// Bytes, of the whole process.
+    pub peak_memory: u64,
+    /// Bytes at the start: what was generated ahead, and the parents that are in the store.
+    pub memory_before: u64,
+    pub raw: Option<Raw>,
+}
+
+pub fn run(case: &Case) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a machine that runs benches has threads");
+    // The preparation is on this thread, the pipeline on the workers: a profile can tell them apart.
+    runtime.block_on(measured(case))
+}
+
+async fn measured(case: &Case) -> Outcome {
+    match case.engine {
+        EngineKind::Null => consume(case, Arc::new(NullEngine::new(RULES)), 0).await.0,
+        EngineKind::Memory => {
+            let engine: Arc<dyn RecordEngine> = Arc::new(MemoryEngine::new(RULES));
+            fill(case, engine.as_ref()).await;
+            consume(case, engine, 0).await.0
+        }
+        EngineKind::Fjall => {
+            let directory = scratch();
+            let engine = FjallEngine::open(directory.path(), RULES, FjallOptions::default()).expect("a new store");
+            let engine = Arc::new(engine);
+            fill(case, engine.as_ref()).await;
+            let before = engine.groups();
+            let (outcome, notes) = consume(case, engine.clone(), 2 * case.transactions as usize).await;
+            let syncs = engine.groups() - before;
+            engine.close().await.expect("closed");
+            drop(directory);
+            Outcome {
+                raw: Some(raw::same_writes(Generator::new(case.shape, case.transactions), &notes, syncs)),
+                ..outcome
+            }
+        }
+    }
+}
+
+/// Puts the parents into the store that are outside of the run.
+async fn fill(case: &Case, engine: &dyn RecordEngine) {
+    for messages in Generator::new(case.shape, case.transactions).from_before() {
+        engine.apply(&creates(&messages)).await.into_iter().for_each(|result| drop(result.expect("created")));
+    }
+}
+
+/// All messages of the run, chunk by chunk.
+fn chunks(case: &Case) -> Box<dyn Iterator<Item = Vec<Message>> + Send> {
+    let mut generator = Generator::new(case.shape, case.transactions);
+    let mut offset = 0;
+    let chunks = std::iter::from_fn(move || {
+        let chunk = generator.chunk(POLLED, offset);
+        offset += chunk.len() as u64;
+        (!chunk.is_empty()).then_some(chunk)
+    });
+    if case.generated_ahead { Box::new(chunks.collect::<Vec<_>>().into_iter()) } else { Box::new(chunks) }
+}
+
+/// Runs the pipeline until everything is completed. Also returns what the engine was given, where so many rows are to be
+/// `noted`.
+async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (Outcome, Vec<Note>) {
+    let engine = Arc::new(Counting::new(engine, noted));
+    let metrics = Arc::new(Metrics::new());
+    let topic: Arc<str> = TOPIC.into();
+    let consumer = Box::new(Feed::new(&topic, chunks(case), case.transactions));
+    let pipeline = Pipeline::new(settings(topic), parts(engine.clone(), metrics.clone()).await, consumer);
+    let shutdown = CancellationToken::new();
+
+    measure::forget_peak();
+    let memory_before = measure::memory();
+    let (started, cpu_before) = (Instant::now(), Cpu::now());
+    let running = tokio::spawn(pipeline.run(shutdown.clone()));
+    let completed = || metrics.completed.of(Completion::Live).get();
+    while completed() < case.transactions && !running.is_finished() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let (seconds, (user_seconds, system_seconds)) = (started.elapsed().as_secs_f64(), Cpu::since(cpu_before));
+    let peak_memory = measure::peak_memory();
+
+    shutdown.cancel();
+    let report = running.await.expect("the pipeline panicked").expect("the pipeline runs to its end");
+    assert_eq!(report.completed, case.transactions, "all are completed, once");
+    assert_eq!((completed(), report.contests, report.dead_letters), (case.transactions, 0, 0), "all are live");
+    let outcome = Outcome {
+        seconds,
+        user_seconds,
+        system_seconds,
+        operations: engine.rows(),
+        batches: engine.batches(),
+        peak_memory,
+        memory_before,
+        raw: None,
+    };
+    (outcome, engine.take_notes())
+}
+
+/// The defaults of the configuration (`deploy/utxo-store.toml`, `[ingest]`), but for larger batches.
+fn settings(topic: Arc<str>) -> PipelineSettings {
+    PipelineSettings {
+        topic,
+        group: "bench".into(),
+        prepare: PREPARE,
+        plan: PlanSettings { retry_min_ms: 50, retry_max_ms: 5_000, flag_grace_ms: 60_000, rules: RULES },
+        dispatch: DispatchSettings {
+            batch_size: size("MACRO_BATCH", 1_024) as usize,
+            batch_age: Duration::from_millis(10),
+            in_flight_batches: 32,
+            retry_pause: PAUSE,
+        },
+        max_active: size("MACRO_MAX_ACTIVE", 65_536) as usize,
+        bounds: PartitionBounds { span: 1_000_000, bytes: size("MACRO_PARKED_BYTES", 64 << 20) },
+        dead_letter_limits: DeadLetterLimits { consecutive: 100, ratio: 0.05 },
+        missing_parent_grace_ms: 60_000,
+        commit_interval: Duration::from_secs(1),
+        drain_timeout: Duration::from_secs(20),
+    }
+}
+
+async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
+    let clock = Clock::System;
+    let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
+    let topics = [TOPIC, "utxo.chain", "utxo.dead-letters"];
+    let topics = topics.map(|name| NewTopic { name: name.into(), partitions: 1, config: Vec::new() });
+    broker.create_topics(&topics).await.expect("they are new");
+    let publisher = Publisher {
+        producer: broker.producer().await.expect("the memory broker has one"),
+        source_topic: TOPIC.into(),
+        chain_topic: "utxo.chain".into(),
+        dead_letter_topic: "utxo.dead-letters".into(),
+        retry_pause: PAUSE,
+        metrics: metrics.clone(),
+    };
+    PipelineParts {
+        broker: Arc::new(broker),
+        engine,
+        publisher,
+        chain: Arc::new(NoChain),
+        modes: Modes::Live,
+        clock: clock.clone(),
+        metrics,
+        health: Arc::new(Health::new(clock, Duration::from_secs(600))),
+    }
+}
+
+struct NoChain;
+
+#[async_trait]
+impl ChainProgress for NoChain {
+    async fn view(&self) -> Result<ChainView, BrokerError> {
+        Ok(ChainView::AtEnd)
+    }
+}
+
+/// A directory on the disk that the build is on, gone when dropped.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("the target directory can be written to")
+}
+
+fn creates(messages: &[Message]) -> Vec<Row> {
+    let row = |page: Arc<Page>| Row { key: Key::master(page.txid), operation: Operation::Create(page) };
+    messages.iter().map(page_of).map(row).collect()
+}
+
+/// What the transaction in a message starts as.
+pub fn page_of(message: &Message) -> Arc<Page> {
+    match prepare(&PREPARE, message) {
+        Ok(Prepared::Validated(tx)) => tx.page.clone(),
+        other => panic!("the generator makes valid transactions only: {other:?}"),
+    }
+}

@@ -1,0 +1,49 @@
+//! The rows that are printed.
+
+use crate::run::{Case, Outcome};
+
+pub fn head() {
+    println!(
+        "{:<28} {:>12} {:>10} {:>9} {:>9} {:>6} {:>8} {:>10} {:>10} {:>10}  raw",
+        "case",
+        "transactions",
+        "tx/s",
+        "user µs",
+        "system µs",
+        "cores",
+        "ops/tx",
+        "rows/batch",
+        "peak MiB",
+        "before MiB"
+    );
+}
+
+pub fn row(case: &Case, outcome: &Outcome) {
+    let per_tx = |count: u64| count as f64 / case.transactions as f64;
+    let micros = |seconds: f64| seconds * 1e6 / case.transactions as f64;
+    print!(
+        "{:<28} {:>12} {:>10.0} {:>9.2} {:>9.2} {:>6.2} {:>8.2} {:>10.0} {:>10} {:>10}",
+        case.name(),
+        case.transactions,
+        case.transactions as f64 / outcome.seconds,
+        micros(outcome.user_seconds),
+        micros(outcome.system_seconds),
+        (outcome.user_seconds + outcome.system_seconds) / outcome.seconds,
+        per_tx(outcome.operations),
+        outcome.operations as f64 / outcome.batches.max(1) as f64,
+        outcome.peak_memory >> 20,
+        outcome.memory_before >> 20,
+    );
+    match &outcome.raw {
+        Some(raw) => println!(
+            "  {:.0} tx/s, {:.2}+{:.2} µs/tx; pipeline is {:.0} % of it; {} syncs, {:.2} writes/tx",
+            case.transactions as f64 / raw.seconds,
+            micros(raw.user_seconds),
+            micros(raw.system_seconds),
+            100.0 * raw.seconds / outcome.seconds,
+            raw.syncs,
+            per_tx(raw.writes),
+        ),
+        None => println!("  -"),
+    }
+}
