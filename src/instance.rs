@@ -265,10 +265,12 @@ async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Resu
     let mut found = None;
     if low == 0 && high > 0 {
         let mut reader = parts.broker.read(&chain, 0).await?;
-        let first = reader.next(Duration::from_secs(5)).await?.into_iter().next();
-        found = first
-            .filter(|first| first.offset == 0)
-            .map(|first| chain_id(first.timestamp_ms, &first.key, &first.payload));
+        let Some(first) = reader.next(Duration::from_secs(5)).await?.into_iter().next() else {
+            // A slow broker is no other topic.
+            let message = format!("{chain}: the record at offset 0 is there but was not delivered in time");
+            return Err(BrokerError::new(BrokerErrorKind::Retryable, "check chain", message).into());
+        };
+        found = (first.offset == 0).then(|| chain_id(first.timestamp_ms, &first.key, &first.payload));
     }
     parts.store.bind_chain(found).await?;
     Ok(())

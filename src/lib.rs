@@ -1,7 +1,8 @@
 //! `utxo-store`: an event-sourced store of Bitcoin transaction outputs.
 //!
 //! Layers only look down: [`cli`], [`api`] → [`ingest`], [`sequencer`] → [`store`] → [`engine`] →
-//! [`record`] → [`tx`], with [`broker`] and [`event`] beside [`engine`]. `ARCHITECTURE.md` is the map.
+//! [`record`] → [`tx`], with [`broker`], [`event`] and [`generate`] beside [`engine`]. `ARCHITECTURE.md` is the
+//! map.
 
 pub mod api;
 pub mod broker;
@@ -10,6 +11,7 @@ pub mod clock;
 pub mod config;
 pub mod engine;
 pub mod event;
+pub mod generate;
 pub mod ingest;
 pub mod instance;
 pub mod record;

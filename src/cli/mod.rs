@@ -12,9 +12,11 @@
 //! | 3 | told to stop at once, by a second signal or by a parent that is gone |
 
 mod config;
+pub mod demo;
 mod dump;
 pub mod events;
 mod failure;
+pub mod generate;
 mod inspect;
 mod offline;
 mod opening;
@@ -79,6 +81,10 @@ commands! {
     Run(run::RunArgs),
     /// Build the state anew from the log
     Replay(replay::ReplayArgs),
+    /// Real blocks through the whole store, with kills in between, and a rebuild to compare with
+    Demo(demo::DemoArgs),
+    /// Turn block files into events, and feed them to the log
+    Generate(generate::GenerateArgs),
     /// Count what a store holds, and print its digest
     Stats(stats::StatsArgs),
     /// Check the invariants of a store, in both directions; exit code 1 when one is broken

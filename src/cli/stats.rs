@@ -147,7 +147,7 @@ fn counts(stats: &StoreStats) -> Vec<(&'static str, String)> {
 }
 
 /// A number with its thousands apart.
-fn group(number: u128) -> String {
+pub(super) fn group(number: u128) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (place, digit) in digits.chars().enumerate() {

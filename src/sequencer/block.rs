@@ -51,26 +51,46 @@ impl Handler {
             return Ok(false);
         }
         self.check_follows(block)?;
-        let mut listed = listed(block)?;
+        let listed = listed(block)?;
         let mut steps = Steps::new(log, at.offset, at.making);
+        self.begin_block(at, block, message, &listed).await?;
         let mut closed = false;
-        while let Some(body) = steps.existing() {
-            closed = body == DecisionBody::Closed;
-            if !closed {
-                self.carry_out(at, &mut steps, body).await?;
+        while !closed {
+            while let Some(body) = steps.existing() {
+                closed = body == DecisionBody::Closed;
+                if !closed {
+                    self.carry_out(at, &mut steps, body).await?;
+                }
             }
+            self.set_all_mined(at, &mut steps, block, &listed).await?;
+            // Another sequencer may be at the same block: what it has decided is carried out before anybody goes on.
+            closed = closed || self.close(at, &mut steps).await?;
         }
-        let coinbase = self.create_coinbase(block, message).await?;
-        listed.insert(0, Listed { txid: coinbase, subtree: 0 });
-        self.set_all_mined(at, &mut steps, block, listed).await?;
-        if steps.any() && !closed {
-            steps.decide(async { Ok(DecisionBody::Closed) }).await?;
+        if !listed.is_empty() {
+            self.apply(vec![put_block(at, block, listed.len() as u64 + 1)]).await?;
         }
-        self.put_block(at, block).await?;
         self.state.sequence = mined.sequence;
         self.state.tip = Some(Tip { hash: block.hash, height: block.height, block_id: block.block_id });
         self.parts.metrics.chain_tip_height.set(i64::from(block.height));
         Ok(true)
+    }
+
+    /// Closes the decisions on a block, if there are any. `false`: there are more.
+    ///
+    /// A block on which nothing was decided is not closed in the log: a listed transaction that somebody else's decision
+    /// has let win was seen live only after that decision was written, so reading the log once more finds it.
+    async fn close(&self, at: At, steps: &mut Steps<'_>) -> Result<bool, Stop> {
+        if !steps.any() {
+            steps.catch_up().await?;
+            return Ok(!steps.has_existing());
+        }
+        match steps.decide(async { Ok(DecisionBody::Closed) }).await? {
+            DecisionBody::Closed => Ok(true),
+            body => {
+                self.carry_out(at, steps, body).await?;
+                Ok(false)
+            }
+        }
     }
 
     /// Whether a fed event is the next one. An earlier one is a repeat. A later one got into the chain before the one that
@@ -102,7 +122,31 @@ impl Handler {
         }
     }
 
-    async fn create_coinbase(&self, block: &Block<'_>, message: &Bytes) -> Result<Txid, Stop> {
+    /// Creates the coinbase, mined, and the block's record: one write, so that an empty block costs no more.
+    async fn begin_block(&self, at: At, block: &Block<'_>, message: &Bytes, listed: &[Listed]) -> Result<(), Stop> {
+        let (txid, page) = self.coinbase_page(block, message)?;
+        let create = Row { key: Key::master(txid), operation: Operation::Create(page.into()) };
+        let done = if listed.is_empty() { 1 } else { 0 };
+        let outcomes = self.apply(vec![create, put_block(at, block, done)]).await?;
+        let wrong = |why: String| Stop::Halt(format!("the coinbase of block {}: {why}", hex_reversed(&block.hash)));
+        match &outcomes[0] {
+            Outcome::Applied(_) => Ok(()),
+            // Stored before, by this very block or by another one that has the same coinbase.
+            Outcome::AlreadyApplied(_) => {
+                let coinbase = Listed { txid, subtree: 0 };
+                match self.set_mined(at, block, &[coinbase]).await?[..] {
+                    [Standing::Mined] => Ok(()),
+                    _ => Err(wrong(format!("{txid} is stored, but cannot be set mined"))),
+                }
+            }
+            Outcome::Rejected(Rejection::OtherContent) => Err(wrong(format!("{txid} is stored with other content"))),
+            Outcome::Rejected(rejection) => {
+                Err(wrong(format!("{txid} cannot be stored: {} ({rejection:?})", rejection.code())))
+            }
+        }
+    }
+
+    fn coinbase_page(&self, block: &Block<'_>, message: &Bytes) -> Result<(Txid, Page), Stop> {
         let name = hex_reversed(&block.hash);
         let wrong = |why: String| Stop::Halt(format!("the coinbase of block {name}: {why}"));
         let tx = Transaction::parse(block.coinbase).map_err(|error| wrong(error.to_string()))?;
@@ -124,15 +168,7 @@ impl Handler {
         if pages.len() > 1 {
             return Err(wrong("it needs more than one page: multi-page transactions are not built yet".to_owned()));
         }
-        let page = pages.swap_remove(0);
-        let row = Row { key: Key::master(txid), operation: Operation::Create(page.into()) };
-        match self.parts.store.apply_one(row).await? {
-            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(txid),
-            Outcome::Rejected(Rejection::OtherContent) => Err(wrong(format!("{txid} is stored with other content"))),
-            Outcome::Rejected(rejection) => {
-                Err(wrong(format!("{txid} cannot be stored: {} ({rejection:?})", rejection.code())))
-            }
-        }
+        Ok((txid, pages.swap_remove(0)))
     }
 
     /// Sets mined what is there, lets listed transactions that are conflicting win as soon as their parents are live, and
@@ -142,9 +178,9 @@ impl Handler {
         at: At,
         steps: &mut Steps<'_>,
         block: &Block<'_>,
-        listed: Vec<Listed>,
+        listed: &[Listed],
     ) -> Result<(), Stop> {
-        let mut open = listed;
+        let mut open = listed.to_vec();
         let name = hex_reversed(&block.hash);
         loop {
             let mut left = Vec::new();
@@ -256,21 +292,20 @@ impl Handler {
         }
         Ok(())
     }
+}
 
-    async fn put_block(&self, at: At, block: &Block<'_>) -> Result<(), Stop> {
-        let record = BlockRecord {
-            block_id: block.block_id,
-            hash: block.hash,
-            previous: block.previous,
-            height: block.height,
-            time: block.time,
-            longest_chain: block.longest_chain,
-            progress: block.subtrees.iter().map(|subtree| subtree.count).sum::<u64>() + 1,
-            chain_pos: Some(at.stamp(Phase::Apply)),
-        };
-        self.apply(vec![at.row(Phase::Apply, Key::Block(block.block_id), Sequenced::PutBlock(record))]).await?;
-        Ok(())
-    }
+fn put_block(at: At, block: &Block<'_>, progress: u64) -> Row {
+    let record = BlockRecord {
+        block_id: block.block_id,
+        hash: block.hash,
+        previous: block.previous,
+        height: block.height,
+        time: block.time,
+        longest_chain: block.longest_chain,
+        progress,
+        chain_pos: Some(at.stamp(Phase::Apply)),
+    };
+    at.row(Phase::Apply, Key::Block(block.block_id), Sequenced::PutBlock(record))
 }
 
 /// Listed transactions in the order of the block, the coinbase left out.

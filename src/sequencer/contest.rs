@@ -44,16 +44,14 @@ impl Handler {
         if let DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } = body {
             self.bury(at, contest, parent).await?;
         }
-        steps.decide(async { Ok(DecisionBody::Closed) }).await?;
-        Ok(())
+        steps.close().await
     }
 
     /// Handles a `Reconsider`.
     pub async fn reconsider(&self, at: At, log: &mut DecisionLog, txid: Txid) -> Result<(), Stop> {
         let mut steps = Steps::new(log, at.offset, at.making);
         self.decide_on(at, &mut steps, txid, Reopen::Reconsider).await?;
-        steps.decide(async { Ok(DecisionBody::Closed) }).await?;
-        Ok(())
+        steps.close().await
     }
 
     /// Decides until the transaction itself has its verdict: a live rival that has to give way comes first.

@@ -91,6 +91,23 @@ impl Feed {
         })
     }
 
+    /// Passes over what an earlier holder has fed and nobody has handled, from chain offset `handled` on: otherwise every
+    /// restart would feed it again, and the chain would grow by as much.
+    pub async fn pass_over_fed(&mut self, broker: &dyn Broker, handled: u64) -> Result<(), BrokerError> {
+        let chain = TopicPartition { topic: self.topics.chain.as_str().into(), partition: 0 };
+        let (low, high) = broker.watermarks(&chain).await?;
+        let mut reader = broker.read(&chain, handled.clamp(low, high)).await?;
+        while reader.position() < high {
+            for message in reader.next(Duration::from_millis(200)).await? {
+                // Repeats of a zombie are below; a gap there cannot be.
+                if sequence_of(&message).is_ok_and(|sequence| sequence == self.next) {
+                    self.next += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Feeds until it cannot go on. Cancel safe: what was fed twice is passed over.
     pub async fn run(mut self) -> Result<(), BrokerError> {
         loop {

@@ -50,6 +50,25 @@ impl<'a> Steps<'a> {
         ahead.flatten().filter(|member| member.live).map(|member| member.txid).collect()
     }
 
+    /// Whether the next decision is in the log already.
+    pub fn has_existing(&self) -> bool {
+        self.log.table().get(self.chain_offset, self.next).is_some()
+    }
+
+    /// Reads what others have decided meanwhile.
+    pub async fn catch_up(&mut self) -> Result<(), Stop> {
+        Ok(self.log.catch_up().await?)
+    }
+
+    /// Writes the last decision on the event. Somebody else's in its place: this handler missed something, and the event
+    /// must be handled again from its beginning.
+    pub async fn close(&mut self) -> Result<(), Stop> {
+        match self.decide(async { Ok(DecisionBody::Closed) }).await? {
+            DecisionBody::Closed => Ok(()),
+            _ => Err(Stop::Behind(self.chain_offset)),
+        }
+    }
+
     /// Whether any decision was taken.
     pub fn any(&self) -> bool {
         self.next > 0

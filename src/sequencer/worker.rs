@@ -73,7 +73,7 @@ impl Worker {
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
             return self.handle_all(&mut log, messages).await;
         }
-        let feed = Feed::open(
+        let mut feed = Feed::open(
             parts.broker.as_ref(),
             parts.producer.clone(),
             parts.topics.clone(),
@@ -81,6 +81,7 @@ impl Worker {
             &self.handler.state,
         )
         .await?;
+        feed.pass_over_fed(parts.broker.as_ref(), self.position).await?;
         tokio::select! {
             fed = feed.run() => Ok(fed?),
             handled = self.handle_all(&mut log, messages) => handled,

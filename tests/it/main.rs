@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli;
+mod demo;
 mod histories;
 mod kafka;
 mod kafka_server;

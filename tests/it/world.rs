@@ -341,7 +341,9 @@ impl World {
     pub async fn check(&self, what: &str) {
         let mut violations = Vec::new();
         self.store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
-        assert!(violations.is_empty(), "{what}: {violations:#?}");
+        if !violations.is_empty() {
+            panic!("{what}: {violations:#?}\n{}", self.story(&self.store).await);
+        }
         let rebuilt = self.rebuild().await;
         let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
         if live.digest != again.digest {

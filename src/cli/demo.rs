@@ -1,0 +1,210 @@
+//! `utxo-store demo`: real blocks through the whole store as processes of its own, killed in between, and a rebuild from
+//! offset 0 to compare with.
+
+mod child;
+mod directory;
+mod log;
+mod progress;
+mod report;
+mod rivalry;
+mod survive;
+
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    directory::{Directory, Settings},
+    log::Log,
+    progress::Groups,
+    report::{Checked, Report},
+    rivalry::Rivalry,
+    survive::{Survival, survive},
+};
+use super::{
+    CommandResult, Failure, UsageError, block_on,
+    generate::{Feed, Loaded, SourceArgs, produce, progress_bar},
+    opening::{self, Watched},
+    wiring,
+};
+use crate::{
+    broker::Broker,
+    config::{Brokers, Config, StoreUrl},
+    engine::seeded::Seeded,
+    event::Topic,
+    generate::{Chain, Message, PreviousOutputs, Rivals, SourceFile},
+    instance,
+    store::Store,
+};
+
+const EXAMPLE: &str = "\
+Example:
+  utxo-store demo
+  utxo-store demo --kills 10 --seed 7
+  utxo-store demo --contended
+  utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
+  utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
+
+Without --blocks or --events it takes the main network's blocks 0 to 4,312, which are in the program. Without --brokers
+it has a broker of its own, which holds little and is no evidence for Kafka. Exit code 0 only if the store and its rebuild
+have the same digest and no invariant is broken.";
+
+/// Blocks 0 to 4,312 of the main network: see `tests/data/PROVENANCE.md`.
+static FIRST_BLOCKS: &[u8] = include_bytes!("../../tests/data/mainnet-0-4312.blk");
+
+/// Feeds blocks through a log into a store, kills the store's process in between, and compares with a rebuild
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+pub struct DemoArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// A real cluster, `host:port` separated by commas: topics with names of their own are created there
+    #[arg(long, value_name = "HOST:PORT")]
+    brokers: Option<Brokers>,
+    /// Another store to fill, which must be empty; otherwise one in the data directory
+    #[arg(long, value_name = "URL")]
+    store: Option<StoreUrl>,
+    /// Where stores, configuration and logs go, and stay; otherwise a temporary directory
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// How often the process is killed
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    kills: u32,
+    /// Add double spends, and transactions that depend on them
+    #[arg(long, conflicts_with = "events")]
+    contended: bool,
+    /// Chooses the moments of the kills and the double spends
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Partitions of the transactions' topic
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(i32).range(1..=1_000))]
+    partitions: i32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl DemoArgs {
+    /// Shows it all. Fails when the digests differ or an invariant is broken.
+    ///
+    /// # Errors
+    /// That, and whatever keeps it from being shown.
+    pub fn run(self) -> CommandResult {
+        block_on(self.show())
+    }
+
+    async fn show(&self) -> CommandResult {
+        let loaded = self.load()?;
+        let feed = loaded.feed()?;
+        let rivals = self.rivals(&feed);
+        let messages = || -> Box<dyn Iterator<Item = Message> + Send + '_> {
+            match &rivals {
+                Some(rivals) => Box::new(rivals.among(feed.messages())),
+                None => feed.messages(),
+            }
+        };
+
+        let log = Log::start(self.brokers.as_ref(), self.partitions)?;
+        log.check_room(messages())?;
+        let mut directory = Directory::new(self.data_dir.as_deref())?;
+        let config = directory.configure(&Settings {
+            brokers: log.brokers(),
+            suffix: log.suffix(),
+            store: self.store.as_ref(),
+            network: loaded.network().unwrap_or_default(),
+        })?;
+        let result = self.through(&config, &log, &directory, messages, rivals.as_ref(), feed.counts().blocks).await;
+        if result.is_err() {
+            directory.keep();
+        }
+        // The log ends after its clients.
+        drop(log);
+        let report = result.map_err(|failure| directory.named(failure))?;
+        report.print(self.json)?;
+        report.verdict()
+    }
+
+    async fn through<'m>(
+        &self,
+        config: &Config,
+        log: &Log,
+        directory: &Directory,
+        messages: impl Fn() -> Box<dyn Iterator<Item = Message> + Send + 'm>,
+        rivals: Option<&Rivals>,
+        blocks: u64,
+    ) -> Result<Report, Failure> {
+        check_empty(config).await?;
+        log.create_topics(config).await?;
+        let broker = opening::broker(config)?;
+        let bar = progress_bar("produced", messages().count() as u64);
+        let producer = broker.producer().await?;
+        produce(producer.as_ref(), &config.kafka.topics, messages(), &bar).await?;
+        bar.finish_and_clear();
+        log.check_kept(broker.as_ref(), config, messages()).await?;
+
+        let started = Instant::now();
+        let groups = Groups::new(broker.clone(), config);
+        let survival = survive(directory, &groups, self.kills, Seeded::new(self.seed)).await?;
+        let seconds = started.elapsed().as_secs_f64() - survival.stopping.as_secs_f64();
+        log.check_unbroken(broker.as_ref(), config).await?;
+
+        let live = opening::store(config, &config.store.url, &Arc::default()).await?;
+        let rebuilt = opening::store(config, &directory.rebuilt(), &Arc::default()).await?;
+        rebuild(config, broker.clone(), &rebuilt).await?;
+        let rivalry = match rivals {
+            Some(rivals) => Some(Rivalry::of(&live, rivals).await?),
+            None => None,
+        };
+        let (checked, again) = (Checked::of(&live).await?, Checked::of(&rebuilt).await?);
+        let contests = groups.contests().await?;
+        let dead_letters = groups.messages_in(Topic::DeadLetters).await?;
+        live.engine.close().await?;
+        rebuilt.engine.close().await?;
+        Ok(Report::new(blocks, checked, again, survival, rivalry, contests, dead_letters, seconds))
+    }
+
+    fn load(&self) -> Result<Loaded, Failure> {
+        if self.source.blocks.is_empty() && self.source.events.is_none() {
+            let file = SourceFile { name: "blocks 0 to 4,312".to_owned(), bytes: FIRST_BLOCKS.to_vec() };
+            return Ok(Loaded::Blocks { files: vec![file], first_height: None, previous: PreviousOutputs::InTheFiles });
+        }
+        self.source.load()
+    }
+
+    fn rivals(&self, feed: &Feed<'_>) -> Option<Rivals> {
+        match feed {
+            Feed::Chain(chain) if self.contended => Some(rivals_of(chain, self.seed)),
+            _ => None,
+        }
+    }
+}
+
+/// How many of the blocks' transactions get a rival.
+const CONTENDED_SHARE: f64 = 0.3;
+
+fn rivals_of(chain: &Chain<'_>, seed: u64) -> Rivals {
+    Rivals::new(chain, seed, CONTENDED_SHARE)
+}
+
+/// Filling a store that holds something would show nothing.
+async fn check_empty(config: &Config) -> Result<(), Failure> {
+    if matches!(config.store.url, StoreUrl::Memory | StoreUrl::Null) {
+        let problem = format!("--store {}: a demo needs a store that outlives its process", config.store.url);
+        return Err(UsageError(problem).into());
+    }
+    let store = opening::store(config, &config.store.url, &Arc::default()).await?;
+    let meta = store.meta().await?;
+    store.engine.close().await?;
+    match meta {
+        None => Ok(()),
+        Some(_) => Err(Failure::new(format!("{}: the store is not empty", config.store.url))),
+    }
+}
+
+/// From offset 0 into an empty store, as far as the live one has come.
+async fn rebuild(config: &Config, broker: Arc<dyn Broker>, store: &Store) -> CommandResult {
+    let parts = opening::parts(broker, store.clone(), &Watched::new(config))?;
+    instance::rebuild(wiring::instance(config), parts, CancellationToken::new()).await?;
+    Ok(())
+}

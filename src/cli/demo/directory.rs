@@ -1,0 +1,165 @@
+//! The directory of a demo: stores, configuration, logs of the processes.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use tempfile::TempDir;
+
+use crate::{
+    cli::Failure,
+    config::{Config, StoreUrl},
+    event::Topic,
+    tx::Network,
+};
+
+/// What differs from demo to demo.
+pub struct Settings<'a> {
+    /// The log.
+    pub brokers: &'a str,
+    /// Makes names of topics and of the group unique on a cluster that others use.
+    pub suffix: Option<&'a str>,
+    /// Another store.
+    pub store: Option<&'a StoreUrl>,
+    /// Whose blocks they are.
+    pub network: Network,
+}
+
+/// A directory that is gone afterwards, unless it was asked for or something went wrong.
+pub struct Directory {
+    path: PathBuf,
+    temporary: Option<TempDir>,
+}
+
+impl Directory {
+    /// The directory given, or a temporary one.
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub fn new(given: Option<&Path>) -> Result<Self, Failure> {
+        let named = |path: &Path, error| Failure::new(format!("cannot use the directory {}: {error}", path.display()));
+        match given {
+            Some(path) => {
+                fs::create_dir_all(path).map_err(|error| named(path, error))?;
+                let path = fs::canonicalize(path).map_err(|error| named(path, error))?;
+                Ok(Directory { path, temporary: None })
+            }
+            None => {
+                let temporary = tempfile::Builder::new()
+                    .prefix("utxo-store-demo-")
+                    .tempdir()
+                    .map_err(|error| named(&std::env::temp_dir(), error))?;
+                Ok(Directory { path: temporary.path().to_owned(), temporary: Some(temporary) })
+            }
+        }
+    }
+
+    /// Writes the configuration that all processes share, and reads it as they do.
+    ///
+    /// # Errors
+    /// The file cannot be written, or what it says is refused.
+    pub fn configure(&self, settings: &Settings<'_>) -> Result<Config, Failure> {
+        let file = self.config_file();
+        fs::write(&file, self.toml(settings))
+            .map_err(|error| Failure::new(format!("cannot write {}: {error}", file.display())))?;
+        Ok(Config::load_from(Some(&file), [])?)
+    }
+
+    /// Short timeouts: a killed process's partitions go to its successor when its session has ended. A mock cluster
+    /// takes sessions of 2 s, a real one grants 6 s at the least.
+    fn toml(&self, settings: &Settings<'_>) -> String {
+        let quoted = |text: &str| format!("{text:?}");
+        let session = if settings.suffix.is_some() { 6_000 } else { 2_000 };
+        let store = settings.store.cloned().unwrap_or_else(|| StoreUrl::Fjall(self.path.join("live")));
+        let mut text = format!(
+            "[kafka]\nbrokers = {}\ngroup = {}\nsession_timeout_ms = {session}\nheartbeat_interval_ms = 300\n\
+             max_poll_interval_ms = 30000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n[kafka.topics]\n",
+            quoted(settings.brokers),
+            quoted(&format!("utxo-store{}", settings.suffix.unwrap_or_default())),
+        );
+        for topic in Topic::ALL {
+            let name = topic.default_name();
+            let key = name.trim_start_matches("utxo.").replace('-', "_");
+            text += &format!("{key} = {}\n", quoted(&format!("{name}{}", settings.suffix.unwrap_or_default())));
+        }
+        text += &format!(
+            "[store]\nurl = {}\nnetwork = {}\n[ingest]\ncommit_interval_ms = 100\nmissing_parent_grace_ms = 2000\n\
+             flag_grace_ms = 2000\n[sequencer]\nblock_wait_ms = 20000\n[http]\nlisten = \"127.0.0.1:0\"\n\
+             [log]\nformat = \"json\"\n",
+            quoted(&store.to_string()),
+            quoted(&settings.network.to_string()),
+        );
+        text
+    }
+
+    /// The configuration.
+    pub fn config_file(&self) -> PathBuf {
+        self.path.join("utxo-store.toml")
+    }
+
+    /// Where a process writes its address.
+    pub fn address_file(&self, number: u32) -> PathBuf {
+        self.path.join(format!("run-{number}.address"))
+    }
+
+    /// Where a process's log goes.
+    pub fn log_file(&self, number: u32) -> PathBuf {
+        self.path.join(format!("run-{number}.log"))
+    }
+
+    /// The store to compare with.
+    pub fn rebuilt(&self) -> StoreUrl {
+        StoreUrl::Fjall(self.path.join("rebuilt"))
+    }
+
+    /// Leaves everything where it is.
+    pub fn keep(&mut self) {
+        if let Some(temporary) = self.temporary.take() {
+            self.path = temporary.keep();
+        }
+    }
+
+    /// The failure, with where to look.
+    pub fn named(&self, failure: Failure) -> Failure {
+        if failure.exit_code() != 1 {
+            return failure;
+        }
+        let text = failure.to_string();
+        let told = text.strip_prefix("error: ").unwrap_or(&text);
+        Failure::new(format!("{told} (logs and stores are in {})", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_a_configuration() {
+        let directory = Directory::new(None).unwrap();
+        let settings = |suffix| Settings { brokers: "h:1", suffix, store: None, network: Network::Test };
+        let config = directory.configure(&settings(None)).unwrap();
+        assert_eq!((config.kafka.brokers.as_str(), config.store.network), ("h:1", Network::Test));
+        assert_eq!(config.kafka.topics.validated_txs.as_str(), "utxo.validated-txs");
+        assert_eq!(config.store.url, StoreUrl::Fjall(directory.path.join("live")));
+        let config = directory.configure(&settings(Some(".demo-7"))).unwrap();
+        assert_eq!(config.kafka.topics.dead_letters.as_str(), "utxo.dead-letters.demo-7");
+        assert_eq!((config.kafka.group.as_str(), config.kafka.session_timeout_ms), ("utxo-store.demo-7", 6_000));
+    }
+
+    #[test]
+    fn a_temporary_directory_goes_unless_it_is_kept() {
+        let directory = Directory::new(None).unwrap();
+        let path = directory.path.clone();
+        drop(directory);
+        assert!(!path.exists());
+        let mut directory = Directory::new(None).unwrap();
+        directory.keep();
+        let path = directory.path.clone();
+        let told = directory.named(Failure::new("it broke")).to_string();
+        drop(directory);
+        assert!(path.exists() && told.contains(path.to_str().unwrap()), "{told}");
+        fs::remove_dir_all(path).unwrap();
+    }
+}

@@ -1,0 +1,143 @@
+//! `utxo-store generate`: block files, or events as JSON lines, into the log.
+
+mod produce;
+mod source;
+
+use std::io::{self, Write};
+
+use clap::{ArgGroup, Args};
+use serde::Serialize;
+
+use super::{CommandResult, ConfigArgs, block_on};
+use crate::{
+    broker::{Broker, BrokerError, NewTopic, kafka::KafkaBroker},
+    config::{Brokers, Topics},
+    event::Topic,
+    generate::ChainCounts,
+};
+
+pub use produce::{Produced, produce, progress_bar};
+pub use source::{Feed, Loaded, SourceArgs};
+
+const EXAMPLE: &str = "\
+Example:
+  utxo-store generate --blocks blk00000.dat --brokers 127.0.0.1:9092
+  utxo-store generate --blocks tests/data/mainnet-384188.block --synthesize-prevouts --brokers 127.0.0.1:9092
+  utxo-store generate --events events.jsonl --brokers 127.0.0.1:9092
+
+Files are one chain in the order given. Topics that are not there are created.";
+
+/// Turns block files into events, and feeds them to the log
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLE)]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["blocks", "events"]))]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Brokers, `host:port` separated by commas; otherwise those of the configuration
+    #[arg(long, value_name = "HOST:PORT")]
+    brokers: Option<Brokers>,
+    /// Partitions of topics that are created here and have many
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(i32).range(1..=100_000))]
+    partitions: i32,
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+struct Summary {
+    #[serde(flatten)]
+    counts: ChainCounts,
+    #[serde(flatten)]
+    produced: Produced,
+}
+
+impl GenerateArgs {
+    /// Produces everything, and tells what it was.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is damaged, a bad line, an unknown previous output, whatever the broker refuses.
+    pub fn run(self) -> CommandResult {
+        let mut config = self.config.load()?;
+        if let Some(brokers) = self.brokers {
+            config.kafka.brokers = brokers;
+        }
+        let loaded = self.source.load()?;
+        let feed = loaded.feed()?;
+        block_on(async {
+            let broker = KafkaBroker::new(super::wiring::kafka(&config))?;
+            create_missing(&broker, &new_topics(&config.kafka.topics, self.partitions)).await?;
+            let bar = progress_bar("produced", feed.messages().count() as u64);
+            let producer = broker.producer().await?;
+            let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await?;
+            bar.finish_and_clear();
+            Summary { counts: feed.counts(), produced }.print(self.json)?;
+            Ok(())
+        })
+    }
+}
+
+impl Summary {
+    fn print(&self, json: bool) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        if json {
+            return writeln!(out, "{}", serde_json::to_string(self)?);
+        }
+        let Summary { counts, produced } = self;
+        writeln!(
+            out,
+            "{} events, {} bytes: {} blocks with {} transactions, {} partial parents",
+            produced.events, produced.bytes, counts.blocks, counts.transactions, counts.seeded
+        )
+    }
+}
+
+/// The configured name of a topic.
+pub fn topic_name(topics: &Topics, topic: Topic) -> &str {
+    let name = match topic {
+        Topic::ValidatedTxs => &topics.validated_txs,
+        Topic::BlockMined => &topics.block_mined,
+        Topic::Reorgs => &topics.reorgs,
+        Topic::Chain => &topics.chain,
+        Topic::Decisions => &topics.decisions,
+        Topic::Outcomes => &topics.outcomes,
+        Topic::DeadLetters => &topics.dead_letters,
+    };
+    name.as_str()
+}
+
+/// All topics as the store wants them: those that are one log with one partition, the others with `partitions`; nothing
+/// is ever deleted, so that a rebuild can start at offset 0.
+pub fn new_topics(topics: &Topics, partitions: i32) -> Vec<NewTopic> {
+    let keep = || vec![("retention.ms".to_owned(), "-1".to_owned()), ("retention.bytes".to_owned(), "-1".to_owned())];
+    let new = |topic| NewTopic {
+        name: topic_name(topics, topic).to_owned(),
+        partitions: match topic {
+            Topic::BlockMined | Topic::Reorgs | Topic::Chain | Topic::Decisions => 1,
+            Topic::ValidatedTxs | Topic::Outcomes | Topic::DeadLetters => partitions,
+        },
+        config: keep(),
+    };
+    Topic::ALL.into_iter().map(new).collect()
+}
+
+/// Creates those that are not there; one that is there keeps its partitions.
+///
+/// # Errors
+/// Whatever the broker refuses.
+pub async fn create_missing(broker: &dyn Broker, topics: &[NewTopic]) -> Result<(), BrokerError> {
+    let mut missing = Vec::new();
+    for topic in topics {
+        if broker.partitions(&topic.name).await?.is_none() {
+            missing.push(topic.clone());
+        }
+    }
+    if missing.is_empty() { Ok(()) } else { broker.create_topics(&missing).await }
+}
+
+#[cfg(test)]
+mod tests;

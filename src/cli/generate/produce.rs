@@ -1,0 +1,84 @@
+//! Producing in batches, each acknowledged before the next.
+
+use bytes::Bytes;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::topic_name;
+use crate::{
+    broker::{BrokerError, Produce, Producer},
+    config::Topics,
+    generate::Message,
+};
+
+const BATCH_MESSAGES: usize = 1_000;
+const BATCH_BYTES: usize = 4 << 20;
+
+/// What was produced and acknowledged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Produced {
+    /// Messages.
+    pub events: u64,
+    /// Bytes of them, without their keys.
+    pub bytes: u64,
+}
+
+/// A progress bar on a terminal; nothing where standard error is none.
+pub fn progress_bar(what: &'static str, length: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {per_sec}");
+    let bar = ProgressBar::new(length).with_message(what);
+    // The template is a constant: where it could not be read, the bar would only look otherwise.
+    if let Ok(style) = style { bar.with_style(style) } else { bar }
+}
+
+/// Produces `messages` in their order.
+///
+/// # Errors
+/// The first batch that is not acknowledged whole; those before it are there.
+pub async fn produce(
+    producer: &dyn Producer,
+    topics: &Topics,
+    messages: impl Iterator<Item = Message>,
+    bar: &ProgressBar,
+) -> Result<Produced, BrokerError> {
+    let mut produced = Produced::default();
+    let (mut batch, mut batch_bytes) = (Vec::new(), 0);
+    for message in messages {
+        if batch.len() >= BATCH_MESSAGES || batch_bytes + message.payload.len() > BATCH_BYTES {
+            produced.send(producer, &mut batch, bar).await?;
+            batch_bytes = 0;
+        }
+        batch_bytes += message.payload.len();
+        batch.push(to_produce(topics, message));
+    }
+    produced.send(producer, &mut batch, bar).await?;
+    Ok(produced)
+}
+
+impl Produced {
+    async fn send(
+        &mut self,
+        producer: &dyn Producer,
+        batch: &mut Vec<Produce>,
+        bar: &ProgressBar,
+    ) -> Result<(), BrokerError> {
+        let (events, bytes) =
+            (batch.len() as u64, batch.iter().map(|message| message.payload.len() as u64).sum::<u64>());
+        producer.produce_all(std::mem::take(batch)).await?;
+        self.events += events;
+        self.bytes += bytes;
+        bar.inc(events);
+        Ok(())
+    }
+}
+
+/// Where a message goes: by its key, or to the one partition of its topic.
+fn to_produce(topics: &Topics, message: Message) -> Produce {
+    Produce {
+        topic: topic_name(topics, message.topic).to_owned(),
+        partition: message.key.is_none().then_some(0),
+        key: message.key.map_or(Bytes::new(), |txid| Bytes::copy_from_slice(&txid.0)),
+        payload: message.payload.into(),
+        ..Produce::default()
+    }
+}

@@ -1,0 +1,32 @@
+//! Turns block files, and events written as JSON lines, into the messages that feed the store. Pure: nothing here opens a
+//! file or knows a broker.
+
+mod blocks;
+mod chain;
+mod error;
+mod lines;
+mod prevouts;
+mod rivals;
+
+#[cfg(test)]
+mod tests;
+
+pub use blocks::{PlacedBlock, SourceFile, read_blocks};
+pub use chain::{Chain, ChainCounts, PreviousOutputs};
+pub use error::GenerateError;
+pub use lines::{LineError, messages_from_lines};
+pub use prevouts::{Parent, Parents, PrevoutsError};
+pub use rivals::{RivalPair, Rivals};
+
+use crate::{event::Topic, tx::Txid};
+
+/// One message for the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Where it belongs.
+    pub topic: Topic,
+    /// The transaction that it is about; `None` in a topic of one partition.
+    pub key: Option<Txid>,
+    /// The event.
+    pub payload: Vec<u8>,
+}

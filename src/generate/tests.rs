@@ -1,0 +1,251 @@
+//! The real files, against the counts of an independent program (`tests/data/PROVENANCE.md`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::{
+    event::Event,
+    tx::{Network, Outpoint, Transaction, has_slot},
+};
+
+fn file(name: &str) -> SourceFile {
+    let path = format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"));
+    SourceFile { name: name.to_owned(), bytes: std::fs::read(path).unwrap() }
+}
+
+fn listed(name: &str) -> PreviousOutputs {
+    PreviousOutputs::Listed(Parents::from_csv(name, &file(name).bytes).unwrap())
+}
+
+/// A store that is nothing but a map: what the events leave there.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Totals {
+    blocks: u64,
+    transactions: u64,
+    inputs: u64,
+    outputs: u64,
+    slots: u64,
+    spent_inside: u64,
+    spent_outside: u64,
+    unspent: u64,
+    unspent_satoshis: u64,
+}
+
+#[derive(Default)]
+struct Model {
+    totals: Totals,
+    unspent: BTreeMap<Outpoint, u64>,
+    seeded: BTreeMap<Outpoint, u64>,
+    seen: BTreeSet<Txid>,
+    next_sequence: u64,
+}
+
+impl Model {
+    fn make(&mut self, transaction: &Transaction<'_>, height: u32) {
+        let txid = transaction.txid();
+        assert!(self.seen.insert(txid), "{txid} comes twice");
+        self.totals.transactions += 1;
+        for (vout, output) in (0..).zip(transaction.outputs()) {
+            self.totals.outputs += 1;
+            if has_slot(output.script, height, Network::Main) {
+                self.totals.slots += 1;
+                self.unspent.insert(Outpoint { txid, vout }, output.satoshis);
+            }
+        }
+    }
+
+    fn validate(&mut self, key: Txid, tx: &[u8], height: u32) {
+        let transaction = Transaction::parse(tx).unwrap();
+        assert!(transaction.is_extended());
+        assert_eq!(transaction.txid(), key);
+        transaction.check().unwrap();
+        for input in transaction.inputs() {
+            self.totals.inputs += 1;
+            let previous = input.previous.unwrap();
+            if let Some(satoshis) = self.unspent.remove(&input.outpoint) {
+                self.totals.spent_inside += 1;
+                assert_eq!(satoshis, previous.satoshis);
+            } else {
+                let satoshis = self.seeded.remove(&input.outpoint).expect("a parent precedes its child");
+                self.totals.spent_outside += 1;
+                assert_eq!(satoshis, previous.satoshis);
+            }
+        }
+        self.make(&transaction, height);
+    }
+
+    fn take(&mut self, message: &Message) {
+        match Event::decode(&message.payload).unwrap() {
+            Event::Seeded(seeded) => {
+                assert_eq!((message.topic, message.key), (Topic::ValidatedTxs, Some(seeded.txid)));
+                assert_eq!(self.totals.transactions, 0, "parents come first");
+                for output in seeded.outputs {
+                    self.seeded.insert(Outpoint { txid: seeded.txid, vout: output.vout }, output.satoshis);
+                }
+            }
+            Event::Validated(validated) => {
+                assert_eq!(message.topic, Topic::ValidatedTxs);
+                self.validate(message.key.unwrap(), validated.tx, validated.height);
+            }
+            Event::BlockMined(mined) => {
+                assert_eq!((message.topic, message.key), (Topic::BlockMined, None));
+                self.next_sequence += 1;
+                assert_eq!(mined.sequence, self.next_sequence);
+                let block = mined.block;
+                self.totals.blocks += 1;
+                self.make(&Transaction::parse(block.coinbase).unwrap(), block.height);
+                for txid in block.subtrees.iter().flat_map(|subtree| subtree.transactions.inline().unwrap()) {
+                    assert!(self.seen.contains(&txid));
+                }
+            }
+            other => panic!("{:?}", other.kind()),
+        }
+    }
+}
+
+fn totals(files: &[SourceFile], previous: PreviousOutputs) -> Totals {
+    let chain = Chain::new(files, None, previous).unwrap();
+    let mut model = Model::default();
+    chain.messages().for_each(|message| model.take(&message));
+    let counts = chain.counts();
+    let Totals { blocks, transactions, inputs, outputs, .. } = model.totals;
+    assert_eq!((counts.blocks, counts.transactions, counts.inputs), (blocks, transactions, inputs));
+    assert_eq!(counts.outputs, outputs);
+    model.totals.unspent = model.unspent.len() as u64;
+    model.totals.unspent_satoshis = model.unspent.values().sum();
+    model.totals
+}
+
+fn expected(counts: [u64; 9]) -> Totals {
+    let [blocks, transactions, inputs, outputs, slots, spent_inside, spent_outside, unspent, unspent_satoshis] = counts;
+    Totals { blocks, transactions, inputs, outputs, slots, spent_inside, spent_outside, unspent, unspent_satoshis }
+}
+
+#[test]
+fn the_first_blocks_need_nothing_from_outside() {
+    let files = [file("mainnet-0-4312.blk")];
+    let counted = expected([4_313, 4_371, 247, 4_397, 4_397, 247, 0, 4_150, 21_565_000_000_000]);
+    assert_eq!(totals(&files, PreviousOutputs::InTheFiles), counted);
+    let chain = Chain::new(&files, None, PreviousOutputs::Invented).unwrap();
+    assert_eq!(chain.counts().seeded, 0);
+    let places: Vec<_> = chain.blocks().iter().map(|placed| (placed.height, placed.block_id)).collect();
+    assert_eq!(places, (0..4_313).map(|height| (height, height)).collect::<Vec<_>>());
+}
+
+#[test]
+fn listed_previous_outputs_are_seeded_but_for_those_in_the_files() {
+    let files = [file("mainnet-277647.block")];
+    let counted = expected([1, 213, 732, 769, 769, 62, 670, 707, 172_129_169_749]);
+    assert_eq!(totals(&files, listed("mainnet-277647.prevouts.csv")), counted);
+    let chain = Chain::new(&files, None, listed("mainnet-277647.prevouts.csv")).unwrap();
+    assert_eq!((chain.blocks()[0].height, chain.blocks()[0].block_id), (277_647, 1));
+}
+
+#[test]
+fn two_blocks_with_invented_previous_outputs() {
+    let files = [file("mainnet-384188.block"), file("mainnet-384189.block")];
+    let counted = expected([2, 1_920, 7_348, 4_984, 4_972, 1_026, 6_322, 3_946, 1_107_962_672_096]);
+    assert_eq!(totals(&files, PreviousOutputs::Invented), counted);
+    let chain = Chain::new(&files, None, PreviousOutputs::Invented).unwrap();
+    let places: Vec<_> = chain.blocks().iter().map(|placed| (placed.height, placed.block_id)).collect();
+    assert_eq!(places, [(384_188, 1), (384_189, 2)]);
+    let seeded: Vec<Message> = chain.messages().take(chain.counts().seeded as usize).collect();
+    for message in &seeded {
+        let Event::Seeded(seeded) = Event::decode(&message.payload).unwrap() else { panic!("parents come first") };
+        assert!((384_187..=384_188).contains(&seeded.height) && !seeded.coinbase);
+    }
+}
+
+#[test]
+fn a_given_height_goes_before_the_coinbase() {
+    let files = [file("mainnet-384188.block"), file("mainnet-384189.block")];
+    let chain = Chain::new(&files, Some(100), PreviousOutputs::Invented).unwrap();
+    assert_eq!(chain.blocks().iter().map(|placed| placed.height).collect::<Vec<_>>(), [100, 101]);
+}
+
+fn error(files: &[SourceFile], previous: PreviousOutputs) -> String {
+    let text = Chain::new(files, None, previous).unwrap_err().to_string();
+    assert!(!text.contains('\n'));
+    text
+}
+
+#[test]
+fn an_unknown_previous_output_is_named_with_the_way_out() {
+    let text = error(&[file("mainnet-277647.block")], PreviousOutputs::InTheFiles);
+    assert!(text.starts_with("block 277647: input 0 of "), "{text}");
+    assert!(text.contains("--prevouts CSV") && text.contains("--synthesize-prevouts"), "{text}");
+}
+
+#[test]
+fn a_list_that_contradicts_the_files_is_refused() {
+    let files = [file("mainnet-277647.block")];
+    let PreviousOutputs::Listed(mut parents) = listed("mainnet-277647.prevouts.csv") else { unreachable!() };
+    let (txid, _) = read_blocks(&files, None).map(|blocks| (blocks[0].txids.clone(), ())).unwrap();
+    let inside = parents.0.iter_mut().find(|(parent, _)| txid.contains(parent)).unwrap();
+    inside.1.outputs.values_mut().next().unwrap().0 += 1;
+    let text = error(&files, PreviousOutputs::Listed(parents));
+    assert!(text.contains("say otherwise about"), "{text}");
+}
+
+#[test]
+fn a_damaged_file_is_named_with_the_place() {
+    let whole = file("mainnet-0-4312.blk");
+    let cut = |bytes: &[u8]| error(&[SourceFile { name: "cut.blk".into(), bytes: bytes.to_vec() }], Default::default());
+    assert!(cut(&whole.bytes[..500_000]).starts_with("cut.blk: block file cut in half at byte 500000"));
+    assert_eq!(cut(&[]), "cut.blk: block file is empty");
+    let bare = file("mainnet-277647.block");
+    assert!(cut(&bare.bytes[..bare.bytes.len() / 2]).contains("cut in half"));
+    // A satoshi more in the coinbase of block 0: the header does not commit to it.
+    let mut forged = whole.bytes[..293].to_vec();
+    forged[8 + 80 + 1 + 120] ^= 1;
+    let text = cut(&forged);
+    assert!(text.contains("merkle root"), "{text}");
+}
+
+#[test]
+fn blocks_that_are_no_chain_are_refused() {
+    let whole = file("mainnet-0-4312.blk");
+    let frame = |at: usize| 8 + u32::from_le_bytes(whole.bytes[at + 4..at + 8].try_into().unwrap()) as usize;
+    let (first, second) = (frame(0), frame(frame(0)));
+    let third = frame(first + second);
+    let skipped = [&whole.bytes[..first], &whole.bytes[first + second..first + second + third]].concat();
+    let text = error(&[SourceFile { name: "gap.blk".into(), bytes: skipped }], Default::default());
+    assert!(text.contains("does not follow the block before it"), "{text}");
+    let headless = whole.bytes[first..first + second].to_vec();
+    let text = error(&[SourceFile { name: "one.blk".into(), bytes: headless }], Default::default());
+    assert!(text.contains("--first-height"), "{text}");
+}
+
+#[test]
+fn rivals_stand_where_they_say_and_spend_what_the_blocks_own_spends() {
+    let files = [file("mainnet-277647.block")];
+    let chain = Chain::new(&files, None, listed("mainnet-277647.prevouts.csv")).unwrap();
+    let rivals = Rivals::new(&chain, 3, 0.3);
+    let messages: Vec<Message> = rivals.among(chain.messages()).collect();
+    let own: Vec<Message> = chain.messages().collect();
+    let place = |txid: Txid| messages.iter().position(|message| message.key == Some(txid)).unwrap();
+    let added: usize = rivals.pairs().iter().map(|pair| 2 + usize::from(pair.own_child.is_some())).sum();
+    assert_eq!(messages.len(), own.len() + added);
+    let kept: Vec<Message> = messages.iter().filter(|message| own.contains(message)).cloned().collect();
+    assert_eq!(kept, own, "the blocks' own are all there, in their order");
+
+    let spends = |txid: Txid, outpoint: Outpoint| {
+        let Event::Validated(validated) = Event::decode(&messages[place(txid)].payload).unwrap() else { panic!() };
+        let transaction = Transaction::parse(validated.tx).unwrap();
+        transaction.check().unwrap();
+        assert_eq!(transaction.txid(), txid);
+        transaction.inputs().any(|input| input.outpoint == outpoint)
+    };
+    for pair in rivals.pairs() {
+        assert!(spends(pair.own, pair.outpoint) && spends(pair.rival, pair.outpoint) && pair.own != pair.rival);
+        assert_eq!(place(pair.rival) < place(pair.own), pair.rival_first);
+        assert!(spends(pair.rivals_child, Outpoint { txid: pair.rival, vout: 0 }));
+        assert!(place(pair.rivals_child) > place(pair.rival));
+        assert!(pair.own_child.is_none_or(|child| place(child) > place(pair.own)));
+    }
+    let first = rivals.pairs().iter().filter(|pair| pair.rival_first).count();
+    assert!(first > 10 && rivals.pairs().len() - first > 10);
+    assert_eq!(Rivals::new(&chain, 3, 0.3).pairs(), rivals.pairs());
+    assert_ne!(Rivals::new(&chain, 4, 0.3).pairs(), rivals.pairs());
+    assert_eq!(Rivals::new(&chain, 3, 0.0).pairs().len(), 1, "at least one");
+}

@@ -1,0 +1,156 @@
+//! `utxo-store demo`, as whoever clones the repository runs it. The figures are those of `tests/data/PROVENANCE.md`.
+
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+fn demo(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
+    // A configuration in the environment is another instance's.
+    command.arg("demo").args(args).env("UTXO_STORE__STORE__NETWORK", "regtest").output().unwrap()
+}
+
+fn data(name: &str) -> String {
+    format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn shown(args: &[&str]) -> Value {
+    let output = demo(&[args, &["--json"]].concat());
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(0), "{err}{out}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["digest_live"], report["digest_rebuilt"]);
+    assert_eq!(report["violations"], 0);
+    assert_eq!(report["dead_letters"], 0);
+    report
+}
+
+#[track_caller]
+fn assert_counts(report: &Value, counts: &[(&str, u64)]) {
+    for (name, count) in counts {
+        assert_eq!(report[name], *count, "{name}: {report}");
+    }
+}
+
+#[track_caller]
+fn assert_refused(args: &[&str], code: i32, words: &[&str]) {
+    let output = demo(args);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(text.lines().count() == 1 || code == 2, "{text}");
+    assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
+}
+
+const FIRST_BLOCKS: [(&str, u64); 9] = [
+    ("blocks", 4_313),
+    ("transactions", 4_371),
+    ("inputs", 247),
+    ("outputs", 4_397),
+    ("slots", 4_397),
+    ("spent_inside", 247),
+    ("spent_outside", 0),
+    ("unspent", 4_150),
+    ("unspent_satoshis", 21_565_000_000_000),
+];
+
+#[test]
+fn the_first_blocks_with_a_kill() {
+    let report = shown(&["--kills", "1"]);
+    assert_counts(&report, &FIRST_BLOCKS);
+    assert_counts(&report, &[("kills", 1), ("kills_midway", 1), ("contests", 0), ("unmined", 0), ("conflicting", 0)]);
+    assert_eq!(report["seeded"]["transactions"], 0);
+    for name in ["replayed_events", "parked_max", "seconds", "transactions_per_second"] {
+        assert!(report[name].is_number(), "{name}: {report}");
+    }
+}
+
+#[test]
+fn a_block_with_listed_previous_outputs() {
+    let block = data("mainnet-277647.block");
+    let report = shown(&["--blocks", &block, "--prevouts", &data("mainnet-277647.prevouts.csv"), "--kills", "1"]);
+    let counts = [
+        ("blocks", 1),
+        ("transactions", 213),
+        ("inputs", 732),
+        ("outputs", 769),
+        ("slots", 769),
+        ("spent_inside", 62),
+        ("spent_outside", 670),
+        ("unspent", 707),
+        ("unspent_satoshis", 172_129_169_749),
+        ("kills", 1),
+    ];
+    assert_counts(&report, &counts);
+    assert_eq!(report["seeded"]["outputs"], 670);
+    assert_eq!(report["seeded"]["unspent"], 0);
+}
+
+#[test]
+fn two_blocks_with_invented_previous_outputs() {
+    let blocks = [data("mainnet-384188.block"), data("mainnet-384189.block")];
+    let report = shown(&["--blocks", &blocks[0], &blocks[1], "--synthesize-prevouts"]);
+    let counts = [
+        ("blocks", 2),
+        ("transactions", 1_920),
+        ("inputs", 7_348),
+        ("outputs", 4_984),
+        ("slots", 4_972),
+        ("spent_inside", 1_026),
+        ("spent_outside", 6_322),
+        ("unspent", 3_946),
+        ("unspent_satoshis", 1_107_962_672_096),
+    ];
+    assert_counts(&report, &counts);
+    assert_eq!(report["seeded"]["outputs"], 6_322);
+}
+
+#[test]
+fn contended_the_blocks_own_win_and_the_rebuild_agrees() {
+    let block = data("mainnet-277647.block");
+    let csv = data("mainnet-277647.prevouts.csv");
+    let report = shown(&["--blocks", &block, "--prevouts", &csv, "--contended", "--seed", "3"]);
+    let rivalry = &report["rivalry"];
+    let pairs = rivalry["pairs"].as_u64().unwrap();
+    assert!(pairs > 30, "{report}");
+    assert_eq!((&rivalry["own_won"], &rivalry["rivals_won"]), (&Value::from(pairs), &Value::from(0)));
+    assert_eq!(rivalry["rivals_children_conflicting"], pairs);
+    assert!(rivalry["shown"].as_array().unwrap().iter().any(|pair| pair["rival_first"] == true));
+    assert!(report["contests"].as_u64().unwrap() >= pairs, "{report}");
+    // What is live and in no block: the children of the blocks' own.
+    let transactions = report["transactions"].as_u64().unwrap();
+    assert_eq!(transactions - report["unmined"].as_u64().unwrap(), 213);
+    assert_eq!(report["unmined"], rivalry["own_children_live"]);
+}
+
+#[test]
+fn events_can_be_fed_and_a_directory_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let events = directory.path().join("events.jsonl");
+    let golden = |name| fs::read_to_string(format!("{}/schemas/golden/{name}.jsonl", env!("CARGO_MANIFEST_DIR")));
+    fs::write(&events, golden("seeded").unwrap() + &golden("validated").unwrap()).unwrap();
+    let kept = directory.path().join("data");
+    let args = ["--events", events.to_str().unwrap(), "--data-dir", kept.to_str().unwrap()];
+    let report = shown(&args);
+    assert_counts(&report, &[("blocks", 0), ("transactions", 1), ("spent_outside", 1), ("unspent", 2), ("unmined", 1)]);
+    assert!(kept.join("live").is_dir() && kept.join("rebuilt").is_dir() && kept.join("run-0.log").is_file());
+    assert_refused(&args, 1, &["the store is not empty"]);
+}
+
+#[test]
+fn what_cannot_be_shown_is_told_in_one_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let cut = directory.path().join("cut.blk");
+    fs::write(&cut, &fs::read(data("mainnet-0-4312.blk")).unwrap()[..500_000]).unwrap();
+    let cut = cut.to_str().unwrap();
+    let block = data("mainnet-277647.block");
+    assert_refused(&["--blocks", "/nowhere/a.blk"], 1, &["/nowhere/a.blk", "No such file"]);
+    assert_refused(&["--blocks", cut], 1, &[cut, "cut in half at byte 500000"]);
+    assert_refused(&["--blocks", &block], 1, &["--prevouts", "--synthesize-prevouts"]);
+    assert_refused(&["--blocks", &block, "--prevouts", &block], 1, &["line 1"]);
+    assert_refused(&["--store", "memory://"], 2, &["--store memory://", "outlives"]);
+    assert_refused(&["--data-dir", "/dev/null/x"], 1, &["/dev/null/x"]);
+    assert_refused(&["--kills", "many"], 2, &["--kills"]);
+}
