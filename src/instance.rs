@@ -1,6 +1,10 @@
 //! One instance: a pipeline and a sequencer over one broker and one store; and the rebuild of a store from the log.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -219,6 +223,7 @@ fn pipeline_parts(
             broker: parts.broker.clone(),
             group: chain_group(&settings.pipeline.group),
             topics: settings.topics.clone(),
+            last: Mutex::default(),
         }),
         modes,
         clock: parts.clock.clone(),

@@ -206,7 +206,7 @@ fn bodies_are_what_bincode_writes() {
         PassedOver,
         Accepted([u8; 32], u32, Vec<MirrorInput>, Vec<[u8; 32]>, bool),
         Conflicting,
-        Cone(Vec<([u8; 32], [u8; 32])>, u32),
+        Cone(Vec<([u8; 32], [u8; 32], bool)>, u32),
         CommandDone([u8; 16], MirrorResult),
     }
     #[derive(bincode::Encode)]
@@ -229,7 +229,7 @@ fn bodies_are_what_bincode_writes() {
                 MirrorBody::Accepted(txid.0, height, inputs.collect(), losers, by_block)
             }
             DecisionBody::Cone { members, height } => {
-                let members = members.into_iter().map(|member| (member.txid.0, member.parent.0)).collect();
+                let members = members.into_iter().map(|member| (member.txid.0, member.parent.0, member.live)).collect();
                 MirrorBody::Cone(members, height)
             }
             DecisionBody::CommandDone { id, result } => MirrorBody::CommandDone(

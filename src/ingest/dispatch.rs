@@ -8,6 +8,7 @@ use crate::{
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     ingest::{
         flight::FlightId,
+        pipeline::Others,
         plan::{EventRef, Token, own_state_of},
     },
     record::{Key, Outcome, TxState},
@@ -30,6 +31,8 @@ pub enum Done {
     ContestPublished(FlightId),
     /// The dead letter of an event is in its topic.
     DeadLetterPublished(EventRef),
+    /// How far everybody else is, or why that cannot be told.
+    Others(Result<Others, String>),
     /// The store did not answer, or does again.
     StoreReachable(Result<(), String>),
     /// Nothing can go on.

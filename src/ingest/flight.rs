@@ -161,6 +161,11 @@ impl Flight {
         groups.iter().map(|group| group.parent)
     }
 
+    /// Whether any slot names it, as far as the answers tell.
+    pub fn holds_any(&self) -> bool {
+        self.groups.iter().any(|group| group.held)
+    }
+
     fn refusals(&self) -> impl Iterator<Item = (Txid, &Rejection)> {
         self.parents().zip(&self.groups).filter_map(|(parent, group)| Some((parent, group.refusal.as_ref()?)))
     }

@@ -1,7 +1,7 @@
 //! The loop: poll → decode → plan → apply → complete → commit offsets.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -129,6 +129,7 @@ pub struct Pipeline {
     done_sender: mpsc::UnboundedSender<Done>,
     done: mpsc::UnboundedReceiver<Done>,
     publishing: usize,
+    asking: bool,
     throttled: bool,
     next_commit: Instant,
     next_proof: Instant,
@@ -149,6 +150,7 @@ impl Pipeline {
             done_sender,
             done,
             publishing: 0,
+            asking: false,
             throttled: false,
             next_commit: now + settings.commit_interval,
             next_proof: now,
@@ -405,6 +407,7 @@ impl Pipeline {
                 self.publishing -= 1;
                 self.complete(event, Completion::DeadLetter);
             }
+            Done::Others(others) => self.prove_missing_parents(others),
             Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
             Done::Fatal(why) => return Err(PipelineError::Store(why)),
         }
@@ -455,7 +458,7 @@ impl Pipeline {
         }
         if now >= self.next_proof && self.planner.counts().parked > 0 {
             self.next_proof = now + self.settings.commit_interval;
-            self.prove_missing_parents().await;
+            self.ask_others();
         }
         Ok(())
     }
@@ -504,42 +507,47 @@ impl Pipeline {
         }
     }
 
-    /// Contests what waits for a parent that will never come.
-    async fn prove_missing_parents(&mut self) {
-        let mut waiting = self.planner.waiting_for_absent();
-        if waiting.is_empty() {
+    /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
+    fn ask_others(&mut self) {
+        if self.asking || self.planner.waiting_for_absent().is_empty() {
             return;
         }
-        let (views, chain) = match self.views().await {
-            Ok(views) => views,
-            Err(error) => return tracing::warn!(%error, "cannot look whether a parent is missing"),
+        self.asking = true;
+        let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
+        let (parts, done) = (self.parts.clone(), self.done_sender.clone());
+        let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
+        tokio::spawn(async move {
+            let others = how_far_others_are(&parts, topic, &group, &held).await;
+            // A pipeline that has ended meanwhile asks again when it starts.
+            let _ = done.send(Done::Others(others.map_err(|error| error.to_string())));
+        });
+    }
+
+    /// Contests what waits for a parent that will never come.
+    fn prove_missing_parents(&mut self, others: Result<Others, String>) {
+        self.asking = false;
+        let others = match others {
+            Ok(others) => others,
+            Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
+        let mut views: Vec<(i32, PartitionView)> =
+            self.partitions.iter().map(|(number, state)| (*number, state.view(&self.settings.bounds))).collect();
+        views.extend(others.partitions.iter().filter(|(number, _)| !self.partitions.contains_key(number)));
+        if views.len() < others.count {
+            // A partition was taken away since: its next holder has not said anything yet.
+            return;
+        }
+        let mut waiting = self.planner.waiting_for_absent();
         waiting.sort_unstable();
         let grace_ms = self.settings.missing_parent_grace_ms as i64;
         let now_ms = self.now_ms();
         for (event, flight) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
-            if !proves_missing(order, &views, chain, grace_ms) {
+            if !proves_missing(order, &views, others.chain, grace_ms) {
                 break;
             }
             self.planner.parent_is_missing(flight, now_ms);
         }
-    }
-
-    async fn views(&mut self) -> Result<(Vec<(i32, PartitionView)>, ChainView), BrokerError> {
-        let count = self.parts.broker.partitions(&self.settings.topic).await?.unwrap_or(0);
-        let foreign: Vec<TopicPartition> = (0..count)
-            .filter(|number| !self.partitions.contains_key(number))
-            .map(|partition| TopicPartition { topic: self.settings.topic.clone(), partition })
-            .collect();
-        let committed = self.parts.broker.committed(&self.settings.group, &foreign).await?;
-        let mut views: Vec<(i32, PartitionView)> =
-            self.partitions.iter().map(|(number, state)| (*number, state.view(&self.settings.bounds))).collect();
-        for (partition, committed) in foreign.iter().zip(committed) {
-            let view = PartitionState::foreign_view(self.parts.broker.as_ref(), partition, committed).await?;
-            views.push((partition.partition, view));
-        }
-        Ok((views, self.parts.chain.view().await?))
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.
@@ -582,4 +590,34 @@ async fn next_chunk(chunks: &mut VecDeque<Chunk>) -> Result<PreparedChunk, Pipel
     debug_assert_eq!(messages.len(), chunk.messages);
     chunks.pop_front();
     Ok(PreparedChunk { partition, epoch, messages })
+}
+
+/// How far everybody else is.
+#[derive(Debug)]
+pub struct Others {
+    /// Partitions of the topic.
+    count: usize,
+    /// Those that are not held here.
+    partitions: Vec<(i32, PartitionView)>,
+    chain: ChainView,
+}
+
+async fn how_far_others_are(
+    parts: &PipelineParts,
+    topic: Arc<str>,
+    group: &str,
+    held: &BTreeSet<i32>,
+) -> Result<Others, BrokerError> {
+    let count = parts.broker.partitions(&topic).await?.unwrap_or(0);
+    let foreign: Vec<TopicPartition> = (0..count)
+        .filter(|number| !held.contains(number))
+        .map(|partition| TopicPartition { topic: topic.clone(), partition })
+        .collect();
+    let committed = parts.broker.committed(group, &foreign).await?;
+    let mut partitions = Vec::new();
+    for (partition, committed) in foreign.iter().zip(committed) {
+        let view = PartitionState::foreign_view(parts.broker.as_ref(), partition, committed).await?;
+        partitions.push((partition.partition, view));
+    }
+    Ok(Others { count: count as usize, partitions, chain: parts.chain.view().await? })
 }

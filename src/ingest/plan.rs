@@ -15,7 +15,7 @@ use crate::{
         prepare::{PreparedSeed, PreparedTx},
     },
     record::{
-        self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Rules, Spend, SpendSlot, TxState,
+        self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Reply, Rules, Spend, SpendSlot, TxState,
         Verdict,
     },
     telemetry::Completion,
@@ -519,6 +519,13 @@ impl Planner {
         let Some(flight) = self.get(id) else { return };
         let Stage::StoringContested { reason } = flight.stage else { return };
         let publish = match outcome {
+            // The verdict holds, and there is nothing to settle: a contest would be passed over. Without this every
+            // redelivery of a loser would add one to the log.
+            Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(Verdict::Conflicting(verdict))))
+                if !verdict.reopened_by_its_event() && !flight.holds_any() =>
+            {
+                false
+            }
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => true,
             // Live, yet a slot does not name it: a node forgot a spend, and the sequencer mends that. But a parent that
             // was pruned, or is absent, proves nothing against a live transaction.

@@ -159,6 +159,14 @@ pub enum Reason {
     Disconnected,
 }
 
+impl Reason {
+    /// Whether a later event of the transaction itself opens the verdict again: its parents may have come meanwhile, or
+    /// its extended inputs may have been wrong the first time.
+    pub fn reopened_by_its_event(self) -> bool {
+        matches!(self, Reason::MissingParent { .. } | Reason::Mismatch { .. })
+    }
+}
+
 /// The body of a transaction: bins `inputs` and `outputs`, or `external`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {

@@ -64,7 +64,8 @@ impl Handler {
             }
             self.set_all_mined(at, &mut steps, block, &listed).await?;
             // Another sequencer may be at the same block: what it has decided is carried out before anybody goes on.
-            closed = closed || self.close(at, &mut steps).await?;
+            // On a coinbase alone there is nothing to decide.
+            closed = closed || listed.is_empty() || self.close(at, &mut steps).await?;
         }
         if !listed.is_empty() {
             self.apply(vec![put_block(at, block, listed.len() as u64 + 1)]).await?;

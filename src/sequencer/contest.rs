@@ -12,7 +12,7 @@ use crate::{
     sequencer::{
         Stop,
         decisions::DecisionLog,
-        evaluate::{Found, Input, Refusal, evaluate, refusal, reopened_by_its_event},
+        evaluate::{Found, Input, Refusal, evaluate, refusal},
         handler::{At, Handler, distinct, subject},
         steps::{Making, Steps},
     },
@@ -284,7 +284,7 @@ impl Reopen {
     fn opens(self, reason: Reason) -> bool {
         match self {
             Reopen::Reconsider => true,
-            Reopen::ByEvent(_) => reopened_by_its_event(reason),
+            Reopen::ByEvent(_) => reason.reopened_by_its_event(),
         }
     }
 }

@@ -116,12 +116,6 @@ fn accepted(txid: Txid, height: u32, inputs: &[Input], losers: Vec<Txid>, by_blo
     DecisionBody::Accepted { txid, height, inputs, losers, by_block }
 }
 
-/// Whether a transaction that is conflicting for this reason may be looked at again because its own event came again: its
-/// parents may have come meanwhile, or its extended inputs may have been wrong the first time.
-pub fn reopened_by_its_event(reason: Reason) -> bool {
-    matches!(reason, Reason::MissingParent { .. } | Reason::Mismatch { .. })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

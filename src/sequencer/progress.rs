@@ -1,6 +1,9 @@
 //! How far the chain has been handled, whoever handles it: for the proof that a parent is missing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 
@@ -18,6 +21,8 @@ pub struct CommittedProgress {
     pub group: String,
     /// Topics.
     pub topics: SequencerTopics,
+    /// Where the chain stood at the last look.
+    pub last: Mutex<Option<u64>>,
 }
 
 #[async_trait]
@@ -28,6 +33,10 @@ impl ChainProgress for CommittedProgress {
         let offset = committed.as_ref().map_or(0, |committed| committed.offset);
         let state =
             committed.and_then(|committed| ChainState::from_metadata(&committed.metadata).ok()).unwrap_or_default();
+        if offset < self.broker.watermarks(&chain).await?.1 && self.moved_to(offset) {
+            // It moves, so it will soon be further: no need to look at what is next.
+            return Ok(ChainView::Behind(i64::MIN));
+        }
         let mut view = self.first_open(&chain, offset, |_| true).await?;
         // What the feed passes over (a repeat, or no event at all) never gets into the chain.
         let is_new = |message: &Message| sequence_of(message).is_ok_and(|sequence| sequence > state.sequence);
@@ -45,6 +54,12 @@ impl ChainProgress for CommittedProgress {
 }
 
 impl CommittedProgress {
+    fn moved_to(&self, offset: u64) -> bool {
+        // A number cannot be left half written, so a panic elsewhere does not spoil it.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.replace(offset) != Some(offset)
+    }
+
     /// The first message from `next` on that is still to be handled.
     async fn first_open(
         &self,

@@ -33,7 +33,7 @@ impl KafkaServer {
         }
         let libraries = libraries();
         let data = tempfile::tempdir().unwrap();
-        let (port, controller) = (free_port(), free_port());
+        let [port, controller] = free_ports();
         let properties = write_properties(data.path(), port, controller);
         let formatted = java(&libraries, "256m")
             .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
@@ -105,8 +105,10 @@ fn java(libraries: &Path, memory: &str) -> Command {
     command
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// Held at once, so that they differ.
+fn free_ports<const N: usize>() -> [u16; N] {
+    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    held.map(|listener| listener.local_addr().unwrap().port())
 }
 
 fn write_properties(data: &Path, port: u16, controller: u16) -> PathBuf {

@@ -263,6 +263,7 @@ impl World {
             broker: Arc::new(self.broker.clone()),
             group: chain_group(GROUP),
             topics: self.settings.topics.clone(),
+            last: std::sync::Mutex::default(),
         };
         self.caught_up(GROUP, &txs).await && progress.view().await.unwrap() == ChainView::AtEnd
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Key, Master, Page, Reason, Record, Rejection, Reply, TxState, Verdict};
+use crate::record::{Key, Master, Page, Record, Rejection, Reply, TxState, Verdict};
 
 use super::{Effect, belongs, optional_page, slots::slot};
 
@@ -54,7 +54,7 @@ fn restore(tombstone: &Page, new: &Page, pruned: u32) -> Page {
 
 /// The inputs of the first event may have been wrong; those of a later one can be right.
 fn may_replace_body(verdict: Verdict) -> bool {
-    matches!(verdict, Verdict::Conflicting(Reason::MissingParent { .. } | Reason::Mismatch { .. }))
+    matches!(verdict, Verdict::Conflicting(reason) if reason.reopened_by_its_event())
 }
 
 /// Replaces what depends on the claimed previous outputs; whether anything differed.
@@ -79,7 +79,7 @@ fn replace_body(page: &mut Arc<Page>, new: &Page) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Operation;
+    use crate::record::{Operation, Reason};
     use crate::record::ops::testing::*;
 
     fn create(page: Page) -> Operation {
