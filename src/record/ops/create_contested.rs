@@ -79,8 +79,8 @@ fn replace_body(page: &mut Arc<Page>, new: &Page) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Operation, Reason};
     use crate::record::ops::testing::*;
+    use crate::record::{Operation, Reason};
 
     fn create(page: Page) -> Operation {
         Operation::CreateContested(Arc::new(page))
