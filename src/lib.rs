@@ -15,6 +15,7 @@ pub mod generate;
 pub mod ingest;
 pub mod instance;
 pub mod record;
+pub mod seeded;
 pub mod sequencer;
 pub mod store;
 pub mod telemetry;

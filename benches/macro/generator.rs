@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use bytes::{Bytes, BytesMut};
 use utxo_store::{
     broker::Message,
-    engine::seeded::Seeded,
     event::Validated,
+    seeded::Seeded,
     tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 

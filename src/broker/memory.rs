@@ -21,7 +21,6 @@ use tokio::{sync::Notify, task::coop, time::Instant};
 pub use self::faults::MemoryFaults;
 use self::{
     consumer::{MemoryConsumer, MemoryReader},
-    faults::Random,
     group::{Group, MemberId, Rules},
     log::Logs,
 };
@@ -29,7 +28,7 @@ use super::{
     Broker, BrokerError, BrokerErrorKind, Committed, Consumer, Delivered, Message, NewTopic, Produce, Producer, Reader,
     TopicPartition, partitioner::partition_of,
 };
-use crate::clock::Clock;
+use crate::{clock::Clock, seeded::Seeded};
 
 /// How a group's partitions are spread over its members, which stand in the order in which they joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,7 +94,7 @@ struct Shared {
 struct State {
     logs: Logs,
     groups: BTreeMap<String, Group>,
-    random: Random,
+    random: Seeded,
     next_member: MemberId,
     /// Where the next message without key and partition goes.
     next_keyless: i32,
@@ -107,7 +106,7 @@ impl MemoryBroker {
         let state = State {
             logs: Logs::default(),
             groups: BTreeMap::new(),
-            random: Random::new(settings.faults.seed),
+            random: Seeded::new(settings.faults.seed),
             next_member: 0,
             next_keyless: 0,
         };
@@ -186,7 +185,7 @@ impl State {
         let faults = &settings.faults;
         let at = self.place(&message)?;
         let log = self.logs.get_mut("produce", &at)?;
-        if self.random.happens(faults.produce_refused) {
+        if self.random.chance(faults.produce_refused) {
             return Err(BrokerError::new(BrokerErrorKind::Retryable, "produce", format!("{at}: refused by a fault")));
         }
         let offset = log.append(Message {
@@ -196,7 +195,7 @@ impl State {
             payload: message.payload,
             headers: message.headers,
         });
-        if self.random.happens(faults.produce_unacknowledged) {
+        if self.random.chance(faults.produce_unacknowledged) {
             let message = format!("{at}: acknowledgement lost by a fault");
             return Err(BrokerError::new(BrokerErrorKind::Retryable, "produce", message));
         }

@@ -31,10 +31,10 @@ use super::{
 use crate::{
     broker::Broker,
     config::{Brokers, Config, StoreUrl},
-    engine::seeded::Seeded,
     event::Topic,
     generate::{Chain, Message, PreviousOutputs, Rivals, SourceFile},
     instance,
+    seeded::Seeded,
     store::Store,
 };
 

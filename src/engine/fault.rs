@@ -13,8 +13,11 @@ use std::{
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, seeded::Seeded};
-use crate::record::{Key, Outcome, Record};
+use super::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set};
+use crate::{
+    record::{Key, Outcome, Record},
+    seeded::Seeded,
+};
 
 /// What can happen to one call of `apply`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

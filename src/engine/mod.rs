@@ -8,7 +8,6 @@ mod key;
 mod local;
 pub mod memory;
 pub mod null;
-pub mod seeded;
 mod url;
 
 use std::time::Duration;

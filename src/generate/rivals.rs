@@ -7,8 +7,8 @@ use foldhash::HashMap;
 
 use super::{Chain, Message};
 use crate::{
-    engine::seeded::Seeded,
     event::{Topic, Validated},
+    seeded::Seeded,
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, has_slot},
 };
 

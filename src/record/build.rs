@@ -1,7 +1,5 @@
 //! The pages that a transaction starts as.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use bytes::Bytes;
 
 use super::{Body, Master, MinedIn, Page, Slot, StoredOutput, Verdict};
@@ -100,7 +98,7 @@ pub fn pages_of(
     setting: &Setting,
     start: &Start,
 ) -> Result<Vec<Page>, InvalidTransaction> {
-    let mut whole = empty_page(txid);
+    let mut whole = Page::empty(txid);
     whole.version = transaction.version();
     whole.lock_time = transaction.lock_time();
     whole.fee = transaction.fee()?;
@@ -150,7 +148,7 @@ pub fn seeded_page(seed: &Seed, setting: &Setting) -> Result<Page, InvalidSeed> 
         }
         slots[*vout as usize] = slot_of(&seed.txid, *vout, &output.script, output.satoshis, setting);
     }
-    let mut page = empty_page(seed.txid);
+    let mut page = Page::empty(seed.txid);
     set_coinbase(&mut page, seed.coinbase, setting.height);
     page.record_utxos = count(&slots);
     page.master = Some(Box::new(Master {
@@ -206,48 +204,8 @@ fn set_coinbase(page: &mut Page, is_coinbase: bool, height: u32) {
     page.spending_height = is_coinbase.then(|| height.saturating_add(COINBASE_MATURITY));
 }
 
-fn empty_page(txid: Txid) -> Page {
-    Page {
-        txid,
-        number: 0,
-        version: 0,
-        lock_time: 0,
-        fee: 0,
-        size_in_bytes: 0,
-        extended_size: 0,
-        utxos: None,
-        spent_utxos: 0,
-        record_utxos: 0,
-        is_coinbase: false,
-        locked: false,
-        conflicting: false,
-        frozen: false,
-        creating_at: None,
-        spending_height: None,
-        contested: BTreeSet::new(),
-        pruned_spenders: BTreeSet::new(),
-        utxo_spendable_in: BTreeMap::new(),
-        reassignments: Vec::new(),
-        chain_pos: None,
-        delete_at_height: None,
-        pruned: None,
-        master: None,
-    }
-}
-
 fn empty_master(setting: &Setting) -> Master {
-    Master {
-        total_utxos: 0,
-        total_extra_recs: 0,
-        mined: Vec::new(),
-        created_at: setting.created_at,
-        unmined_since: None,
-        body: None,
-        conflicting_children: BTreeSet::new(),
-        spent_pages: BTreeSet::new(),
-        verdict: None,
-        preserve_until: None,
-    }
+    Master { created_at: setting.created_at, ..Master::default() }
 }
 
 #[cfg(test)]

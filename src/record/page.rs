@@ -256,7 +256,7 @@ pub struct Page {
 }
 
 /// The bins that only page 0 has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Master {
     /// `totalUtxos`: all slots of all pages, nil included
     pub total_utxos: u32,
@@ -296,8 +296,8 @@ pub enum TxState {
 }
 
 impl Page {
-    /// A master without body or slots: what a stub starts as.
-    pub fn stub(txid: Txid, verdict: Verdict) -> Self {
+    /// A page without anything: no slots, no flags, not a master.
+    pub fn empty(txid: Txid) -> Self {
         Page {
             txid,
             number: 0,
@@ -311,7 +311,7 @@ impl Page {
             record_utxos: 0,
             is_coinbase: false,
             locked: false,
-            conflicting: true,
+            conflicting: false,
             frozen: false,
             creating_at: None,
             spending_height: None,
@@ -322,19 +322,14 @@ impl Page {
             chain_pos: None,
             delete_at_height: None,
             pruned: None,
-            master: Some(Box::new(Master {
-                total_utxos: 0,
-                total_extra_recs: 0,
-                mined: Vec::new(),
-                created_at: 0,
-                unmined_since: None,
-                body: None,
-                conflicting_children: BTreeSet::new(),
-                spent_pages: BTreeSet::new(),
-                verdict: Some(verdict),
-                preserve_until: None,
-            })),
+            master: None,
         }
+    }
+
+    /// A master without body or slots: what a stub starts as.
+    pub fn stub(txid: Txid, verdict: Verdict) -> Self {
+        let master = Master { verdict: Some(verdict), ..Master::default() };
+        Page { conflicting: true, master: Some(Box::new(master)), ..Page::empty(txid) }
     }
 
     /// The verdict of a contested master.

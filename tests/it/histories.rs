@@ -5,11 +5,7 @@
 
 use std::time::Duration;
 
-use utxo_store::{
-    broker::memory::MemoryFaults,
-    engine::{fault::Faults, seeded::Seeded},
-    record::TxState,
-};
+use utxo_store::{broker::memory::MemoryFaults, engine::fault::Faults, record::TxState, seeded::Seeded};
 
 use crate::world::{Coin, Made, World, spend};
 

@@ -164,10 +164,10 @@ impl MemoryConsumer {
                 return Ok(Ok(event));
             }
             let faults = &settings.faults;
-            if attempt == 0 && state.random.happens(faults.rebalance) {
+            if attempt == 0 && state.random.chance(faults.rebalance) {
                 group.rebalance(true, rules, &state.logs, now);
                 changed = true;
-            } else if attempt == 0 && state.random.happens(faults.lost_assignment) {
+            } else if attempt == 0 && state.random.chance(faults.lost_assignment) {
                 group.expel(self.member, rules, &state.logs, now);
                 changed = true;
             } else {
@@ -211,7 +211,7 @@ impl MemoryConsumer {
                 owned.end_heard = true;
                 return Ok(Some(Polled::End(partition)));
             }
-            if owned.held_until.is_none() && random.happens(faults.delay) {
+            if owned.held_until.is_none() && random.chance(faults.delay) {
                 let held = random.below(faults.delay_max.as_millis() as u64 + 1);
                 owned.held_until = Some(now + Duration::from_millis(held));
             }
@@ -228,7 +228,7 @@ impl MemoryConsumer {
                 owned.end_heard = true;
                 return Ok(Some(Polled::End(partition)));
             }
-            if random.happens(faults.duplicate) {
+            if random.chance(faults.duplicate) {
                 owned.position = messages[random.below(messages.len() as u64) as usize].offset;
             }
             let epoch = owned.epoch;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cli::{Failure, generate::progress_bar},
-    engine::seeded::Seeded,
+    seeded::Seeded,
 };
 
 const TICK: Duration = Duration::from_millis(10);

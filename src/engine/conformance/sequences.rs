@@ -7,11 +7,7 @@ use super::{
     fixtures::*,
     states::{Model, rival},
 };
-use crate::{
-    engine::{Row, seeded::Seeded},
-    record::*,
-    tx::Txid,
-};
+use crate::{engine::Row, record::*, seeded::Seeded, tx::Txid};
 
 /// Each transaction goes its own way, and each step of all of them is one batch.
 const TRANSACTIONS: u64 = 48;

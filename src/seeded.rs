@@ -24,8 +24,11 @@ impl Seeded {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// True this often: never at 0, always at 1.
+    /// True this often: never at 0, always at 1. Draws nothing at 0, so that what is switched off shifts nothing else.
     pub fn chance(&mut self, probability: f64) -> bool {
+        if probability <= 0.0 {
+            return false;
+        }
         // 53 bits: all that a float holds exactly.
         let unit = (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
         unit < probability
