@@ -105,6 +105,8 @@ pub struct Flight {
     pub work: Work,
     /// How it is treated.
     pub mode: Mode,
+    /// The event that asked for it first: what its contest names.
+    pub origin: EventRef,
     /// The events that asked for it; empty once their partitions were taken away.
     pub events: Vec<EventRef>,
     /// Where it stands.
@@ -131,6 +133,7 @@ impl Flight {
             txid,
             work,
             mode,
+            origin: event,
             events: vec![event],
             stage: Stage::Spending { pending: 0 },
             groups: vec![Group::default(); groups],
@@ -145,11 +148,6 @@ impl Flight {
     /// Whether marks bar its way.
     pub fn marks(&self) -> Marks {
         marks_for(self.mode)
-    }
-
-    /// Its first event. A flight whose partitions were all taken away has none left, and publishes nothing for them.
-    pub fn first_event(&self) -> Option<EventRef> {
-        self.events.iter().min().copied()
     }
 
     /// The parent transactions, one a group.

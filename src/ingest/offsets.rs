@@ -101,9 +101,11 @@ impl OffsetTracker {
         self.unfinished_bytes
     }
 
-    /// (timestamp, offset) of the first message that is not completed.
+    /// (timestamp, offset) of the oldest message that is not completed. Producers need not agree on the time, so it is not
+    /// always the first one; looks at the whole window.
     pub fn oldest_unfinished(&self) -> Option<(i64, u64)> {
-        self.window.front().map(|entry| (entry.timestamp_ms, self.watermark))
+        let unfinished = self.window.iter().zip(self.watermark..).filter(|(entry, _)| !entry.done);
+        unfinished.map(|(entry, offset)| (entry.timestamp_ms, offset)).min()
     }
 
     /// The greatest timestamp read; `i64::MIN` before the first message.
@@ -133,6 +135,17 @@ mod tests {
         assert_eq!((tracker.watermark(), tracker.position(), tracker.span()), (12, 13, 1));
         tracker.complete(12);
         assert_eq!((tracker.watermark(), tracker.oldest_unfinished()), (13, None));
+    }
+
+    #[test]
+    fn the_oldest_goes_by_its_timestamp() {
+        let mut tracker = OffsetTracker::new(0);
+        for timestamp_ms in [2_000, 900, 1_500] {
+            tracker.deliver(tracker.position(), timestamp_ms, 1);
+        }
+        assert_eq!(tracker.oldest_unfinished(), Some((900, 1)));
+        tracker.complete(1);
+        assert_eq!(tracker.oldest_unfinished(), Some((1_500, 2)));
     }
 
     #[test]

@@ -166,6 +166,11 @@ impl Pipeline {
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
         while !shutdown.is_cancelled() && !self.finished() {
             let wake = self.wake_at();
+            if Instant::now() >= wake {
+                // However busy the rest is: commits and retries must not wait for it to end.
+                self.on_tick().await?;
+                self.act();
+            }
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
@@ -244,6 +249,9 @@ impl Pipeline {
             self.planner.revoke(partition.partition, now_ms);
         }
         self.consumer.finish_revocation();
+        if self.partitions.values().all(|state| state.halted.is_none()) {
+            self.parts.health.set(Condition::PartitionsRunning, None);
+        }
         if self.partitions.is_empty() {
             self.parts.health.set(Condition::Assigned, Some("no partition is assigned".into()));
         }
@@ -335,7 +343,10 @@ impl Pipeline {
             if state.halted.is_some() {
                 continue;
             }
-            let stop = state.dead_letters.count(&self.settings.dead_letter_limits, result.is_err(), now_ms);
+            // What the live group got past, a rebuild gets past too.
+            let replayed = self.parts.modes.is_below_frontier(event.partition, event.offset);
+            let limits = &self.settings.dead_letter_limits;
+            let stop = state.dead_letters.count(limits, result.is_err(), now_ms).filter(|_| !replayed);
             match result {
                 Ok(prepared) => self.submit(event, prepared, now_ms),
                 Err(poison) => self.bury(event, &message, poison),

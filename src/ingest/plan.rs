@@ -366,6 +366,10 @@ impl Planner {
     }
 
     fn park(&mut self, id: FlightId, now_ms: u64) {
+        if self.get(id).is_some_and(|flight| flight.events.is_empty()) {
+            // Its partitions were taken away: whoever has them now reads the event again.
+            return self.finish(id, Completion::PassedOver);
+        }
         let in_flight = self.parents_in_flight(id, |group| group.refusal.is_some());
         if !in_flight.is_empty() {
             let remaining = in_flight.len() as u32;
@@ -424,6 +428,9 @@ impl Planner {
     pub fn parent_is_missing(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         let (Stage::Parked, Some(parent)) = (&flight.stage, flight.absent_parents().next()) else { return };
+        if self.by_txid.contains_key(&parent) {
+            return;
+        }
         self.parked.remove(id);
         self.count_waiting(-1);
         self.store_contested(id, Reason::MissingParent { parent });
@@ -536,14 +543,13 @@ impl Planner {
             Outcome::Rejected(Rejection::OtherContent) => return self.mismatched(id),
             Outcome::Rejected(_) => false,
         };
-        match flight.first_event() {
-            Some(event) if publish && flight.mode == Mode::Normal => {
-                flight.stage = Stage::PublishingContest;
-                let txid = flight.txid;
-                self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
-            }
-            // Its partitions were taken away: whoever has them now reads the event again, and contests it.
-            _ => self.finish(id, Completion::PassedOver),
+        // Also where its partitions were taken away: it may hold slots, which only a contest settles.
+        if publish && flight.mode == Mode::Normal {
+            flight.stage = Stage::PublishingContest;
+            let (txid, event) = (flight.txid, flight.origin);
+            self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
+        } else {
+            self.finish(id, Completion::PassedOver);
         }
     }
 

@@ -68,7 +68,7 @@ impl Handler {
             closed = closed || listed.is_empty() || self.close(at, &mut steps).await?;
         }
         if !listed.is_empty() {
-            self.apply(vec![put_block(at, block, listed.len() as u64 + 1)]).await?;
+            self.apply_decided(at, vec![put_block(at, block, listed.len() as u64 + 1)]).await?;
         }
         self.state.sequence = mined.sequence;
         self.state.tip = Some(Tip { hash: block.hash, height: block.height, block_id: block.block_id });

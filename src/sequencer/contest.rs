@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    broker::{Message, TopicPartition},
+    broker::{BrokerError, BrokerErrorKind, Message, TopicPartition},
     event::{Contest, DeadLetter, DeadLetterClass, DecisionBody},
     record::{
         Key, Outcome, Page, Phase, Reason, Reply, Respend, RespendChecks, RespendSlot, Sequenced, SpendSlot,
@@ -68,6 +68,11 @@ impl Handler {
     /// What a contest means, by what the store shows. Does only what is harmless.
     async fn judge(&self, at: At, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
         let passed_over = DecisionBody::PassedOver { txid };
+        // A contestant was stored before it was contested. What a command names may never come.
+        if reopen == Reopen::Reconsider && self.parts.store.master(txid).await?.is_none_or(|page| page.utxos.is_none())
+        {
+            return Ok(passed_over);
+        }
         let Some(page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(passed_over) };
         let (was_live, reopened) = match page.state() {
             TxState::Live => (true, false),
@@ -152,6 +157,9 @@ impl Handler {
                     Outcome::Rejected(rejection) => match refusal(&rejection, index, outpoint.txid) {
                         Refusal::Pruned => return Ok(Findings::Pruned),
                         Refusal::Stale => return Err(Stop::Behind(at.offset)),
+                        Refusal::Unforeseen(code) => {
+                            return Err(Stop::Halt(format!("input {index} of {txid} is refused with {code}")));
+                        }
                         Refusal::Reason(reason) => Found::Refused(reason),
                         Refusal::Absent if !may_wait => Found::Refused(Reason::MissingParent { parent: outpoint.txid }),
                         // Its own contest stands behind this event: should it win, the child gets a second chance.
@@ -266,17 +274,17 @@ impl Handler {
     /// Reads one message again.
     async fn source(&self, partition: &TopicPartition, offset: u64) -> Result<Message, Stop> {
         let mut reader = self.parts.broker.read(partition, offset).await?;
-        let tries = 100;
-        for _ in 0..tries {
-            let messages = reader.next(std::time::Duration::from_millis(100)).await?;
-            if let Some(message) = messages.into_iter().next() {
-                return Ok(message);
+        let wait = std::time::Duration::from_secs(10);
+        match reader.next(wait).await?.into_iter().next() {
+            Some(message) if message.offset == offset => Ok(message),
+            Some(_) => Err(Stop::Halt(format!(
+                "offset {offset} of {partition} is gone: its topic no longer holds what the chain refers to"
+            ))),
+            None => {
+                let message = format!("offset {offset} of {partition} does not come");
+                Err(BrokerError::new(BrokerErrorKind::Retryable, "read again", message).into())
             }
         }
-        Err(Stop::Halt(format!(
-            "cannot read offset {offset} of {} partition {} again",
-            partition.topic, partition.partition
-        )))
     }
 }
 

@@ -46,6 +46,8 @@ pub enum Refusal {
     Absent,
     /// The parent is half created or undecided.
     Wait,
+    /// What such an operation never answers: somebody must look.
+    Unforeseen(&'static str),
 }
 
 /// Reads the refusal of an evaluating `Respend` of one input.
@@ -63,7 +65,8 @@ pub fn refusal(rejection: &Rejection, index: u32, parent: Txid) -> Refusal {
         Rejection::Frozen(_) => Refusal::Reason(Reason::Frozen { input: index }),
         Rejection::NotYetSpendable(..) => Refusal::Reason(Reason::NotYetSpendable { input: index }),
         Rejection::NotFound => Refusal::Absent,
-        _ => Refusal::Wait,
+        Rejection::Creating | Rejection::Conflicting(Verdict::Pending | Verdict::Accepted) => Refusal::Wait,
+        ref unforeseen => Refusal::Unforeseen(unforeseen.code()),
     }
 }
 

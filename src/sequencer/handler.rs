@@ -10,7 +10,7 @@ use crate::{
     clock::Clock,
     engine::{EngineError, Row},
     event::{DecisionBody, Event, OutcomeEvent, OutcomeKind},
-    record::{Body, Key, Operation, Outcome, Page, Phase, Sequenced, SpendSlot, Stamp},
+    record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
     sequencer::{decisions::DecisionError, state::ChainState, steps::Making},
     store::Store,
     telemetry::{Metrics, VerdictKind},
@@ -159,6 +159,24 @@ impl Handler {
     /// Applies rows; a refusal because of a later stamp counts as done (that later event has seen to it).
     pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, Stop> {
         Ok(self.parts.store.apply(rows).await?)
+    }
+
+    /// Applies rows that cannot be refused, but for a later stamp (then a later event has seen to it).
+    pub async fn apply_decided(&self, at: At, rows: Vec<Row>) -> Result<(), Stop> {
+        let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
+        for (key, outcome) in keys.into_iter().zip(self.apply(rows).await?) {
+            match outcome {
+                Outcome::Applied(_) | Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::StaleStamp(_)) => {}
+                Outcome::Rejected(rejection) => {
+                    let code = rejection.code();
+                    return Err(Stop::Halt(format!(
+                        "chain offset {}: {key} refuses what was decided: {code}",
+                        at.offset
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Waits until `look` finds what it looks for; says so, and reports the chain as halted, when it takes long.

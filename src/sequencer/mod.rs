@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
-    ingest::partition::PartitionState,
+    ingest::partition::{PartitionBounds, PartitionState},
     telemetry::Rebalance,
 };
 
@@ -54,6 +54,9 @@ pub struct Sequencer {
     progress_sender: mpsc::UnboundedSender<(u64, Progress)>,
 }
 
+/// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
+const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
+
 /// The chain partition is ours.
 struct Holding {
     partition: TopicPartition,
@@ -84,7 +87,9 @@ impl Sequencer {
             let step = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break Ok(()),
-                Some((epoch, progress)) = self.progress.recv() => self.on_progress(epoch, progress),
+                Some((epoch, progress)) = self.progress.recv() => {
+                    self.on_progress(epoch, progress).and_then(|()| self.pace())
+                }
                 polled = self.consumer.poll() => match polled {
                     Ok(polled) => self.on_polled(polled).await,
                     Err(error) => Err(error.into()),
@@ -127,6 +132,7 @@ impl Sequencer {
                     // A worker that has ended has said why.
                     let _ = holding.messages.send(batch);
                 }
+                self.pace()?;
             }
             Polled::Assigned(assigned) => {
                 for assigned in assigned {
@@ -153,6 +159,8 @@ impl Sequencer {
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
         let state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
         tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
+        self.parts.health.set(Condition::ChainRunning, None);
+        self.parts.metrics.chain_halted.set(0);
         let (messages, received) = mpsc::unbounded_channel();
         let worker = Worker::new(
             self.parts.clone(),
@@ -172,6 +180,19 @@ impl Sequencer {
             to_commit: None,
             handled: assigned.position,
         });
+        Ok(())
+    }
+
+    /// Reads nothing more while too much waits for the worker; goes on at half.
+    fn pace(&mut self) -> Result<(), Stop> {
+        let Some(holding) = &mut self.holding else { return Ok(()) };
+        if !holding.state.paused && holding.state.over_bound(&BOUNDS).is_some() {
+            self.consumer.pause(&holding.partition)?;
+            holding.state.paused = true;
+        } else if holding.state.paused && holding.state.over_half(&BOUNDS).is_none() {
+            self.consumer.resume(&holding.partition)?;
+            holding.state.paused = false;
+        }
         Ok(())
     }
 

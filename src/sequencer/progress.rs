@@ -21,8 +21,8 @@ pub struct CommittedProgress {
     pub group: String,
     /// Topics.
     pub topics: SequencerTopics,
-    /// Where the chain stood at the last look.
-    pub last: Mutex<Option<u64>>,
+    /// Where the chain stood at the last look, and how often in a row it had moved since the one before.
+    pub last: Mutex<(Option<u64>, u32)>,
 }
 
 #[async_trait]
@@ -57,7 +57,9 @@ impl CommittedProgress {
     fn moved_to(&self, offset: u64) -> bool {
         // A number cannot be left half written, so a panic elsewhere does not spoil it.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.replace(offset) != Some(offset)
+        let moved = last.0.replace(offset) != Some(offset) && last.1 < LOOKS_SPARED;
+        last.1 = if moved { last.1 + 1 } else { 0 };
+        moved
     }
 
     /// The first message from `next` on that is still to be handled.
@@ -86,4 +88,6 @@ impl CommittedProgress {
     }
 }
 
+/// A chain that never stands still is looked at all the same, once in so many times.
+const LOOKS_SPARED: u32 = 5;
 const WAIT: Duration = Duration::from_millis(500);

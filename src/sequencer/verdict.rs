@@ -73,7 +73,7 @@ impl Handler {
             .collect::<Vec<_>>();
         let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
         self.respend(at, txid, inputs).await?;
-        self.apply(vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
+        self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         let freed = self.settle(at, &members).await?;
         self.second_chances(at, &freed, Some(txid), &members).await?;
@@ -177,8 +177,7 @@ impl Handler {
             let operation = Sequenced::MarkConflicting { reason: loser.reason, height };
             at.row(Phase::Apply, Key::master(loser.txid), operation)
         });
-        self.apply(rows.collect()).await?;
-        Ok(())
+        self.apply_decided(at, rows.collect()).await
     }
 
     /// Moves every slot of an accepted transaction to it.

@@ -27,8 +27,7 @@ pub enum Progress {
     Stopped(Stop),
 }
 
-const TRIES_BEHIND: u32 = 20;
-const PAUSE_BEHIND: Duration = Duration::from_millis(100);
+const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Handles one event after the other.
 pub struct Worker {
@@ -113,17 +112,19 @@ impl Worker {
     /// Another sequencer that does not know yet that it lost the partition may be ahead: then what it decided is in the
     /// log, and the event is handled again from its beginning.
     async fn handle_with_others(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
-        for _ in 0..TRIES_BEHIND {
+        let (mut pause, longest) = PAUSE_BEHIND;
+        loop {
             match self.handle(log, message).await {
+                // Ends when the log shows what was decided, or when the group takes the partition away.
                 Err(Stop::Behind(offset)) => {
                     tracing::warn!(offset, "another sequencer is ahead: reading what it decided");
-                    tokio::time::sleep(PAUSE_BEHIND).await;
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(longest);
                     log.catch_up().await?;
                 }
                 handled => return handled,
             }
         }
-        Err(Stop::Behind(message.offset))
     }
 
     async fn handle(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
