@@ -232,6 +232,8 @@ metrics! {
     pub parked_max: IntGauge = "utxo_parked_transactions_max" [];
     /// 1 while the chain is halted: it needs an operator, or something that is missing.
     pub chain_halted: IntGauge = "utxo_chain_halted" [];
+    /// 1 while a sequence number is missing in the topics of blocks and reorgs: the chain waits for it.
+    pub chain_gap: IntGauge = "utxo_chain_sequence_gap" [];
     /// Verdicts on contested transactions and on what fell with them, by verdict.
     pub verdicts: Counters<VerdictKind> = "utxo_verdicts_total" ["verdict"];
     /// Events read, by kind; those of the chain when their turn comes.

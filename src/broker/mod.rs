@@ -247,6 +247,8 @@ pub enum BrokerErrorKind {
     OutOfRange,
     /// Topic, partition or group does not exist, or access is refused.
     Refused,
+    /// The message is larger than the client or the topic takes.
+    TooLarge,
     /// The client is unusable.
     Fatal,
 }

@@ -675,3 +675,7 @@ pub fn marks_for(mode: Mode) -> Marks {
 pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
     record.and_then(Record::page).map(Page::state)
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -103,7 +103,7 @@ impl Publisher {
         });
     }
 
-    async fn produce_until_done(&self, message: Produce) -> Result<(), String> {
+    async fn produce_until_done(&self, mut message: Produce) -> Result<(), String> {
         let (mut pause, longest) = self.retry_pause;
         loop {
             match self.producer.produce(message.clone()).await {
@@ -112,6 +112,11 @@ impl Publisher {
                     tracing::warn!(%error, "not produced; tried again");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(longest);
+                }
+                // The headers name the source, where the rest can be read.
+                Err(error) if error.kind == BrokerErrorKind::TooLarge && !message.payload.is_empty() => {
+                    tracing::warn!(%error, "dead letter without its payload");
+                    message.payload = Bytes::new();
                 }
                 Err(error) => return Err(error.to_string()),
             }

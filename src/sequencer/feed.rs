@@ -5,6 +5,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition},
@@ -61,6 +62,7 @@ pub struct Feed {
     block_mined: Tap,
     reorgs: Tap,
     next: u64,
+    gap_since: Option<Instant>,
     gap_told: bool,
     producer: Arc<dyn Producer>,
     topics: SequencerTopics,
@@ -69,6 +71,8 @@ pub struct Feed {
 
 /// Messages fed at once.
 const BATCH: usize = 256;
+/// How long a sequence number may be missing before that is said.
+const GAP_GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_millis(20);
 
 impl Feed {
@@ -84,6 +88,7 @@ impl Feed {
             block_mined: Tap::open(broker, &topics.block_mined, state.block_mined_next).await?,
             reorgs: Tap::open(broker, &topics.reorgs, state.reorgs_next).await?,
             next: state.sequence + 1,
+            gap_since: None,
             gap_told: false,
             producer,
             topics,
@@ -145,13 +150,22 @@ impl Feed {
                     if let Some((_, message)) = self.tap(source).heads.pop_front() {
                         batch.push(self.fed(message));
                         self.next += 1;
+                        self.gap_since = None;
                         self.gap_told = false;
+                        self.metrics.chain_gap.set(0);
                     }
                 }
                 Choice::Skip(source) => {
                     self.tap(source).heads.pop_front();
                 }
-                Choice::Wait => break,
+                Choice::Wait => {
+                    // One topic has gone past it, and the other has nothing: what is next may still be on its way.
+                    let past = heads.0.is_some() || heads.1.is_some();
+                    if past && self.gap_since.get_or_insert_with(Instant::now).elapsed() >= GAP_GRACE {
+                        self.tell_gap(heads);
+                    }
+                    break;
+                }
                 Choice::Gap => {
                     self.tell_gap(heads);
                     break;
@@ -162,6 +176,7 @@ impl Feed {
     }
 
     fn tell_gap(&mut self, heads: (Option<u64>, Option<u64>)) {
+        self.metrics.chain_gap.set(1);
         if !std::mem::replace(&mut self.gap_told, true) {
             tracing::error!(
                 missing = self.next,

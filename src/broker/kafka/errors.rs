@@ -25,6 +25,7 @@ pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
 /// carries the new generation, or finds the partition gone. So these are retryable.
 pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
     match code {
+        Code::MessageSizeTooLarge => BrokerErrorKind::TooLarge,
         Code::OffsetOutOfRange | Code::AutoOffsetReset => BrokerErrorKind::OutOfRange,
         Code::Fatal | Code::Fenced | Code::FencedInstanceId | Code::OutOfOrderSequenceNumber => BrokerErrorKind::Fatal,
         Code::UnknownTopic
@@ -36,7 +37,6 @@ pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
         | Code::ClusterAuthorizationFailed
         | Code::SaslAuthenticationFailed
         | Code::Authentication
-        | Code::MessageSizeTooLarge
         | Code::OffsetMetadataTooLarge
         | Code::PolicyViolation
         | Code::InvalidConfig
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn what_no_retry_heals_is_not_retryable() {
-        assert_eq!(kind(&KafkaError::MessageProduction(Code::MessageSizeTooLarge)), BrokerErrorKind::Refused);
+        assert_eq!(kind(&KafkaError::MessageProduction(Code::MessageSizeTooLarge)), BrokerErrorKind::TooLarge);
         assert_eq!(kind(&KafkaError::MessageConsumption(Code::AutoOffsetReset)), BrokerErrorKind::OutOfRange);
         assert_eq!(kind(&KafkaError::MessageConsumptionFatal(Code::Fenced)), BrokerErrorKind::Fatal);
     }

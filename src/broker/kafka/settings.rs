@@ -181,6 +181,8 @@ impl KafkaSettings {
         config
             .set("enable.idempotence", "true")
             .set("acks", "all")
+            // The topic's own limit decides; the client's default of 1 MB would refuse a dead letter of a full-size event.
+            .set("message.max.bytes", "1000000000")
             .set("message.timeout.ms", self.delivery_timeout.as_millis().to_string())
             .set("partitioner", "murmur2_random");
         config

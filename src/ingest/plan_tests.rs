@@ -1,0 +1,249 @@
+//! The planner, asked and answered by hand: no engine, no log, no runtime.
+
+use bytes::Bytes;
+
+use super::*;
+use crate::{
+    broker::Message,
+    event::Validated,
+    ingest::prepare::{PrepareSettings, Prepared, prepare},
+    record::SpendingData,
+    tx::{Network, Outpoint, Output, TransactionBuilder},
+};
+
+const SETTINGS: PlanSettings =
+    PlanSettings { retry_min_ms: 10, retry_max_ms: 100, flag_grace_ms: 1_000, rules: Rules { retention: 288 } };
+const OUTSIDE: Txid = Txid([9; 32]);
+
+/// A transaction that spends an output of 1,000 satoshis with script `51` for each outpoint, into two outputs.
+fn tx(outpoints: &[Outpoint], tag: u8) -> Arc<PreparedTx> {
+    let each = 1_000 * outpoints.len() as u64 / 2;
+    let mut builder = TransactionBuilder::default();
+    for outpoint in outpoints {
+        let satoshis = if outpoint.txid == OUTSIDE { 1_000 } else { 500 };
+        builder = builder.input(*outpoint, &[tag], u32::MAX, Some(Output { satoshis, script: &[0x51] }));
+    }
+    let each = if outpoints.iter().all(|outpoint| outpoint.txid == OUTSIDE) { each } else { 200 };
+    let extended = builder.output(each, &[0x51]).output(each, &[0x51]).extended();
+    let txid = crate::tx::Transaction::parse(&extended).unwrap().txid();
+    let payload = Validated { tx: &extended, height: 200, locked: false }.encode();
+    let message = Message {
+        offset: 0,
+        timestamp_ms: 1,
+        key: Bytes::copy_from_slice(&txid.0),
+        payload: payload.into(),
+        headers: vec![],
+    };
+    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: 100 };
+    match prepare(&settings, &message).unwrap() {
+        Prepared::Validated(tx) => tx,
+        Prepared::Seeded(_) => unreachable!(),
+    }
+}
+
+fn outside(vout: u32) -> Outpoint {
+    Outpoint { txid: OUTSIDE, vout }
+}
+
+fn of(tx: &PreparedTx, vout: u32) -> Outpoint {
+    Outpoint { txid: tx.txid, vout }
+}
+
+fn event(offset: u64) -> EventRef {
+    EventRef { timestamp_ms: offset as i64, partition: 0, offset, epoch: 1 }
+}
+
+fn actions(planner: &mut Planner) -> Vec<Action> {
+    std::iter::from_fn(|| planner.next_action()).collect()
+}
+
+/// The one row that is asked for.
+fn row(planner: &mut Planner) -> (Token, Row) {
+    match actions(planner).pop() {
+        Some(Action::Apply(token, row)) => (token, row),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn applied() -> Outcome {
+    Outcome::Applied(Reply::None)
+}
+
+fn completed(planner: &mut Planner) -> Vec<(u64, Completion)> {
+    let done = |action| match action {
+        Action::Complete(event, how) => Some((event.offset, how)),
+        _ => None,
+    };
+    actions(planner).into_iter().filter_map(done).collect()
+}
+
+#[test]
+fn spends_then_creates_then_is_done() {
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+    let (token, spend) = row(&mut planner);
+    assert!(matches!(spend.operation, Operation::Spend(_)) && spend.key == Key::master(OUTSIDE));
+    planner.outcome(token, applied(), 0);
+    let (token, create) = row(&mut planner);
+    assert!(matches!(create.operation, Operation::Create(_)));
+    planner.outcome(token, applied(), 0);
+    assert_eq!(completed(&mut planner), [(0, Completion::Live)]);
+    assert_eq!(planner.counts().active, 0);
+}
+
+#[test]
+fn a_waiting_child_rides_on_its_parents_create_and_spends_for_itself_when_it_existed() {
+    for (answer, child_goes_straight) in
+        [(applied(), true), (Outcome::AlreadyApplied(Reply::State(TxState::Live)), false)]
+    {
+        let mut planner = Planner::new(SETTINGS);
+        let parent = tx(&[outside(0)], 1);
+        let child = tx(&[of(&parent, 1)], 2);
+        planner.submit(event(0), parent.clone(), Mode::Normal, 0);
+        let (token, _) = row(&mut planner);
+        planner.submit(event(1), child.clone(), Mode::Normal, 0);
+        assert!(actions(&mut planner).is_empty(), "it waits");
+        planner.outcome(token, applied(), 0);
+        let (token, create) = row(&mut planner);
+        let Operation::Create(page) = create.operation else { panic!() };
+        let rider = page.utxos.as_ref().unwrap()[1].spender();
+        assert_eq!(rider, Some(SpendingData { txid: child.txid, input: 0 }));
+        assert_eq!(parent.page.spent_utxos, 0, "what was prepared stays as it was");
+        planner.outcome(token, answer, 0);
+        let (_, next) = row(&mut planner);
+        assert_eq!(matches!(next.operation, Operation::Create(_)), child_goes_straight, "{next:?}");
+    }
+}
+
+#[test]
+fn a_second_event_joins_and_both_complete() {
+    let mut planner = Planner::new(SETTINGS);
+    let tx = tx(&[outside(0)], 1);
+    planner.submit(event(0), tx.clone(), Mode::Normal, 0);
+    planner.submit(event(7), tx, Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    assert_eq!(completed(&mut planner), [(0, Completion::Live), (7, Completion::Live)]);
+}
+
+/// Submits a transaction whose parent is absent, up to where it is parked.
+fn park(planner: &mut Planner, tx: Arc<PreparedTx>) {
+    planner.submit(event(0), tx, Mode::Normal, 0);
+    let (token, _) = row(planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 0);
+    let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it looks whether it is live already") };
+    planner.own_state(id, None, 0);
+    assert!(actions(planner).is_empty());
+    assert_eq!((planner.counts().parked, planner.counts().active), (1, 0));
+}
+
+#[test]
+fn what_waits_for_an_absent_parent_is_tried_again_and_woken_by_its_arrival() {
+    let parent = tx(&[outside(0)], 1);
+    let child = tx(&[of(&parent, 0)], 2);
+    let mut planner = Planner::new(SETTINGS);
+    park(&mut planner, child.clone());
+    assert_eq!(planner.next_due_ms(), Some(10));
+    planner.retry_due(9);
+    assert!(actions(&mut planner).is_empty());
+    planner.retry_due(10);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 10);
+    assert_eq!(planner.next_due_ms(), Some(30), "the pause doubles");
+    planner.submit(event(1), parent, Mode::Normal, 11);
+    assert_eq!(planner.next_due_ms(), None, "it waits for the parent now, which is here");
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 11);
+    let (token, create) = row(&mut planner);
+    let Operation::Create(page) = &create.operation else { panic!() };
+    assert_eq!(page.spent_utxos, 1, "the child rides");
+    planner.outcome(token, applied(), 11);
+    assert!(actions(&mut planner).iter().any(|action| matches!(action, Action::Apply(Token::Create(_), _))));
+}
+
+#[test]
+fn what_is_held_by_another_is_stored_contested_and_complete_only_with_the_contest() {
+    let mut planner = Planner::new(SETTINGS);
+    let tx = tx(&[outside(0)], 1);
+    planner.submit(event(0), tx.clone(), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    let winner = SpendingData { txid: Txid([3; 32]), input: 0 };
+    planner.outcome(token, Outcome::Rejected(Rejection::SpentBy(0, winner)), 0);
+    let (token, store) = row(&mut planner);
+    let Operation::CreateContested(page) = &store.operation else { panic!() };
+    assert_eq!(page.state(), TxState::Conflicting(Verdict::Pending));
+    planner.outcome(token, Outcome::Applied(Reply::State(page.state())), 0);
+    let Some(Action::PublishContest { flight, txid, reason, .. }) = planner.next_action() else { panic!() };
+    assert_eq!((txid, reason), (tx.txid, Reason::DoubleSpend { input: 0, winner: winner.txid }));
+    assert!(completed(&mut planner).is_empty());
+    planner.contest_published(flight, 0);
+    assert_eq!(completed(&mut planner), [(0, Completion::Contested)]);
+}
+
+#[test]
+fn a_redelivered_loser_that_holds_nothing_is_not_contested_again() {
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::Contested(0)), 0);
+    let (token, _) = row(&mut planner);
+    let lost = TxState::Conflicting(Verdict::Conflicting(Reason::Command));
+    planner.outcome(token, Outcome::AlreadyApplied(Reply::State(lost)), 0);
+    assert_eq!(completed(&mut planner).len(), 1);
+}
+
+#[test]
+fn a_locked_parent_is_waited_for_only_so_long() {
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::Locked), 0);
+    let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
+    planner.own_state(id, None, 0);
+    planner.retry_due(1_000);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::Locked), 1_000);
+    assert!(matches!(row(&mut planner).1.operation, Operation::CreateContested(_)));
+}
+
+#[test]
+fn what_was_revoked_ends_but_what_it_may_hold_is_contested() {
+    let parent = tx(&[outside(0)], 1);
+    let mut planner = Planner::new(SETTINGS);
+    park(&mut planner, tx(&[of(&parent, 0)], 2));
+    planner.revoke(0, 0);
+    assert_eq!(
+        (planner.counts(), planner.next_due_ms()),
+        (PlanCounts { parked_max: 1, ..PlanCounts::default() }, None)
+    );
+
+    planner.submit(event(0), tx(&[outside(0)], 3), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.revoke(0, 0);
+    planner.outcome(token, applied(), 0);
+    let (token, _) = row(&mut planner);
+    let contested = TxState::Conflicting(Verdict::Pending);
+    planner.outcome(token, Outcome::Rejected(Rejection::Exists(contested)), 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::AlreadyApplied(Reply::State(contested)), 0);
+    assert!(matches!(planner.next_action(), Some(Action::PublishContest { .. })), "it took a slot");
+}
+
+#[test]
+fn below_the_frontier_nothing_is_published() {
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::RebuildContested, 0);
+    let (token, store) = row(&mut planner);
+    assert!(matches!(store.operation, Operation::CreateContested(_)), "it takes nothing");
+    planner.outcome(token, applied(), 0);
+    assert_eq!(completed(&mut planner).len(), 1);
+
+    planner.submit(event(1), tx(&[outside(1)], 2), Mode::RebuildWon, 0);
+    let (token, spend) = row(&mut planner);
+    assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.marks == Marks::Ignore));
+    let holder = SpendingData { txid: Txid([3; 32]), input: 0 };
+    planner.outcome(token, Outcome::Rejected(Rejection::SpentBy(1, holder)), 0);
+    assert!(matches!(planner.next_action(), Some(Action::ReadOwn(..))), "it waits where others would contest");
+}
