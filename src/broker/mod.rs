@@ -184,6 +184,29 @@ pub trait Producer: Send + Sync {
     async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError>;
 }
 
+/// Produces messages until all are acknowledged; a retry may repeat what had been. `pause`: the first and the longest between
+/// tries.
+///
+/// # Errors
+/// What no retry heals.
+pub async fn produce_until_acknowledged(
+    producer: &dyn Producer,
+    messages: &[Produce],
+    pause: (Duration, Duration),
+) -> Result<Vec<Delivered>, BrokerError> {
+    let (mut pause, longest) = pause;
+    loop {
+        match producer.produce_all(messages.to_vec()).await {
+            Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                tracing::warn!(%error, "not produced; tried again");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+            settled => return settled,
+        }
+    }
+}
+
 /// A topic to be created.
 #[derive(Debug, Clone)]
 pub struct NewTopic {

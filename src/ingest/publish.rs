@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    broker::{BrokerErrorKind, Message, Produce, Producer},
+    broker::{BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
     ingest::{dispatch::Done, flight::FlightId, plan::EventRef, prepare::Poison},
     record::Reason,
@@ -104,23 +104,17 @@ impl Publisher {
     }
 
     async fn produce_until_done(&self, mut message: Produce) -> Result<(), String> {
-        let (mut pause, longest) = self.retry_pause;
-        loop {
-            match self.producer.produce(message.clone()).await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, "not produced; tried again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
-                }
-                // The headers name the source, where the rest can be read.
-                Err(error) if error.kind == BrokerErrorKind::TooLarge && !message.payload.is_empty() => {
-                    tracing::warn!(%error, "dead letter without its payload");
-                    message.payload = Bytes::new();
-                }
-                Err(error) => return Err(error.to_string()),
-            }
+        let producer = self.producer.as_ref();
+        let produced = produce_until_acknowledged(producer, std::slice::from_ref(&message), self.retry_pause).await;
+        let Err(error) = produced else { return Ok(()) };
+        if error.kind != BrokerErrorKind::TooLarge {
+            return Err(error.to_string());
         }
+        // The headers name the source, where the rest can be read.
+        tracing::warn!(%error, "dead letter without its payload");
+        message.payload = Bytes::new();
+        let produced = produce_until_acknowledged(producer, &[message], self.retry_pause).await;
+        produced.map(drop).map_err(|error| error.to_string())
     }
 }
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use crate::{
-    broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition},
+    broker::{Broker, BrokerError, Message, Produce, Producer, Reader, TopicPartition, produce_until_acknowledged},
     event::{Decision, DecisionBody, Event},
 };
 
@@ -133,6 +133,7 @@ pub struct DecisionLog {
     producer: Arc<dyn Producer>,
 }
 
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl DecisionLog {
@@ -188,19 +189,9 @@ impl DecisionLog {
             payload,
             ..Produce::default()
         };
-        let mut pause = Duration::from_millis(10);
-        let delivered = loop {
-            match self.producer.produce(message.clone()).await {
-                Ok(delivered) => break delivered,
-                Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, "decision not acknowledged; published again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_secs(1));
-                }
-                Err(error) => return Err(error.into()),
-            }
-        };
-        self.read_up_to(delivered.offset + 1).await?;
+        let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
+        let end = delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0);
+        self.read_up_to(end).await?;
         Ok(self.table.get(chain_offset, step).cloned().unwrap_or(body))
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition},
+    broker::{Broker, BrokerError, Message, Produce, Producer, Reader, TopicPartition, produce_until_acknowledged},
     event::{DeadLetter, DeadLetterClass, Event},
     sequencer::{handler::SequencerTopics, state::ChainState},
     telemetry::Metrics,
@@ -71,6 +71,7 @@ pub struct Feed {
 
 /// Messages fed at once.
 const BATCH: usize = 256;
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(100));
 /// How long a sequence number may be missing before that is said.
 const GAP_GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_millis(20);
@@ -119,7 +120,7 @@ impl Feed {
             self.listen().await?;
             let batch = self.gather().await?;
             if !batch.is_empty() {
-                produce_until_done(self.producer.as_ref(), batch).await?;
+                produce_until_acknowledged(self.producer.as_ref(), &batch, RETRY_PAUSE).await?;
             }
         }
     }
@@ -132,7 +133,7 @@ impl Feed {
                         Ok(sequence) => tap.heads.push_back((sequence, message)),
                         Err(why) => {
                             let letter = dead_letter(&self.topics, &self.metrics, &tap.topic, message, why);
-                            produce_until_done(self.producer.as_ref(), vec![letter]).await?;
+                            produce_until_acknowledged(self.producer.as_ref(), &[letter], RETRY_PAUSE).await?;
                         }
                     }
                 }
@@ -261,19 +262,6 @@ fn dead_letter(
         payload: message.payload,
         headers,
         timestamp_ms: None,
-    }
-}
-
-async fn produce_until_done(producer: &dyn Producer, messages: Vec<Produce>) -> Result<(), BrokerError> {
-    loop {
-        match producer.produce_all(messages.clone()).await {
-            Ok(_) => return Ok(()),
-            Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                tracing::warn!(%error, "not produced; tried again");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            Err(error) => return Err(error),
-        }
     }
 }
 

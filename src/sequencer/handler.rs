@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::{
     api::{Condition, Health},
-    broker::{Broker, BrokerError, BrokerErrorKind, Produce, Producer},
+    broker::{Broker, BrokerError, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
     engine::{EngineError, Row},
     event::{DecisionBody, Event, OutcomeEvent, OutcomeKind},
@@ -257,17 +257,8 @@ impl Handler {
 
     /// Produces messages until all are acknowledged. A retry may repeat what had been acknowledged.
     pub async fn produce(&self, messages: Vec<Produce>) -> Result<(), Stop> {
-        let (mut pause, longest) = LOOK_AGAIN;
-        while !messages.is_empty() {
-            match self.parts.producer.produce_all(messages.clone()).await {
-                Ok(_) => break,
-                Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, "not produced; tried again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
-                }
-                Err(error) => return Err(error.into()),
-            }
+        if !messages.is_empty() {
+            produce_until_acknowledged(self.parts.producer.as_ref(), &messages, LOOK_AGAIN).await?;
         }
         Ok(())
     }
