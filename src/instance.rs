@@ -26,6 +26,7 @@ use crate::{
     store::{
         Store,
         meta::{MetaError, MetaExpectations, chain_id},
+        nodes::{Nodes, WholeStore, durability_lag},
     },
     telemetry::Metrics,
     tx::Txid,
@@ -42,6 +43,8 @@ pub struct InstanceSettings {
     pub topics: SequencerTopics,
     /// Whether this instance joins the group of the chain.
     pub sequencer_enabled: bool,
+    /// How long what is complete waits before its offset is committed; `None`: as the engine needs it.
+    pub durability_lag: Option<Duration>,
 }
 
 /// What an instance works with.
@@ -79,6 +82,9 @@ pub enum InstanceError {
     /// The decisions.
     #[error(transparent)]
     Decisions(#[from] DecisionError),
+    /// What the store may still forget would be committed.
+    #[error("the durability lag is too short: the store may forget what it acknowledged within {0:?}; make it longer")]
+    LagTooShort(Duration),
     /// A rebuild goes into an empty store.
     #[error("the store is not empty: a rebuild needs an empty one")]
     NotEmpty,
@@ -114,17 +120,18 @@ pub async fn run(
     check_chain(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
 
+    let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), Modes::Live),
+        pipeline_parts(&settings, &parts, producer.clone(), Modes::Live, &nodes),
         consumer,
     );
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-        Some(Sequencer::new(sequencer_parts(&settings, &parts, producer), ChainMode::Live, consumer))
+        Some(Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), ChainMode::Live, consumer))
     } else {
         None
     };
@@ -151,6 +158,7 @@ pub async fn rebuild(
     parts.store.set_frontier(Some(frontier.chain)).await?;
     parts.health.set(Condition::StoreReachable, None);
 
+    let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
     let mentions = first_mentions(&settings, &parts, producer.clone()).await?;
     let topic = settings.pipeline.topic.clone();
@@ -159,9 +167,9 @@ pub async fn rebuild(
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
     let modes = Modes::Rebuild(Arc::new(Rebuild { frontier: frontier.validated, mentions, stop_at_frontier: true }));
     let pipeline =
-        Pipeline::new(settings.pipeline.clone(), pipeline_parts(&settings, &parts, producer.clone(), modes), consumer);
+        Pipeline::new(settings.pipeline.clone(), pipeline_parts(&settings, &parts, producer.clone(), modes, &nodes), consumer);
     let mode = ChainMode::Rebuild { frontier: frontier.chain, stop_at_frontier: true };
-    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer), mode, chain);
+    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), mode, chain);
     together(pipeline, Some(sequencer), shutdown).await
 }
 
@@ -207,6 +215,7 @@ fn pipeline_parts(
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
     modes: Modes,
+    nodes: &Nodes,
 ) -> PipelineParts {
     PipelineParts {
         broker: parts.broker.clone(),
@@ -226,13 +235,20 @@ fn pipeline_parts(
             last: Mutex::default(),
         }),
         modes,
+        nodes: nodes.clone(),
+        whole: Arc::new(Whole { settings: settings.clone(), parts: parts.clone() }),
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),
     }
 }
 
-fn sequencer_parts(settings: &InstanceSettings, parts: &InstanceParts, producer: Arc<dyn Producer>) -> SequencerParts {
+fn sequencer_parts(
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+    producer: Arc<dyn Producer>,
+    nodes: Nodes,
+) -> SequencerParts {
     SequencerParts {
         broker: parts.broker.clone(),
         producer,
@@ -242,6 +258,31 @@ fn sequencer_parts(settings: &InstanceSettings, parts: &InstanceParts, producer:
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),
+        nodes,
+        whole: Arc::new(Whole { settings: settings.clone(), parts: parts.clone() }),
+    }
+}
+
+fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, InstanceError> {
+    let engine = &parts.store.engine;
+    let lag = durability_lag(engine.as_ref(), settings.durability_lag);
+    Ok(Nodes::new(engine.clone(), lag.ok_or_else(|| InstanceError::LagTooShort(engine.may_forget()))?))
+}
+
+/// The checks of a start, done again after a node's restart: a store that has lost its meta record, though the group has
+/// committed offsets, has lost more than a node forgets.
+struct Whole {
+    settings: InstanceSettings,
+    parts: InstanceParts,
+}
+
+#[async_trait::async_trait]
+impl WholeStore for Whole {
+    async fn check(&self) -> Result<(), String> {
+        let Whole { settings, parts } = self;
+        let frontier = Frontier::committed(settings, parts).await.map_err(|error| error.to_string())?;
+        let opened = parts.store.open_meta(expectations(&parts.store), frontier.any(), parts.store_id).await;
+        opened.map(drop).map_err(|error| error.to_string())
     }
 }
 

@@ -271,6 +271,8 @@ metrics! {
     pub commits: IntCounter = "utxo_commits_total" [];
     /// Commits of offsets that failed.
     pub commit_failures: IntCounter = "utxo_commit_failures_total" [];
+    /// Restarts of the store's nodes that were noticed, by the pipeline and by the sequencer each for itself.
+    pub node_restarts: IntCounter = "utxo_node_restarts_total" [];
     /// Changes of the assignment of partitions, the chain's too, by what happened.
     pub rebalances: Counters<Rebalance> = "utxo_rebalances_total" ["change"];
 }

@@ -47,6 +47,7 @@ pub fn instance(config: &Config) -> InstanceSettings {
         },
         topics: topics(config),
         sequencer_enabled: config.sequencer.enabled,
+        durability_lag: config.ingest.durability_lag_ms.map(ms),
     }
 }
 
@@ -162,6 +163,7 @@ mod tests {
             ("INGEST__DEAD_LETTER_CONSECUTIVE", "24"),
             ("INGEST__DEAD_LETTER_RATIO", "0.25"),
             ("INGEST__DRAIN_TIMEOUT_MS", "26"),
+            ("INGEST__DURABILITY_LAG_MS", "31"),
             ("SEQUENCER__ENABLED", "false"),
             ("SEQUENCER__BLOCK_WAIT_MS", "27"),
             ("SEQUENCER__MINED_BATCH_SIZE", "28"),
@@ -169,7 +171,7 @@ mod tests {
             ("SEQUENCER__CONE_CHUNK", "30"),
         ]);
 
-        let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled } = instance(&config);
+        let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled, durability_lag } = instance(&config);
         assert_eq!((&*pipeline.topic, &*pipeline.group), ("txs", "g"));
         assert_eq!((pipeline.prepare.network, pipeline.prepare.utxo_batch_size), (Network::Regtest, 11));
         assert_eq!(pipeline.plan.rules, Rules { retention: 12 });
@@ -185,6 +187,7 @@ mod tests {
         let limits = pipeline.dead_letter_limits;
         assert_eq!((limits.consecutive, limits.ratio), (24, 0.25));
         assert!(!sequencer_enabled);
+        assert_eq!(durability_lag, Some(ms(31)));
         assert_eq!((sequencer.block_wait, sequencer.mined_batch_size, sequencer.cone_chunk), (ms(27), 28, 30));
         assert_eq!(sequencer.commit_interval, ms(23));
         let names = [topics.block_mined, topics.reorgs, topics.chain, topics.decisions, topics.outcomes];

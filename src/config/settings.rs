@@ -227,6 +227,9 @@ settings! {
         dead_letter_ratio: Ratio = 0.05, range 0 to 1;
         /// How long a shutdown or a revocation waits for what is in flight.
         drain_timeout_ms: u64 = 20_000, range 0 to 600_000, unit "ms";
+        /// How long an offset waits, complete, before it is committed: longer than the store may lose writes that it has
+        /// acknowledged. Five times as long, unless it is set; none for a store that syncs, whatever is set.
+        durability_lag_ms: Option<u64>, example 5_000, range 1 to 3_600_000, unit "ms";
     }
 
     /// The one consumer of the chain topic: blocks, reorgs, commands and contests.

@@ -13,8 +13,9 @@ use std::{
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set};
+use super::{Cursor, EngineError, ErrorKind, Incarnation, Index, RecordEngine, Row, ScanPage, Set, memory::MemoryEngine};
 use crate::{
+    clock::Clock,
     record::{Key, Outcome, Record},
     seeded::Seeded,
 };
@@ -34,6 +35,9 @@ pub enum Fault {
     KeyBusy,
     /// It is done twice, as a network does that repeats packets; the first answer counts.
     Repeated,
+    /// It is done and answered, and then a node restarts and forgets what it had acknowledged within
+    /// [`may_forget`](RecordEngine::may_forget). Only over an engine that can (see [`FaultEngine::forgetful`]).
+    Forgets,
 }
 
 /// When a late write is done: with the first call (of any kind) at which it is due.
@@ -62,6 +66,10 @@ pub struct Faults {
     pub key_busy: f64,
     /// See [`Fault::Repeated`].
     pub repeated: f64,
+    /// See [`Fault::Forgets`]; how much is lost, and of which records, is by chance.
+    pub forgets: f64,
+    /// By chance it happens at most so often: a store whose nodes restart all the time commits nothing.
+    pub forgets_at_most: u64,
     /// A read, query or scan fails as `Retryable`.
     pub failed_read: f64,
     /// Any call takes longer, whatever else happens to it.
@@ -73,8 +81,15 @@ pub struct Faults {
 /// A decorator around any engine.
 pub struct FaultEngine {
     inner: Arc<dyn RecordEngine>,
+    nodes: Option<Nodes>,
     state: Mutex<State>,
     closed: AtomicBool,
+}
+
+/// The engine below as one whose nodes restart.
+struct Nodes {
+    engine: Arc<MemoryEngine>,
+    clock: Clock,
 }
 
 struct State {
@@ -117,7 +132,13 @@ impl FaultEngine {
             injected: 0,
             late: Vec::new(),
         };
-        FaultEngine { inner, state: Mutex::new(state), closed: AtomicBool::new(false) }
+        FaultEngine { inner, nodes: None, state: Mutex::new(state), closed: AtomicBool::new(false) }
+    }
+
+    /// An engine whose nodes can restart and forget. `engine` must have been made with
+    /// [`MemoryEngine::forgetful`] and this `clock`.
+    pub fn forgetful(engine: Arc<MemoryEngine>, clock: Clock, seed: u64) -> Self {
+        FaultEngine { nodes: Some(Nodes { engine: engine.clone(), clock }), ..FaultEngine::new(engine, seed) }
     }
 
     /// The same, with these faults by chance.
@@ -146,6 +167,28 @@ impl FaultEngine {
     /// Faults so far, delays not counted.
     pub fn injected(&self) -> u64 {
         self.state().injected
+    }
+
+    /// The nodes that hold the records of `lost` restart now: what they acknowledged within `period` is gone, and so is what
+    /// was on its way to them. Answers how many changes were lost; `None`: the engine below cannot forget.
+    pub fn forget(&self, period: Duration, lost: impl Fn(&Key) -> bool) -> Option<usize> {
+        let nodes = self.nodes.as_ref()?;
+        for late in &mut self.state().late {
+            late.rows.retain(|row| !lost(&row.key));
+        }
+        let since_ms = nodes.clock.now_ms().saturating_sub(period.as_millis() as u64);
+        Some(nodes.engine.forget_since(since_ms, lost))
+    }
+
+    /// One node of one to three restarts, and forgets the last part of what it may.
+    fn forget_by_chance(&self) {
+        let (period, nodes, node, salt) = {
+            let random = &mut self.state().seeded;
+            let most = self.inner.may_forget().as_millis() as u64;
+            let nodes = 1 + random.below(3);
+            (Duration::from_millis(1 + random.below(most)), nodes, random.below(nodes), random.below(u64::MAX))
+        };
+        self.forget(period, |key| node_of(key, salt, nodes) == node);
     }
 
     /// Does all late writes now, due or not, in the order in which they were sent.
@@ -190,6 +233,14 @@ impl FaultEngine {
         };
         rows.iter().zip(lost).map(answer).collect()
     }
+}
+
+/// Which of so many nodes holds a record; `salt` deals the records anew.
+fn node_of(key: &Key, salt: u64, nodes: u64) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&salt.to_le_bytes()).update(key.to_string().as_bytes());
+    let digest = hasher.finalize();
+    u64::from(digest.as_bytes()[0]) % nodes
 }
 
 async fn wait(delay: Option<Duration>) {
@@ -237,6 +288,9 @@ impl State {
             Some(Fault::KeyBusy)
         } else if self.chance(|faults| faults.repeated) {
             Some(Fault::Repeated)
+        } else if self.faults.forgets_at_most > 0 && self.chance(|faults| faults.forgets) {
+            self.faults.forgets_at_most -= 1;
+            Some(Fault::Forgets)
         } else {
             None
         }
@@ -303,6 +357,11 @@ impl RecordEngine for FaultEngine {
                 drop(self.inner.apply(rows).await);
                 answers
             }
+            Some(Fault::Forgets) => {
+                let answers = self.inner.apply(rows).await;
+                self.forget_by_chance();
+                answers
+            }
         }
     }
 
@@ -325,6 +384,11 @@ impl RecordEngine for FaultEngine {
 
     fn may_forget(&self) -> Duration {
         self.inner.may_forget()
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        self.before_read("incarnation", "all nodes").await?;
+        self.inner.incarnation().await
     }
 
     /// Closes the engine; from then on it is without faults, and late writes are never done.

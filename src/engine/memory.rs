@@ -8,7 +8,7 @@ use std::{
     ops::Bound,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use foldhash::fast::FixedState;
 
 use super::{
-    Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set,
+    Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set,
     history::History,
     key::{self, KeyBytes},
     local::{IndexValues, bad_cursor, closed, index_values, place},
@@ -38,6 +38,8 @@ pub struct MemoryEngine {
     rules: Rules,
     shards: Vec<Mutex<Shard>>,
     remembers: Option<Remembers>,
+    /// How often it has forgotten.
+    restarts: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -65,7 +67,7 @@ impl MemoryEngine {
     /// An empty store.
     pub fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Mutex::default).take(TRANSACTION_SHARDS + 1).collect();
-        MemoryEngine { rules, shards, remembers: None, closed: AtomicBool::new(false) }
+        MemoryEngine { rules, shards, remembers: None, restarts: AtomicU64::new(0), closed: AtomicBool::new(false) }
     }
 
     /// An empty store that can [forget](Self::forget_since) what it acknowledged within `period`: a stand-in for a
@@ -76,7 +78,8 @@ impl MemoryEngine {
 
     /// Takes back all changes made at or after `since_ms` (milliseconds since the epoch, by the engine's clock) to the
     /// records that `lost` picks, as far back as the engine remembers, and answers how many changes those were. With a
-    /// `lost` by key one node of a cluster is lost, the others not.
+    /// `lost` by key one node of a cluster is lost, the others not. The incarnation changes, whether or not anything was
+    /// lost.
     pub fn forget_since(&self, since_ms: u64, lost: impl Fn(&Key) -> bool) -> usize {
         let mut forgotten = 0;
         for number in 0..self.shards.len() {
@@ -86,6 +89,8 @@ impl MemoryEngine {
                 forgotten += 1;
             }
         }
+        // Afterwards: who still hears of the old incarnation may see what is lost, never the other way round.
+        self.restarts.fetch_add(1, Ordering::AcqRel);
         forgotten
     }
 
@@ -283,6 +288,12 @@ impl RecordEngine for MemoryEngine {
 
     fn may_forget(&self) -> Duration {
         self.remembers.as_ref().map_or(Duration::ZERO, |remembers| remembers.period)
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        self.check_open("incarnation")?;
+        let restarts = || format!("memory-{}", self.restarts.load(Ordering::Acquire));
+        Ok(self.remembers.as_ref().map_or_else(Incarnation::default, |_| Incarnation(restarts())))
     }
 
     async fn close(&self) -> Result<(), EngineError> {

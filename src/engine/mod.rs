@@ -98,6 +98,11 @@ pub struct ScanPage {
     pub next: Option<Cursor>,
 }
 
+/// Which life of the store's nodes this is; opaque. Equal values: no node has restarted in between, so nothing that was
+/// acknowledged in between is lost.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Incarnation(pub String);
+
 /// A place where records live.
 ///
 /// # Contract
@@ -107,6 +112,9 @@ pub struct ScanPage {
 ///   necessarily that of the batch. Results are in the order of the rows, one each.
 /// - When `apply` has answered `Ok` for a row, the change survives a kill of the process; and of the machine, after
 ///   [`may_forget`](Self::may_forget) has passed.
+/// - Where `may_forget` is not zero, a node that dies takes with it only changes that were acknowledged within that time
+///   before, on each record the latest ones. An [`incarnation`](Self::incarnation) asked for after that differs from every
+///   one that was told before.
 /// - [`ErrorKind::Unknown`] leaves open whether the row took effect; every operation is idempotent, so the caller
 ///   repeats it. A dropped future of `apply` leaves each row done or not done, never half.
 /// - [`read`](Self::read) sees every change that was acknowledged before it was called.
@@ -131,6 +139,13 @@ pub trait RecordEngine: Send + Sync + 'static {
     /// For how long an acknowledged change may still be lost when the machine (not the process) dies.
     fn may_forget(&self) -> Duration {
         Duration::ZERO
+    }
+
+    /// The present incarnation of all nodes. What was acknowledged longer than [`may_forget`](Self::may_forget) before a
+    /// call that answers with an unchanged value can never be lost. An error means that nobody knows. At most a few
+    /// hundred bytes; an engine that forgets nothing need not tell one from another.
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        Ok(Incarnation::default())
     }
 
     /// Finishes what is in flight and releases files and connections; later calls fail with [`ErrorKind::Fatal`].

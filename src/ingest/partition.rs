@@ -35,15 +35,18 @@ pub struct PartitionState {
     pub committed: Option<Committed>,
     /// Below it, an earlier assignment had read everything (and perhaps more).
     read_before: u64,
+    /// Where it began without a committed offset.
+    start: u64,
     metrics: PartitionMetrics,
 }
 
 impl PartitionState {
-    /// As it is assigned.
-    pub fn new(assigned: &Assigned, metrics: PartitionMetrics) -> Self {
+    /// As it is assigned. `forgetful`: the store may lose what it has acknowledged, for a while.
+    pub fn new(assigned: &Assigned, metrics: PartitionMetrics, forgetful: bool) -> Self {
+        let tracker = if forgetful { OffsetTracker::forgetful } else { OffsetTracker::new };
         PartitionState {
             epoch: assigned.epoch,
-            tracker: OffsetTracker::new(assigned.position),
+            tracker: tracker(assigned.position),
             high_watermark: assigned.high_watermark,
             at_end: assigned.position >= assigned.high_watermark,
             paused: false,
@@ -51,6 +54,7 @@ impl PartitionState {
             dead_letters: DeadLetterGauge::default(),
             committed: assigned.committed.clone(),
             read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
+            start: assigned.position,
             metrics,
         }
     }
@@ -122,11 +126,23 @@ impl PartitionState {
         })
     }
 
-    /// The completed prefix, where it (or what is said with it) has changed since the last commit.
+    /// As it was assigned, or as it has been committed since: what it goes back to.
+    pub fn rewound(&self, partition: TopicPartition, epoch: u64, position: u64) -> Self {
+        let committed = self.committed.clone();
+        let assigned = Assigned { partition, epoch, committed, position, high_watermark: self.high_watermark };
+        PartitionState { start: self.start, ..PartitionState::new(&assigned, self.metrics.clone(), true) }
+    }
+
+    /// Where reading goes on when a node has forgotten.
+    pub fn rewind_to(&self) -> u64 {
+        self.committed.as_ref().map_or(self.start, |committed| committed.offset)
+    }
+
+    /// The safe prefix, where it (or what is said with it) has changed since the last commit.
     pub fn to_commit(&self, bounds: &PartitionBounds) -> Option<Committed> {
         let view = self.view(bounds);
         let metadata = serde_json::to_string(&view).ok()?;
-        let now = Committed { offset: self.tracker.watermark(), metadata };
+        let now = Committed { offset: self.tracker.safe(), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
@@ -168,7 +184,7 @@ mod tests {
         let partition = TopicPartition { topic: "txs".into(), partition: 0 };
         let metrics = Metrics::new().partition(&partition);
         let position = committed.as_ref().map_or(0, |committed| committed.offset);
-        PartitionState::new(&Assigned { partition, epoch: 1, committed, position, high_watermark: 100 }, metrics)
+        PartitionState::new(&Assigned { partition, epoch: 1, committed, position, high_watermark: 100 }, metrics, false)
     }
 
     fn message(offset: u64) -> Message {
@@ -179,8 +195,8 @@ mod tests {
     fn what_was_read_and_not_committed_is_known_to_be_read_again() {
         let mut first = state(None);
         (0..5).for_each(|offset| assert!(first.deliver(&message(offset)) && !first.is_replayed(&message(offset))));
-        first.tracker.complete(0);
-        first.tracker.complete(3);
+        first.tracker.complete(0, 0);
+        first.tracker.complete(3, 0);
         let committed = first.to_commit(&BOUNDS).unwrap();
         assert_eq!(committed.offset, 1);
 

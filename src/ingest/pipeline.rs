@@ -13,7 +13,7 @@ use crate::{
     api::{Condition, Health},
     broker::{Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     clock::Clock,
-    engine::RecordEngine,
+    engine::{ErrorKind, RecordEngine},
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
@@ -24,6 +24,7 @@ use crate::{
         publish::{Publisher, mismatch},
         replay::Modes,
     },
+    store::nodes::{Look, Nodes, WholeStore},
     telemetry::{Completion, EventKind, Metrics, Rebalance},
 };
 
@@ -67,6 +68,10 @@ pub struct PipelineParts {
     pub chain: Arc<dyn ChainProgress>,
     /// How each event is treated.
     pub modes: Modes,
+    /// Whether the store has forgotten.
+    pub nodes: Nodes,
+    /// Whether it is still there as a whole.
+    pub whole: Arc<dyn WholeStore>,
     /// Time.
     pub clock: Clock,
     /// Metrics.
@@ -131,6 +136,7 @@ pub struct Pipeline {
     publishing: usize,
     asking: bool,
     throttled: bool,
+    started: Instant,
     next_commit: Instant,
     next_proof: Instant,
     report: PipelineReport,
@@ -142,7 +148,7 @@ impl Pipeline {
         let (done_sender, done) = mpsc::unbounded_channel();
         let now = Instant::now();
         Pipeline {
-            planner: Planner::new(settings.plan),
+            planner: Planner::new(settings.plan).over_forgetful_store(parts.nodes.may_forget()),
             dispatcher: Dispatcher::new(parts.engine.clone(), settings.dispatch, done_sender.clone()),
             partitions: BTreeMap::new(),
             chunks: VecDeque::new(),
@@ -152,6 +158,7 @@ impl Pipeline {
             publishing: 0,
             asking: false,
             throttled: false,
+            started: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
             report: PipelineReport::default(),
@@ -161,9 +168,11 @@ impl Pipeline {
         }
     }
 
-    /// Runs until `shutdown` (then drains, commits and leaves the group), until everything that was asked for is done, or
+    /// Runs until `shutdown` (then drains, commits what is safe by then and leaves the group; the rest is read again by
+    /// whoever comes next, rather than keep a shutdown waiting for the durability lag), until everything that was asked for is done, or
     /// until it cannot go on.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
+        self.parts.nodes.meet().await.map_err(|error| PipelineError::Store(error.to_string()))?;
         while !shutdown.is_cancelled() && !self.finished() {
             let wake = self.wake_at();
             if Instant::now() >= wake {
@@ -192,11 +201,11 @@ impl Pipeline {
         self.parts.clock.now_ms()
     }
 
-    /// Whether every partition has been completed up to where this run was to end.
+    /// Whether every partition has been completed safely up to where this run was to end.
     fn finished(&self) -> bool {
         self.parts.modes.ends().is_some_and(|ends| {
             ends.iter().all(|(number, end)| {
-                *end == 0 || self.partitions.get(number).is_some_and(|state| state.tracker.watermark() >= *end)
+                *end == 0 || self.partitions.get(number).is_some_and(|state| state.tracker.safe() >= *end)
             })
         })
     }
@@ -226,8 +235,8 @@ impl Pipeline {
     fn on_assigned(&mut self, assigned: Assigned) {
         let number = assigned.partition.partition;
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
-        self.partitions
-            .insert(number, PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition)));
+        let metrics = self.parts.metrics.partition(&assigned.partition);
+        self.partitions.insert(number, PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget()));
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         self.parts.health.set(Condition::Assigned, None);
         if self.throttled {
@@ -449,8 +458,9 @@ impl Pipeline {
 
     /// A completion whose epoch is gone is dropped: a duplicate beats a loss.
     fn complete(&mut self, event: EventRef, how: Completion) {
+        let at_ms = self.uptime_ms(Instant::now());
         if let Some(state) = self.partitions.get_mut(&event.partition).filter(|state| state.epoch == event.epoch) {
-            state.tracker.complete(event.offset);
+            state.tracker.complete(event.offset, at_ms);
             self.report.completed += 1;
             self.parts.metrics.completed.of(how).inc();
             if state.paused {
@@ -474,8 +484,67 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Commits every completed prefix that has grown, with what other instances need for their proofs.
+    /// Milliseconds since the pipeline began; unlike the clock's, they never go back or jump.
+    fn uptime_ms(&self, at: Instant) -> u64 {
+        at.duration_since(self.started).as_millis() as u64
+    }
+
+    /// Commits what is safe. Where a node has restarted nothing is: it is done again instead. The question comes first:
+    /// what was complete for longer than the lag when it was asked is in the store for good.
     async fn commit(&mut self) -> Result<(), PipelineError> {
+        match self.parts.nodes.look().await {
+            Ok(Look::Same { asked }) => {
+                let before_ms = self.uptime_ms(asked).saturating_sub(self.parts.nodes.lag().as_millis() as u64);
+                self.partitions.values_mut().for_each(|state| state.tracker.settle(before_ms));
+                self.commit_safe().await
+            }
+            Ok(Look::Restarted) => self.rewind().await,
+            Err(error) if error.kind == ErrorKind::Fatal => Err(PipelineError::Store(error.to_string())),
+            Err(error) => {
+                tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
+                Ok(())
+            }
+        }
+    }
+
+    /// A node has forgotten: everything that is not committed is read and done again, under new epochs, so that no
+    /// completion from before counts.
+    async fn rewind(&mut self) -> Result<(), PipelineError> {
+        let store = |error: &dyn std::fmt::Display| PipelineError::Store(error.to_string());
+        self.parts.metrics.node_restarts.inc();
+        if let Modes::Rebuild(_) = self.parts.modes {
+            return Err(store(&"a node restarted while the store was rebuilt: begin again, with an empty set"));
+        }
+        self.parts.nodes.meet().await.map_err(|error| store(&error))?;
+        self.parts.whole.check().await.map_err(|error| store(&error))?;
+        self.planner.abandon();
+        self.chunks.clear();
+        self.unprepared = 0;
+        self.throttled = false;
+        for (number, state) in std::mem::take(&mut self.partitions) {
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+            let position = state.rewind_to();
+            tracing::warn!(%partition, position, "a node of the store restarted: read again from what is committed");
+            match self.consumer.seek(&partition, position).await {
+                Ok(epoch) => {
+                    if state.paused {
+                        self.consumer.resume(&partition)?;
+                    }
+                    self.partitions.insert(number, state.rewound(partition, epoch, position));
+                }
+                // It is being taken away, which is heard next.
+                Err(error) if error.kind == BrokerErrorKind::NotAssigned => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if self.partitions.values().all(|state| state.halted.is_none()) {
+            self.parts.health.set(Condition::PartitionsRunning, None);
+        }
+        Ok(())
+    }
+
+    /// Commits every safe prefix that has grown, with what other instances need for their proofs.
+    async fn commit_safe(&mut self) -> Result<(), PipelineError> {
         let offsets: Vec<_> = self
             .partitions
             .iter()

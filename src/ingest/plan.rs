@@ -127,6 +127,7 @@ pub struct Planner {
     ready: VecDeque<FlightId>,
     waiting: usize,
     parked_max: usize,
+    store_forgets: bool,
 }
 
 /// Keyed by transaction id, with a fixed hash: iteration order must not be random (and is never relied upon).
@@ -147,7 +148,14 @@ impl Planner {
             ready: VecDeque::new(),
             waiting: 0,
             parked_max: 0,
+            store_forgets: false,
         }
+    }
+
+    /// For a store that may forget: a transaction that is live is not done while a parent is absent, for the parent's
+    /// record may have been forgotten, and the spend with it.
+    pub fn over_forgetful_store(self, store_forgets: bool) -> Self {
+        Planner { store_forgets, ..self }
     }
 
     /// What is to be done next, in order.
@@ -339,8 +347,9 @@ impl Planner {
             Barred::Pruned => self.finish(id, Completion::PassedOver),
             Barred::Contested(reason) => self.store_contested(id, reason),
             Barred::Waits => {
-                // A transaction that is live already must not wait for parents that were pruned since.
-                if flight.own_state_read {
+                // A transaction that is live already must not wait for parents that were pruned since. In a rebuild a
+                // decision may say meanwhile that it fell: then what it waits for never comes.
+                if flight.own_state_read && flight.mode != Mode::RebuildWon {
                     self.park(id, now_ms);
                 } else {
                     flight.stage = Stage::ReadingOwn;
@@ -353,9 +362,15 @@ impl Planner {
 
     /// How the transaction's own record stands; `None`: there is none.
     pub fn own_state(&mut self, id: FlightId, state: Option<TxState>, now_ms: u64) {
+        let forgets = self.store_forgets;
         if let Some(flight) = self.get(id) {
             match state {
-                Some(TxState::Live | TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
+                Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
+                Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
+                Some(TxState::Stub(_)) if flight.mode == Mode::RebuildWon => self.store_contested(id, Reason::Found),
+                Some(TxState::Conflicting(_)) if flight.mode == Mode::RebuildWon => {
+                    self.finish(id, Completion::PassedOver);
+                }
                 _ => {
                     flight.own_state_read = true;
                     self.park(id, now_ms);
@@ -491,11 +506,13 @@ impl Planner {
             // Somebody else's create: the spends that rode on ours are not there.
             Outcome::AlreadyApplied(_) => self.finish(id, Completion::Live),
             Outcome::Rejected(Rejection::OtherContent) => self.mismatched(id),
-            Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_))) => match flight.mode {
-                Mode::Normal | Mode::RebuildContested => self.store_contested(id, Reason::Found),
-                // It had won when its first event was read, and lost since: the decision that says so was applied.
-                Mode::RebuildWon => self.finish(id, Completion::PassedOver),
-            },
+            // It had won when its first event was read, and lost since: the decision that says so was applied.
+            Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) if flight.mode == Mode::RebuildWon => {
+                self.finish(id, Completion::PassedOver);
+            }
+            Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_))) => {
+                self.store_contested(id, Reason::Found);
+            }
             // Half created by somebody who may still be at it.
             Outcome::Rejected(_) => self.park(id, now_ms),
         }
@@ -600,6 +617,18 @@ impl Planner {
             }
         }
         Some(flight)
+    }
+
+    /// Everything is read again: what is in flight is dropped, wherever it stands. Answers to it find nothing.
+    pub fn abandon(&mut self) {
+        self.free = (0..self.flights.len() as u32).collect();
+        self.flights.iter_mut().for_each(|flight| *flight = None);
+        self.by_txid.clear();
+        self.awaited.clear();
+        self.parked = Parked::default();
+        self.actions.clear();
+        self.ready.clear();
+        self.waiting = 0;
     }
 
     /// A partition was taken away: what only waits on its behalf is dropped (whoever has it now reads it again); what is

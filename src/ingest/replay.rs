@@ -75,8 +75,16 @@ pub enum Mention {
 }
 
 /// First mentions, by transaction.
+///
+/// A verdict against a transaction that was live, or had been, by its own contest: a node had forgotten that it, or its
+/// rival, had taken the slot, and both were live for a while. It can only ever have been unmined, and what descends from
+/// it fell with it, so a rebuild takes it, and them, for contested from the start: else two would wait for one slot.
 #[derive(Debug, Clone, Default)]
-pub struct FirstMentions(TxidMap<Mention>);
+pub struct FirstMentions {
+    mentions: TxidMap<Mention>,
+    /// The verdict that the decisions to come belong to is such a one.
+    forgotten: bool,
+}
 
 impl FirstMentions {
     /// From the decisions that count, in their order, and then the contests that have none yet.
@@ -96,20 +104,25 @@ impl FirstMentions {
 
     /// The first mention of `txid`.
     pub fn get(&self, txid: &Txid) -> Option<Mention> {
-        self.0.get(txid).copied()
+        self.mentions.get(txid).copied()
     }
 
     fn note(&mut self, txid: Txid, mention: Mention) {
-        self.0.entry(txid).or_insert(mention);
+        self.mentions.entry(txid).or_insert(mention);
     }
 
-    fn note_if_live(&mut self, txid: Txid, live: bool) {
-        self.note(txid, if live { Mention::Live } else { Mention::Contested });
+    fn note_member(&mut self, txid: Txid, live: bool) {
+        if self.forgotten {
+            self.mentions.insert(txid, Mention::Contested);
+        } else {
+            self.note(txid, if live { Mention::Live } else { Mention::Contested });
+        }
     }
 
     fn read(&mut self, body: &DecisionBody) {
         match body {
             DecisionBody::Accepted { txid, inputs, losers, .. } => {
+                self.forgotten = false;
                 self.note(*txid, Mention::Contested);
                 losers.iter().for_each(|loser| self.note(*loser, Mention::Live));
                 // A holder that was live is among the losers; the others were contested, or made a stub.
@@ -120,16 +133,19 @@ impl FirstMentions {
                 }
             }
             DecisionBody::Conflicting { txid, reason, live, .. } => {
-                self.note_if_live(*txid, *live);
+                self.forgotten = *live || self.get(txid) == Some(Mention::Live);
+                self.note_member(*txid, *live);
                 if let Reason::DoubleSpend { winner, .. } = reason {
                     self.note(*winner, Mention::Live);
                 }
             }
             DecisionBody::Cone { members, .. } => {
-                members.iter().for_each(|member| self.note_if_live(member.txid, member.live));
+                members.iter().for_each(|member| self.note_member(member.txid, member.live));
             }
             // A contest that is passed over is no mention.
-            DecisionBody::PassedOver { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {}
+            DecisionBody::PassedOver { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {
+                self.forgotten = false;
+            }
         }
     }
 }

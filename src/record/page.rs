@@ -11,10 +11,28 @@ use crate::tx::{Txid, UtxoHash};
 /// an equal one the operation's own compare-and-set decides. So a zombie or a replay can do no harm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
-    /// Offset in `utxo.chain` of the event that is being handled.
+    /// Offset in `utxo.chain` of the event that is being handled; above [`Stamp::OFFSET_BITS`] bits of it the *era*: how
+    /// often the chain has gone back because a node of the store had forgotten.
     pub offset: u64,
     /// The part of its handling.
     pub phase: Phase,
+}
+
+impl Stamp {
+    /// Bits of the chain offset: a trillion events.
+    pub const OFFSET_BITS: u32 = 40;
+
+    /// The stamp of an event that is handled in `era`. What was stamped in an earlier era is handled again, in order, so it
+    /// is in nobody's way, however late its event; and whoever still works in an earlier one is refused.
+    pub fn in_era(era: u32, offset: u64, phase: Phase) -> Self {
+        Stamp { offset: u64::from(era) << Self::OFFSET_BITS | offset, phase }
+    }
+
+    /// Whether both come from one phase of handling one event, in whatever era.
+    pub fn is_of_same_event(&self, other: &Stamp) -> bool {
+        let offset = |stamp: &Stamp| stamp.offset & ((1 << Self::OFFSET_BITS) - 1);
+        (offset(self), self.phase) == (offset(other), other.phase)
+    }
 }
 
 /// Parts of the sequencer's handling of one chain event, in their order.

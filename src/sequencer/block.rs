@@ -57,15 +57,15 @@ impl Handler {
         let mut closed = false;
         while !closed {
             while let Some(body) = steps.existing() {
-                closed = body == DecisionBody::Closed;
-                if !closed {
+                if body != DecisionBody::Closed {
                     self.carry_out(at, &mut steps, body).await?;
                 }
             }
             self.set_all_mined(at, &mut steps, block, &listed).await?;
             // Another sequencer may be at the same block: what it has decided is carried out before anybody goes on.
-            // On a coinbase alone there is nothing to decide.
-            closed = closed || listed.is_empty() || self.close(at, &mut steps).await?;
+            // On a coinbase alone there is nothing to decide. What was closed is open again where a listed transaction
+            // had to win once more, because a node forgot it and a rival came first.
+            closed = listed.is_empty() || (steps.is_closed() && !steps.has_existing()) || self.close(at, &mut steps).await?;
         }
         if !listed.is_empty() {
             self.apply_decided(at, vec![put_block(at, block, listed.len() as u64 + 1)]).await?;

@@ -10,7 +10,9 @@ use bytes::Bytes;
 
 use crate::{
     broker::{Broker, BrokerError, Message, Produce, Producer, Reader, TopicPartition, produce_until_acknowledged},
+    engine::EngineError,
     event::{Decision, DecisionBody, Event},
+    store::nodes::Nodes,
 };
 
 /// Decisions by chain offset. Pure: fed with messages in the order of the topic.
@@ -131,6 +133,7 @@ pub struct DecisionLog {
     partition: TopicPartition,
     reader: Box<dyn Reader>,
     producer: Arc<dyn Producer>,
+    nodes: Option<Nodes>,
 }
 
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -148,9 +151,20 @@ impl DecisionLog {
         let partition = TopicPartition { topic: topic.into(), partition: 0 };
         let reader = broker.read(&partition, from).await?;
         let table = DecisionTable::from_offset(chain_offset);
-        let mut log = DecisionLog { table, broker, partition, reader, producer };
+        let mut log = DecisionLog { table, broker, partition, reader, producer, nodes: None };
         log.catch_up().await?;
         Ok(log)
+    }
+
+    /// For decisions that follow from what a store on these nodes showed.
+    pub fn over(self, nodes: Nodes) -> Self {
+        DecisionLog { nodes: Some(nodes), ..self }
+    }
+
+    /// Whether a node has restarted, so that what was read for a decision may have lacked what had been applied before.
+    pub async fn has_forgotten(&mut self) -> Result<bool, EngineError> {
+        let Some(nodes) = self.nodes.clone() else { return Ok(false) };
+        nodes.have_restarted().await
     }
 
     /// What has been read.

@@ -56,7 +56,11 @@ pub fn refusal(rejection: &Rejection, index: u32, parent: Txid) -> Refusal {
         Rejection::SpentBy(_, holder) => Refusal::Holder(holder),
         Rejection::SpenderPruned(_) => Refusal::Pruned,
         Rejection::StaleStamp(_) => Refusal::Stale,
-        Rejection::Conflicting(Verdict::Conflicting(_)) => Refusal::Reason(Reason::ConflictingParent { parent }),
+        // Undecided: its contest stands behind this event, for a contestant's parents were decided when it was contested,
+        // or are contested anew since a node forgot them. Should it win, the child gets a second chance.
+        Rejection::Conflicting(Verdict::Conflicting(_) | Verdict::Pending) => {
+            Refusal::Reason(Reason::ConflictingParent { parent })
+        }
         Rejection::Pruned(_) => Refusal::Reason(Reason::PrunedParent { parent }),
         Rejection::Locked => Refusal::Reason(Reason::Locked { parent }),
         Rejection::Immature(_) => Refusal::Reason(Reason::Immature { input: index }),
@@ -65,7 +69,7 @@ pub fn refusal(rejection: &Rejection, index: u32, parent: Txid) -> Refusal {
         Rejection::Frozen(_) => Refusal::Reason(Reason::Frozen { input: index }),
         Rejection::NotYetSpendable(..) => Refusal::Reason(Reason::NotYetSpendable { input: index }),
         Rejection::NotFound => Refusal::Absent,
-        Rejection::Creating | Rejection::Conflicting(Verdict::Pending | Verdict::Accepted) => Refusal::Wait,
+        Rejection::Creating | Rejection::Conflicting(Verdict::Accepted) => Refusal::Wait,
         ref unforeseen => Refusal::Unforeseen(unforeseen.code()),
     }
 }

@@ -12,7 +12,10 @@ use crate::{
     event::{DecisionBody, Event, OutcomeEvent, OutcomeKind},
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
     sequencer::{decisions::DecisionError, state::ChainState, steps::Making},
-    store::Store,
+    store::{
+        Store,
+        nodes::{Nodes, WholeStore},
+    },
     telemetry::{Metrics, VerdictKind},
     tx::{Outpoint, Transaction, Txid, utxo_hash},
 };
@@ -66,6 +69,10 @@ pub struct SequencerParts {
     pub metrics: Arc<Metrics>,
     /// Health.
     pub health: Arc<Health>,
+    /// Whether the store has forgotten.
+    pub nodes: Nodes,
+    /// Whether it is still there as a whole.
+    pub whole: Arc<dyn WholeStore>,
 }
 
 /// Why the sequencer does not go on.
@@ -77,6 +84,12 @@ pub enum Stop {
     /// Records hold stamps of later events: another sequencer is ahead of this one.
     #[error("chain offset {0}: the store is ahead: another sequencer has handled later events")]
     Behind(u64),
+    /// What was applied may be gone: everything that is not committed is handled again.
+    #[error("a node of the store restarted")]
+    NodeRestarted,
+    /// The store must not be worked on.
+    #[error("store: {0}")]
+    Damaged(String),
     /// The broker.
     #[error(transparent)]
     Broker(#[from] BrokerError),
@@ -93,6 +106,8 @@ pub enum Stop {
 pub struct At {
     /// Its offset.
     pub offset: u64,
+    /// In which era it is handled.
+    pub era: u32,
     /// Whether something new may be decided, and published.
     pub making: Making,
 }
@@ -100,7 +115,7 @@ pub struct At {
 impl At {
     /// The stamp of a phase of handling it.
     pub fn stamp(&self, phase: Phase) -> Stamp {
-        Stamp { offset: self.offset, phase }
+        Stamp::in_era(self.era, self.offset, phase)
     }
 
     /// A row with an operation of the sequencer.

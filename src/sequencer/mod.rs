@@ -15,13 +15,17 @@ pub mod steps;
 mod verdict;
 mod worker;
 
+use std::{collections::VecDeque, time::Duration};
+
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
+    engine::ErrorKind,
     ingest::partition::{PartitionBounds, PartitionState},
+    store::nodes::Look,
     telemetry::Rebalance,
 };
 
@@ -57,6 +61,8 @@ pub struct Sequencer {
 /// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
 const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
 
+const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
 /// The chain partition is ours.
 struct Holding {
     partition: TopicPartition,
@@ -65,8 +71,14 @@ struct Holding {
     epoch: u64,
     messages: mpsc::UnboundedSender<Batch>,
     task: JoinHandle<()>,
-    to_commit: Option<Committed>,
-    handled: u64,
+    /// What is handled and not committed: the latest of each tick, with when that was.
+    handled: VecDeque<(Instant, Committed)>,
+    latest: Option<Committed>,
+    /// Next to be handled.
+    next: u64,
+    /// Where it goes on when a node has forgotten.
+    committed: Option<Committed>,
+    start: u64,
 }
 
 impl Sequencer {
@@ -100,12 +112,22 @@ impl Sequencer {
                     self.commit().await
                 }
             };
-            if let Err(stop) = step {
-                break Err(stop);
+            match step {
+                Ok(()) => {}
+                Err(Stop::NodeRestarted) => {
+                    if let Err(stop) = self.rewind().await {
+                        break Err(stop);
+                    }
+                }
+                Err(stop) => break Err(stop),
             }
         };
         self.let_go().await;
-        let committed = self.commit().await;
+        let committed = match self.commit().await {
+            // Whoever comes next finds out for himself.
+            Err(Stop::NodeRestarted) => Ok(()),
+            committed => committed,
+        };
         let closed = self.consumer.close().await;
         outcome?;
         committed?;
@@ -115,7 +137,7 @@ impl Sequencer {
     fn finished(&self) -> bool {
         match self.mode {
             ChainMode::Rebuild { frontier, stop_at_frontier: true } => {
-                frontier == 0 || self.holding.as_ref().is_some_and(|holding| holding.handled >= frontier)
+                frontier == 0 || self.holding.as_ref().is_some_and(|holding| holding.next >= frontier)
             }
             _ => false,
         }
@@ -136,15 +158,18 @@ impl Sequencer {
             }
             Polled::Assigned(assigned) => {
                 for assigned in assigned {
-                    self.take_hold(assigned)?;
+                    self.take_hold(assigned).await?;
                 }
             }
             Polled::Revoked { partitions, lost } => {
                 let change = if lost { Rebalance::Lost } else { Rebalance::Revoked };
                 self.parts.metrics.rebalances.of(change).inc();
                 self.let_go().await;
-                if !lost {
-                    self.commit().await?;
+                let committed = if lost { Ok(()) } else { self.commit().await };
+                if let Err(stop) = committed
+                    && !matches!(stop, Stop::NodeRestarted)
+                {
+                    return Err(stop);
                 }
                 self.holding = None;
                 partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
@@ -155,9 +180,19 @@ impl Sequencer {
         Ok(())
     }
 
-    fn take_hold(&mut self, assigned: Assigned) -> Result<(), Stop> {
+    async fn take_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
-        let state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
+        let mut state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
+        let incarnation = self.parts.nodes.meet().await?;
+        if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
+            let committed = Committed { offset: assigned.position, metadata: new.to_metadata() };
+            if !self.commit_era(&assigned.partition, &committed).await? {
+                return Ok(());
+            }
+            tracing::warn!(era = new.era, position = assigned.position, "a new era: the nodes of the store are others");
+            assigned.committed = Some(committed);
+            state = new;
+        }
         tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
         self.parts.health.set(Condition::ChainRunning, None);
         self.parts.metrics.chain_halted.set(0);
@@ -172,15 +207,60 @@ impl Sequencer {
         );
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         self.holding = Some(Holding {
-            state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition)),
+            state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition), false),
             partition: assigned.partition,
             epoch: assigned.epoch,
             messages,
             task: tokio::spawn(worker.run(received)),
-            to_commit: None,
-            handled: assigned.position,
+            handled: VecDeque::new(),
+            latest: None,
+            next: assigned.position,
+            committed: assigned.committed,
+            start: assigned.position,
         });
         Ok(())
+    }
+
+    /// Says in the log that a new era begins, before anything is stamped with it: the group lets only the present holder
+    /// commit, so that no two ever work in one era. `false`: the chain is somebody else's by now.
+    async fn commit_era(&mut self, chain: &TopicPartition, committed: &Committed) -> Result<bool, Stop> {
+        let (mut pause, longest) = ERA_PAUSE;
+        loop {
+            match self.consumer.commit(&[(chain.clone(), committed.clone())]).await {
+                Ok(()) => return Ok(true),
+                Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(false),
+                Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, "the new era is not committed; tried again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(longest);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// A node has forgotten: everything that is not committed is handled again, as it was decided where it was.
+    async fn rewind(&mut self) -> Result<(), Stop> {
+        self.parts.metrics.node_restarts.inc();
+        if let ChainMode::Rebuild { .. } = self.mode {
+            return Err(Stop::Damaged("a node restarted while the store was rebuilt: begin again, with an empty set".into()));
+        }
+        self.let_go().await;
+        let Some(holding) = self.holding.take() else { return Ok(()) };
+        self.parts.whole.check().await.map_err(Stop::Damaged)?;
+        let position = holding.committed.as_ref().map_or(holding.start, |committed| committed.offset);
+        tracing::warn!(position, "a node of the store restarted: the chain is handled again from what is committed");
+        let epoch = match self.consumer.seek(&holding.partition, position).await {
+            Ok(epoch) => epoch,
+            // It is being taken away, which is heard next.
+            Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if holding.state.paused {
+            self.consumer.resume(&holding.partition)?;
+        }
+        let Holding { partition, committed, state, .. } = holding;
+        self.take_hold(Assigned { partition, epoch, committed, position, high_watermark: state.high_watermark }).await
     }
 
     /// Reads nothing more while too much waits for the worker; goes on at half.
@@ -242,10 +322,20 @@ impl Sequencer {
 
     async fn commit(&mut self) -> Result<(), Stop> {
         let Some(holding) = &mut self.holding else { return Ok(()) };
-        let Some(committed) = holding.to_commit.clone() else { return Ok(()) };
-        match self.consumer.commit(&[(holding.partition.clone(), committed)]).await {
+        let asked = match self.parts.nodes.look().await {
+            Ok(Look::Same { asked }) => asked,
+            Ok(Look::Restarted) => return Err(Stop::NodeRestarted),
+            Err(error) if error.kind == ErrorKind::Fatal => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
+                return Ok(());
+            }
+        };
+        let Some(committed) = holding.safe(asked, self.parts.nodes.lag()) else { return Ok(()) };
+        match self.consumer.commit(&[(holding.partition.clone(), committed.clone())]).await {
             Ok(()) => {
-                holding.to_commit = None;
+                holding.handled.pop_front();
+                holding.committed = Some(committed);
                 self.parts.metrics.commits.inc();
                 Ok(())
             }
@@ -261,11 +351,20 @@ impl Sequencer {
 
 impl Holding {
     fn on_handled(&mut self, committed: Committed) {
-        self.handled = committed.offset;
+        self.next = committed.offset;
         if let Some(offset) = committed.offset.checked_sub(1) {
-            self.state.tracker.complete(offset);
+            self.state.tracker.complete(offset, 0);
         }
-        self.to_commit = Some(committed);
+        self.latest = Some(committed);
+    }
+
+    /// The latest that was handled for longer than `lag` at `asked`; it stays the first of `handled` until it is committed.
+    fn safe(&mut self, asked: Instant, lag: Duration) -> Option<Committed> {
+        self.handled.extend(self.latest.take().map(|committed| (asked, committed)));
+        while self.handled.get(1).is_some_and(|(at, _)| *at + lag <= asked) {
+            self.handled.pop_front();
+        }
+        self.handled.front().filter(|(at, _)| *at + lag <= asked).map(|(_, committed)| committed.clone())
     }
 }
 

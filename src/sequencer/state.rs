@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::Incarnation;
+
 /// Which blocks the chain has seen when its offset was committed, and where its sources and decisions go on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -22,6 +24,16 @@ pub struct ChainState {
     /// Offset in `utxo.decisions` from which the decisions on what is not handled yet must be read.
     #[serde(rename = "decisions")]
     pub decisions_from: u64,
+    /// How often the chain has gone back because a node of the store had forgotten; part of every stamp.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub era: u32,
+    /// The incarnation of the store's nodes in that era, in short; empty for a store that forgets nothing.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub nodes: String,
+}
+
+fn is_zero(era: &u32) -> bool {
+    *era == 0
 }
 
 /// The last block of the longest chain.
@@ -49,6 +61,16 @@ impl ChainState {
         if metadata.is_empty() { Ok(ChainState::default()) } else { Ok(serde_json::from_str(metadata)?) }
     }
 
+    /// The state in which whoever takes the chain goes on over nodes of this incarnation. `None`: they are the same, and
+    /// so is the state.
+    pub fn in_new_era(&self, incarnation: &Incarnation) -> Option<Self> {
+        let mut nodes = incarnation.0.clone();
+        if !nodes.is_empty() {
+            nodes = blake3::hash(nodes.as_bytes()).to_hex()[..16].to_owned();
+        }
+        (nodes != self.nodes).then(|| ChainState { era: self.era + 1, nodes, ..self.clone() })
+    }
+
     /// The metadata for a commit: well below Kafka's 4,096 bytes.
     pub fn to_metadata(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|_| unreachable!("numbers and hexadecimal text always serialise"))
@@ -67,6 +89,8 @@ mod tests {
             block_mined_next: u64::MAX,
             reorgs_next: 2,
             decisions_from: 3,
+            era: u32::MAX,
+            nodes: "0123456789abcdef".into(),
         };
         let metadata = state.to_metadata();
         assert!(metadata.len() < 512, "{metadata}");

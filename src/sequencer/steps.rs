@@ -7,7 +7,6 @@
 use crate::{
     event::DecisionBody,
     sequencer::{Stop, decisions::DecisionLog},
-    tx::Txid,
 };
 
 /// Whether new decisions may be made.
@@ -25,12 +24,14 @@ pub struct Steps<'a> {
     chain_offset: u64,
     next: u32,
     making: Making,
+    /// Every decision so far was in the log already.
+    again: bool,
 }
 
 impl<'a> Steps<'a> {
     /// Before the first step of the event at `chain_offset`.
     pub fn new(log: &'a mut DecisionLog, chain_offset: u64, making: Making) -> Self {
-        Steps { log, chain_offset, next: 0, making }
+        Steps { log, chain_offset, next: 0, making, again: true }
     }
 
     /// The next decision, if it is in the log already.
@@ -38,16 +39,6 @@ impl<'a> Steps<'a> {
         let body = self.log.table().get(self.chain_offset, self.next).cloned();
         self.next += u32::from(body.is_some());
         body
-    }
-
-    /// The members that were live, of the cone whose decisions come next in the log. A rebuild waits for them before it
-    /// flags anything: once a parent is flagged, a child that is still on its way can never become live.
-    pub fn live_members_ahead(&self) -> Vec<Txid> {
-        let ahead = (self.next..).map_while(|step| match self.log.table().get(self.chain_offset, step) {
-            Some(DecisionBody::Cone { members, .. }) if !members.is_empty() => Some(members),
-            _ => None,
-        });
-        ahead.flatten().filter(|member| member.live).map(|member| member.txid).collect()
     }
 
     /// Whether the next decision is in the log already.
@@ -72,6 +63,17 @@ impl<'a> Steps<'a> {
         }
     }
 
+    /// Whether everything decided so far is applied again, perhaps to a store that has forgotten, and in which others have
+    /// moved on meanwhile.
+    pub fn is_applied_again(&self) -> bool {
+        self.again && self.making == Making::Allowed
+    }
+
+    /// Whether the last decision on the event is in the log already.
+    pub fn is_closed(&self) -> bool {
+        self.next > 0 && self.log.table().get(self.chain_offset, self.next - 1) == Some(&DecisionBody::Closed)
+    }
+
     /// Whether any decision was taken.
     pub fn any(&self) -> bool {
         self.next > 0
@@ -91,7 +93,12 @@ impl<'a> Steps<'a> {
                 self.chain_offset, self.next
             )));
         }
+        self.again = false;
         let body = make.await?;
+        // Afterwards: what was read has to be a store from which nothing that was applied was missing.
+        if self.log.has_forgotten().await? {
+            return Err(Stop::NodeRestarted);
+        }
         let step = self.next;
         self.next += 1;
         Ok(self.log.publish(self.chain_offset, step, body).await?)

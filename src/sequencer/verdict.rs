@@ -37,7 +37,6 @@ impl Handler {
                 self.accept(at, steps, txid, height, &inputs, &losers).await
             }
             DecisionBody::Conflicting { txid, reason, height, .. } => {
-                self.wait_for_named(at, steps.live_members_ahead(), [txid]).await?;
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
                 let freed = self.settle(at, &members).await?;
                 self.second_chances(at, &freed, None, &members).await?;
@@ -59,7 +58,7 @@ impl Handler {
         inputs: &[DecidedInput],
         losers: &[Txid],
     ) -> Result<(), Stop> {
-        self.wait_for_named(at, steps.live_members_ahead(), losers.iter().copied().chain([txid])).await?;
+        let contested = self.contest_again(at, steps.is_applied_again(), txid, inputs, losers).await?;
         let input_of = |loser: &Txid| {
             inputs
                 .iter()
@@ -76,21 +75,61 @@ impl Handler {
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         let freed = self.settle(at, &members).await?;
+        self.publish_reconsider(at, &contested).await?;
         self.second_chances(at, &freed, Some(txid), &members).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
         self.tell_conflicting(at, members).await
     }
 
-    /// A rebuild applies a verdict only once everything that it names is there.
-    async fn wait_for_named(
+    /// Contests, before a decision is applied, what it takes slots from. They were contested when it was made, but not in
+    /// this store: it may have forgotten, or be a rebuild, whose events come in another order. Answers those that have
+    /// become live meanwhile: each gets its own turn.
+    async fn contest_again(
         &self,
         at: At,
-        mut named: Vec<Txid>,
-        verdict: impl IntoIterator<Item = Txid>,
+        applied_again: bool,
+        winner: Txid,
+        inputs: &[DecidedInput],
+        losers: &[Txid],
+    ) -> Result<Vec<Txid>, Stop> {
+        if at.making == Making::Replaying {
+            // Should it wait for what this very decision gives it: a stub makes it come.
+            self.contest_holders(at, Phase::Apply, vec![winner]).await?;
+        }
+        if !applied_again {
+            return Ok(Vec::new());
+        }
+        let holders = inputs.iter().filter_map(|input| input.holder).map(|holder| holder.txid);
+        let holders = holders.filter(|holder| *holder != winner && !losers.contains(holder)).collect();
+        let live = self.contest_holders(at, Phase::Apply, holders).await?;
+        Ok(live.into_iter().filter(|(_, live)| *live).map(|(holder, _)| holder).collect())
+    }
+
+    /// What is left to do once all members of a cone are flagged, and before their slots are settled.
+    ///
+    /// In a rebuild their bodies may still be on their way (each finds its own record contested then): without them
+    /// nobody knows which slots they took. Where the cone is walked again after a node has forgotten, transactions that
+    /// are not in it may have come to spend its outputs, while a member was live once more: they get their own turn.
+    async fn after_cone(
+        &self,
+        at: At,
+        applied_again: bool,
+        members: &[Loser],
+        visited: &BTreeSet<Txid>,
     ) -> Result<(), Stop> {
         if at.making == Making::Replaying {
-            named.extend(verdict);
-            self.wait_for_bodies(at, &named).await?;
+            let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
+            self.wait_for_bodies(at, &txids).await?;
+        }
+        if !applied_again {
+            return Ok(());
+        }
+        for chunk in members.chunks(BODIES_AT_ONCE) {
+            let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
+            let strangers = self.spenders_of(&txids, visited).await?;
+            let live = self.contest_holders(at, Phase::Apply, strangers.into_keys().collect()).await?;
+            let live: Vec<Txid> = live.into_iter().filter(|(_, live)| *live).map(|(stranger, _)| stranger).collect();
+            self.publish_reconsider(at, &live).await?;
         }
         Ok(())
     }
@@ -116,6 +155,7 @@ impl Handler {
                 return Err(Stop::Halt(format!("chain offset {}: {body:?} stands inside a cone", at.offset)));
             };
             if chunk.is_empty() {
+                self.after_cone(at, steps.is_applied_again(), &members, &visited).await?;
                 return Ok(members);
             }
             let chunk: Vec<Loser> = chunk

@@ -68,7 +68,8 @@ impl Worker {
             self.handler.state.decisions_from,
             self.position,
         )
-        .await?;
+        .await?
+        .over(parts.nodes.clone());
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
             return self.handle_all(&mut log, messages).await;
         }
@@ -132,7 +133,7 @@ impl Worker {
             ChainMode::Rebuild { frontier, .. } if message.offset < frontier => Making::Replaying,
             _ => Making::Allowed,
         };
-        let at = At { offset: message.offset, making };
+        let at = At { offset: message.offset, era: self.handler.state.era, making };
         let event = match Event::decode(&message.payload) {
             Ok(event) => event,
             Err(error) => return self.bury(at, message, error.to_string()).await,

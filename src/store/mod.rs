@@ -5,6 +5,7 @@ pub mod canonical;
 pub mod digest;
 pub mod dump;
 pub mod meta;
+pub mod nodes;
 pub mod read;
 pub mod stats;
 pub mod verify;

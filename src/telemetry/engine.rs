@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Metrics, OperationKind};
 use crate::{
-    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set},
+    engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
     record::{Key, Outcome, Record},
 };
 
@@ -91,6 +91,12 @@ impl RecordEngine for WatchedEngine {
 
     fn may_forget(&self) -> Duration {
         self.engine.may_forget()
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        let result = self.engine.incarnation().await;
+        self.count(&result);
+        result
     }
 
     async fn close(&self) -> Result<(), EngineError> {

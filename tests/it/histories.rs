@@ -135,6 +135,8 @@ fn store_faults(random: &mut Seeded) -> Faults {
         half_applied: sometimes(random, 0.05),
         key_busy: sometimes(random, 0.05),
         repeated: sometimes(random, 0.05),
+        forgets: sometimes(random, 0.02),
+        forgets_at_most: 1 + random.below(3),
         failed_read: sometimes(random, 0.05),
         delayed: sometimes(random, 0.2),
         delay_within: Duration::from_millis(50),

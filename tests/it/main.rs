@@ -6,6 +6,7 @@
 
 mod cli;
 mod demo;
+mod forgetting;
 mod histories;
 mod kafka;
 mod kafka_server;

@@ -37,6 +37,8 @@ use utxo_store::{
 
 pub const PARTITIONS: i32 = 3;
 pub const GROUP: &str = "g";
+/// What a forgetful store loses at the most.
+pub const MAY_FORGET: Duration = Duration::from_secs(1);
 const RULES: Rules = Rules { retention: 288 };
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -112,6 +114,8 @@ pub struct World {
     pub broker: MemoryBroker,
     pub clock: Clock,
     pub store: Store,
+    /// What lies between the instances and their store.
+    pub nodes: Arc<FaultEngine>,
     faulty: Store,
     pub settings: InstanceSettings,
 }
@@ -172,11 +176,24 @@ impl World {
             },
             topics,
             sequencer_enabled: true,
+            durability_lag: None,
         };
-        let store = new_store();
-        let engine = Arc::new(FaultEngine::new(store.engine.clone(), seed).with(engine_faults));
-        let faulty = Store::new(engine, store.settings);
-        World { store, faulty, broker, clock, settings }
+        let memory = if engine_faults.forgets > 0.0 {
+            Arc::new(MemoryEngine::forgetful(RULES, clock.clone(), MAY_FORGET))
+        } else {
+            Arc::new(MemoryEngine::new(RULES))
+        };
+        let store = store_on(memory.clone());
+        let nodes = Arc::new(FaultEngine::forgetful(memory, clock.clone(), seed).with(engine_faults));
+        let faulty = Store::new(nodes.clone(), store.settings);
+        World { store, nodes, faulty, broker, clock, settings }
+    }
+
+    /// A world whose store can be made to forget, by [`FaultEngine::forget`] on its `nodes`.
+    pub async fn forgetful() -> Self {
+        let world = Self::with_faults(MemoryFaults::default(), Faults { forgets: 1.0, ..Faults::default() }).await;
+        world.nodes.set(Faults::default());
+        world
     }
 
     fn parts(&self, store: &Store) -> InstanceParts {
@@ -266,6 +283,13 @@ impl World {
             last: std::sync::Mutex::default(),
         };
         self.caught_up(GROUP, &txs).await && progress.view().await.unwrap() == ChainView::AtEnd
+    }
+
+    /// The sum of the offsets that the group has committed on the validated partitions.
+    pub async fn committed_txs(&self) -> u64 {
+        let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
+        let committed = self.broker.committed(GROUP, &txs).await.unwrap();
+        committed.into_iter().flatten().map(|committed| committed.offset).sum()
     }
 
     async fn end(&self, topic: &str, partition: i32) -> u64 {
@@ -395,7 +419,10 @@ async fn dump(store: &Store) -> Vec<String> {
 }
 
 fn new_store() -> Store {
-    let engine: Arc<dyn RecordEngine> = Arc::new(MemoryEngine::new(RULES));
+    store_on(Arc::new(MemoryEngine::new(RULES)))
+}
+
+fn store_on(engine: Arc<dyn RecordEngine>) -> Store {
     let settings = StoreSettings {
         network: Network::Regtest,
         rules: RULES,

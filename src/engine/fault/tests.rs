@@ -105,6 +105,8 @@ const MANY: Faults = Faults {
     half_applied: 0.1,
     key_busy: 0.1,
     repeated: 0.05,
+    forgets: 0.0,
+    forgets_at_most: 0,
     failed_read: 0.1,
     delayed: 0.1,
     delay_within: Duration::from_millis(3),
@@ -147,4 +149,42 @@ async fn a_healed_engine_does_not_fail() {
     assert!(engine.apply(&[create(page(1, 1))]).await[0].is_err());
     engine.set(Faults::default());
     assert!(engine.apply(&[create(page(1, 1))]).await[0].is_ok());
+}
+
+fn forgetful(seed: u64) -> FaultEngine {
+    let clock = Clock::simulated(0);
+    let memory = MemoryEngine::forgetful(RULES, clock.clone(), Duration::from_secs(1));
+    FaultEngine::forgetful(Arc::new(memory), clock, seed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_restarts_forgets_its_last_writes_and_what_was_on_its_way_to_it() {
+    let engine = forgetful(1);
+    let before = engine.incarnation().await.unwrap();
+    engine.apply(&[create(page(1, 1))]).await;
+    tokio::time::advance(Duration::from_secs(2)).await;
+    engine.apply(&[create(page(2, 1)), create(page(3, 1))]).await;
+    engine.fail_at(1, Fault::Late(Late::Calls(1)));
+    engine.apply(&[create(page(4, 1)), create(page(5, 1))]).await;
+    assert_eq!(engine.incarnation().await.unwrap(), before);
+    let of_the_node = |key: &Key| [2, 4].map(|n| Key::master(txid(n))).contains(key);
+    assert_eq!(engine.forget(Duration::from_secs(1), of_the_node), Some(1));
+    assert_ne!(engine.incarnation().await.unwrap(), before);
+    engine.deliver_late().await;
+    for (n, there) in [(1, true), (2, false), (3, true), (4, false), (5, true)] {
+        assert_eq!(is_there(&engine, n).await, there, "{n}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn by_chance_it_forgets_so_often_and_no_more() {
+    let engine = forgetful(3).with(Faults { forgets: 1.0, forgets_at_most: 4, ..Faults::default() });
+    let mut lost = 0;
+    for n in 0..40 {
+        assert!(engine.apply(&[create(page(n, 1))]).await[0].is_ok());
+        lost += usize::from(!is_there(&engine, n).await);
+    }
+    assert_eq!(engine.injected(), 4);
+    assert!(lost > 0, "a write that was answered is gone");
+    assert_eq!(self::engine(1).forget(Duration::from_secs(1), |_| true), None);
 }

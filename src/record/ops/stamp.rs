@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Stamp};
 
-/// Whether the record bears exactly the stamp of the operation at hand: then it may be a repeat.
+/// Whether the record bears the stamp of the operation at hand, if of an earlier era: then it may be a repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
     /// The record's stamp is earlier, or there is none.
@@ -17,7 +17,7 @@ pub(super) enum Seen {
 pub(super) fn check(record: Option<&Record>, stamp: Stamp) -> Result<Seen, Rejection> {
     match record.and_then(stamp_of) {
         Some(there) if there > stamp => Err(Rejection::StaleStamp(there)),
-        Some(there) if there == stamp => Ok(Seen::Perhaps),
+        Some(there) if there.is_of_same_event(&stamp) => Ok(Seen::Perhaps),
         _ => Ok(Seen::Never),
     }
 }

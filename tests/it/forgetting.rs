@@ -1,0 +1,280 @@
+//! A node of the store restarts and has forgotten what it acknowledged last: everything is there at the end, and a rebuild
+//! from the log gives the same state.
+
+use std::time::Duration;
+
+use utxo_store::{
+    broker::memory::MemoryFaults,
+    engine::fault::Faults,
+    record::{Key, TxState, Verdict},
+};
+
+use crate::world::{Coin, MAY_FORGET, Made, World, spend};
+
+async fn state(world: &World, made: &Made) -> TxState {
+    world.page(made).await.unwrap().state()
+}
+
+async fn holder(world: &World, coin: &Coin) -> Option<utxo_store::tx::Txid> {
+    let page = world.store.master(coin.outpoint.txid).await.unwrap().unwrap();
+    page.utxos.as_ref().unwrap()[coin.outpoint.vout as usize].spender().map(|spender| spender.txid)
+}
+
+/// Runs until `there` holds, looking often; the clock is a simulated one.
+async fn until(mut there: impl AsyncFnMut() -> bool) {
+    for _ in 0..100_000 {
+        if there().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("it does not come");
+}
+
+async fn is_stored(world: &World, made: &Made) -> bool {
+    world.page(made).await.is_some_and(|page| page.utxos.is_some())
+}
+
+fn everything(_: &Key) -> bool {
+    true
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_forgotten_is_applied_again() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 40).await;
+    let running = world.start();
+    let mut made = Vec::new();
+    for vout in 0..40 {
+        let mut coin = seed.coin(vout);
+        for depth in 0..5 {
+            let next = spend(&[coin], 1, depth);
+            world.validate(&next).await;
+            coin = next.coin(0);
+            made.push(next);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    until(async || is_stored(&world, made.last().unwrap()).await).await;
+    let lost = world.nodes.forget(MAY_FORGET, everything).unwrap();
+    assert!(lost > 100, "{lost}");
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(made.len(), 200);
+    for made in &made {
+        assert_eq!(state(&world, made).await, TxState::Live);
+    }
+    assert_eq!(world.count("chain").await, 0, "nobody had to be contested");
+    world.check("200 transactions").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_offset_is_committed_only_once_it_cannot_be_forgotten() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let running = world.start();
+    until(async || is_stored(&world, &seed).await).await;
+    for _ in 0..3 {
+        tokio::time::sleep(MAY_FORGET - Duration::from_millis(10)).await;
+        assert_eq!(world.committed_txs().await, 0);
+        world.nodes.forget(MAY_FORGET, everything);
+        until(async || is_stored(&world, &seed).await).await;
+    }
+    world.until_consumed().await;
+    assert_eq!(world.committed_txs().await, 1);
+    let lost = world.nodes.forget(MAY_FORGET, everything).unwrap();
+    assert_eq!(lost, 0, "what is committed cannot be forgotten");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_leaves_what_is_not_safe_to_whoever_comes_next() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let first = world.start();
+    until(async || is_stored(&world, &seed).await).await;
+    first.stop().await;
+    assert_eq!(world.committed_txs().await, 0);
+    world.nodes.forget(MAY_FORGET, everything);
+    assert!(world.page(&seed).await.is_none());
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &seed).await, TxState::Live);
+    world.check("shutdown").await;
+}
+
+/// Two rivals, the child of one, and an honest transaction beside them.
+async fn rivals(world: &World) -> (Made, [Made; 3]) {
+    let seed = world.seed(1, 3).await;
+    let (one, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0), seed.coin(1)], 2, 2));
+    let child = spend(&[other.coin(0)], 1, 3);
+    for made in [&one, &other, &child] {
+        world.validate(made).await;
+    }
+    (seed, [one, other, child])
+}
+
+/// The sequencer dies between writing a decision and applying it, and the node forgets what evaluating had taken.
+#[tokio::test(start_paused = true)]
+async fn a_crash_between_decision_and_apply_after_which_a_node_forgot_what_evaluating_took() {
+    for forgotten in [0u8, 1, 2] {
+        let world = World::forgetful().await;
+        let (seed, [one, other, child]) = rivals(&world).await;
+        let running = world.start();
+        until(async || world.count("decisions").await > 0).await;
+        running.kill().await;
+        // The seed's record, the contestants', or all.
+        let lost = world.nodes.forget(MAY_FORGET, |key| match forgotten {
+            0 => *key == Key::master(seed.txid),
+            1 => *key == Key::master(one.txid) || *key == Key::master(other.txid),
+            _ => true,
+        });
+        assert!(lost.unwrap() > 0);
+        let running = world.start();
+        world.until_consumed().await;
+        running.stop().await;
+        let winner = holder(&world, &seed.coin(0)).await.unwrap();
+        assert!([one.txid, other.txid].contains(&winner));
+        assert_eq!(state(&world, &child).await == TxState::Live, winner == other.txid);
+        world.check(&format!("forgotten: {forgotten}")).await;
+    }
+}
+
+/// The slot of a live transaction is free again, and a rival takes it before anybody has noticed.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_forgets_the_spend_of_a_live_transaction() {
+    for mined in [false, true] {
+        let world = World::forgetful().await;
+        let seed = world.seed(1, 1).await;
+        let running = world.start();
+        until(async || is_stored(&world, &seed).await).await;
+        // Its record is safe, what is spent of it is not.
+        tokio::time::sleep(MAY_FORGET * 2).await;
+        let (one, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+        let child = spend(&[one.coin(0)], 1, 3);
+        world.validate(&one).await;
+        world.validate(&child).await;
+        until(async || is_stored(&world, &child).await).await;
+        if mined {
+            world.mine(1, &[&one]).await;
+            until(async || {
+                let page = world.page(&one).await.unwrap();
+                page.master.as_ref().unwrap().unmined_since.is_none()
+            })
+            .await;
+        }
+        let lost = world.nodes.forget(MAY_FORGET, |key| *key == Key::master(seed.txid));
+        assert_eq!(lost, Some(1), "the spend");
+        world.validate(&other).await;
+        world.until_consumed().await;
+        running.stop().await;
+        let winner = holder(&world, &seed.coin(0)).await.unwrap();
+        let (live, fell) = if winner == one.txid { (&one, &other) } else { (&other, &one) };
+        assert_eq!(state(&world, live).await, TxState::Live, "mined {mined}");
+        assert!(matches!(state(&world, fell).await, TxState::Conflicting(Verdict::Conflicting(_))), "mined {mined}");
+        assert_eq!(state(&world, &child).await == TxState::Live, winner == one.txid);
+        assert!(!mined || winner == one.txid, "what is mined stays");
+        world.check(&format!("mined: {mined}")).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_forgets_a_verdict_and_its_slot_together() {
+    let world = World::forgetful().await;
+    let (seed, [one, other, child]) = rivals(&world).await;
+    let running = world.start();
+    let decided = |state| matches!(state, TxState::Conflicting(Verdict::Conflicting(_)));
+    until(async || {
+        is_stored(&world, &one).await
+            && is_stored(&world, &other).await
+            && (decided(state(&world, &one).await) || decided(state(&world, &other).await))
+    })
+    .await;
+    let lost = world.nodes.forget(MAY_FORGET, everything).unwrap();
+    assert!(lost > 4);
+    world.until_consumed().await;
+    running.stop().await;
+    let winner = holder(&world, &seed.coin(0)).await.unwrap();
+    assert_eq!(state(&world, &child).await == TxState::Live, winner == other.txid);
+    world.check("a verdict and its slot").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_is_set_mined_again() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 20).await;
+    let made: Vec<Made> = (0..20).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
+    let rival = spend(&[seed.coin(3)], 1, 2);
+    world.validate(&rival).await;
+    for made in &made {
+        world.validate(made).await;
+    }
+    let running = world.start();
+    let listed: Vec<&Made> = made.iter().collect();
+    let coinbase = world.mine(1, &listed).await;
+    until(async || world.page(&coinbase).await.is_some()).await;
+    world.nodes.forget(MAY_FORGET, |key| matches!(key, Key::Page(txid, _) if txid.0[0] % 2 == 0));
+    until(async || world.page(&coinbase).await.is_some()).await;
+    // A second block, stamped later, before anybody has noticed that part of the first is gone.
+    let later = spend(&[made[0].coin(0)], 1, 5);
+    world.validate(&later).await;
+    world.mine(2, &[&later]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    for made in made.iter().chain([&later, &coinbase]) {
+        let page = world.page(made).await.unwrap();
+        assert_eq!(page.state(), TxState::Live, "{}", made.txid);
+        assert_eq!(page.master.as_ref().unwrap().unmined_since, None, "{}", made.txid);
+    }
+    world.check("a block").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cone_is_flagged_again_with_two_instances() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 2).await;
+    let loser = spend(&[seed.coin(0)], 3, 1);
+    let children: Vec<Made> = (0..3).map(|vout| spend(&[loser.coin(vout)], 2, 2)).collect();
+    let grandchildren: Vec<Made> = children.iter().map(|child| spend(&[child.coin(0)], 1, 3)).collect();
+    let cone: Vec<&Made> = std::iter::once(&loser).chain(&children).chain(&grandchildren).collect();
+    for made in &cone {
+        world.validate(made).await;
+    }
+    let running = [world.start(), world.start()];
+    until(async || is_stored(&world, grandchildren.last().unwrap()).await).await;
+    let winner = spend(&[seed.coin(0)], 1, 9);
+    world.validate(&winner).await;
+    world.mine(1, &[&winner]).await;
+    until(async || matches!(state(&world, &children[0]).await, TxState::Conflicting(_))).await;
+    world.nodes.forget(MAY_FORGET, |key| matches!(key, Key::Page(txid, _) if txid.0[1] % 3 != 0));
+    world.until_consumed().await;
+    for running in running {
+        running.stop().await;
+    }
+    assert_eq!(state(&world, &winner).await, TxState::Live);
+    for made in cone {
+        assert!(matches!(state(&world, made).await, TxState::Conflicting(_)), "{}", made.txid);
+    }
+    world.check("a cone").await;
+}
+
+/// A store that forgets all the time, as far as it can be told to by chance, still gets to the end.
+#[tokio::test(start_paused = true)]
+async fn restart_after_restart() {
+    let faults = Faults { forgets: 0.2, forgets_at_most: 8, ..Faults::default() };
+    let world = World::with_faults(MemoryFaults::default(), faults).await;
+    let seed = world.seed(1, 30).await;
+    let running = world.start();
+    let mut made = Vec::new();
+    for vout in 0..30 {
+        made.push(spend(&[seed.coin(vout)], 1, 1));
+        world.validate(made.last().unwrap()).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    world.until_consumed().await;
+    assert_eq!(world.nodes.injected(), 8);
+    running.stop().await;
+    for made in &made {
+        assert_eq!(state(&world, made).await, TxState::Live);
+    }
+    world.check("restart after restart").await;
+}
