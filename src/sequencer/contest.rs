@@ -56,9 +56,12 @@ impl Handler {
 
     /// Decides until the transaction itself has its verdict: a live rival that has to give way comes first.
     async fn decide_on(&self, at: At, steps: &mut Steps<'_>, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
+        let mut phase = Phase::Evaluate;
         loop {
-            let body = steps.decide(self.judge(at, txid, reopen)).await?;
+            let body = steps.decide(self.judge(at, phase, txid, reopen)).await?;
             self.carry_out(at, steps, body.clone()).await?;
+            // What was applied would refuse an evaluation that is stamped before it.
+            phase = Phase::Apply;
             if subject(&body) == Some(txid) {
                 return Ok(body);
             }
@@ -66,7 +69,7 @@ impl Handler {
     }
 
     /// What a contest means, by what the store shows. Does only what is harmless.
-    async fn judge(&self, at: At, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
+    async fn judge(&self, at: At, phase: Phase, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
         let passed_over = DecisionBody::PassedOver { txid };
         // A contestant was stored before it was contested. What a command names may never come.
         if reopen == Reopen::Reconsider && self.parts.store.master(txid).await?.is_none_or(|page| page.utxos.is_none())
@@ -82,7 +85,7 @@ impl Handler {
         };
         let height = page.master.as_ref().and_then(|master| master.unmined_since).unwrap_or(self.height());
         let may_wait = !matches!(reopen, Reopen::Reconsider | Reopen::ByEvent(Reason::MissingParent { .. }));
-        let Findings::Inputs(inputs) = self.findings(at, Phase::Evaluate, &page, height, may_wait).await? else {
+        let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
             return Ok(passed_over);
         };
         if was_live {
