@@ -116,11 +116,11 @@ pub async fn run(
     let group = settings.pipeline.group.clone();
     check_topics(&settings, &parts).await?;
     let frontier = Frontier::committed(&settings, &parts).await?;
-    parts.store.open_meta(expectations(&parts.store), frontier.any(), parts.store_id).await?;
+    let mut nodes = nodes(&settings, &parts)?;
+    open_safely(&parts, &mut nodes, frontier.any()).await?;
     check_chain(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
 
-    let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
@@ -166,8 +166,11 @@ pub async fn rebuild(
     let chain_ends = BTreeMap::from([(0, frontier.chain)]);
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
     let modes = Modes::Rebuild(Arc::new(Rebuild { frontier: frontier.validated, mentions, stop_at_frontier: true }));
-    let pipeline =
-        Pipeline::new(settings.pipeline.clone(), pipeline_parts(&settings, &parts, producer.clone(), modes, &nodes), consumer);
+    let pipeline = Pipeline::new(
+        settings.pipeline.clone(),
+        pipeline_parts(&settings, &parts, producer.clone(), modes, &nodes),
+        consumer,
+    );
     let mode = ChainMode::Rebuild { frontier: frontier.chain, stop_at_frontier: true };
     let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), mode, chain);
     together(pipeline, Some(sequencer), shutdown).await
@@ -236,7 +239,7 @@ fn pipeline_parts(
         }),
         modes,
         nodes: nodes.clone(),
-        whole: Arc::new(Whole { settings: settings.clone(), parts: parts.clone() }),
+        whole: Arc::new(Whole { store: parts.store.clone() }),
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),
@@ -259,7 +262,7 @@ fn sequencer_parts(
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),
         nodes,
-        whole: Arc::new(Whole { settings: settings.clone(), parts: parts.clone() }),
+        whole: Arc::new(Whole { store: parts.store.clone() }),
     }
 }
 
@@ -269,19 +272,33 @@ fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, In
     Ok(Nodes::new(engine.clone(), lag.ok_or_else(|| InstanceError::LagTooShort(engine.may_forget()))?))
 }
 
-/// The checks of a start, done again after a node's restart: a store that has lost its meta record, though the group has
-/// committed offsets, has lost more than a node forgets.
+/// Opens the meta record. As long as the group has committed nothing it may have been written just now, by this instance or
+/// another, and a node may still forget it: records without it would be nobody's. So nothing else begins before it is
+/// safe.
+async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets: bool) -> Result<(), InstanceError> {
+    loop {
+        nodes.meet().await.map_err(MetaError::from)?;
+        parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
+        if group_has_offsets || !nodes.may_forget() {
+            return Ok(());
+        }
+        tokio::time::sleep(nodes.lag()).await;
+        if !nodes.have_restarted().await.map_err(MetaError::from)? {
+            return Ok(());
+        }
+    }
+}
+
+/// The check of a start, done again after a node's restart: a store that has lost its meta record has lost more than a
+/// node forgets, for nothing is done before that is safe.
 struct Whole {
-    settings: InstanceSettings,
-    parts: InstanceParts,
+    store: Store,
 }
 
 #[async_trait::async_trait]
 impl WholeStore for Whole {
     async fn check(&self) -> Result<(), String> {
-        let Whole { settings, parts } = self;
-        let frontier = Frontier::committed(settings, parts).await.map_err(|error| error.to_string())?;
-        let opened = parts.store.open_meta(expectations(&parts.store), frontier.any(), parts.store_id).await;
+        let opened = self.store.open_meta(expectations(&self.store), true, [0; 16]).await;
         opened.map(drop).map_err(|error| error.to_string())
     }
 }

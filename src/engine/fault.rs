@@ -13,7 +13,9 @@ use std::{
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{Cursor, EngineError, ErrorKind, Incarnation, Index, RecordEngine, Row, ScanPage, Set, memory::MemoryEngine};
+use super::{
+    Cursor, EngineError, ErrorKind, Incarnation, Index, RecordEngine, Row, ScanPage, Set, memory::MemoryEngine,
+};
 use crate::{
     clock::Clock,
     record::{Key, Outcome, Record},

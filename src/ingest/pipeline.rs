@@ -172,7 +172,6 @@ impl Pipeline {
     /// whoever comes next, rather than keep a shutdown waiting for the durability lag), until everything that was asked for is done, or
     /// until it cannot go on.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
-        self.parts.nodes.meet().await.map_err(|error| PipelineError::Store(error.to_string()))?;
         while !shutdown.is_cancelled() && !self.finished() {
             let wake = self.wake_at();
             if Instant::now() >= wake {

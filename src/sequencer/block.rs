@@ -65,7 +65,8 @@ impl Handler {
             // Another sequencer may be at the same block: what it has decided is carried out before anybody goes on.
             // On a coinbase alone there is nothing to decide. What was closed is open again where a listed transaction
             // had to win once more, because a node forgot it and a rival came first.
-            closed = listed.is_empty() || (steps.is_closed() && !steps.has_existing()) || self.close(at, &mut steps).await?;
+            closed =
+                listed.is_empty() || (steps.is_closed() && !steps.has_existing()) || self.close(at, &mut steps).await?;
         }
         if !listed.is_empty() {
             self.apply_decided(at, vec![put_block(at, block, listed.len() as u64 + 1)]).await?;

@@ -89,6 +89,7 @@ impl Handler {
             return Ok(passed_over);
         };
         if was_live {
+            let inputs = self.bar_by_fallen_parents(inputs).await?;
             return self.judge_live(&page, &inputs).await;
         }
         match evaluate(txid, false, self.height(), &inputs) {
@@ -96,6 +97,20 @@ impl Handler {
             DecisionBody::Conflicting { .. } if reopened => Ok(passed_over),
             body => Ok(body),
         }
+    }
+
+    /// A slot that names a live transaction says nothing of its parent: that may have been live once more, before its
+    /// verdict was applied again.
+    async fn bar_by_fallen_parents(&self, mut inputs: Vec<Input>) -> Result<Vec<Input>, Stop> {
+        let parents = distinct(inputs.iter().map(|input| input.outpoint.txid));
+        let masters = self.parts.store.masters(&parents).await?;
+        let fell = |page: &Page| matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)));
+        for (parent, _) in parents.iter().zip(masters).filter(|(_, master)| master.as_deref().is_some_and(fell)) {
+            let reason = Reason::ConflictingParent { parent: *parent };
+            let spends = inputs.iter_mut().filter(|input| input.outpoint.txid == *parent);
+            spends.for_each(|input| input.found = Found::Refused(reason));
+        }
+        Ok(inputs)
     }
 
     /// A live transaction whose slots do not all name it: a node forgot a spend. The one that is mined stays, else the

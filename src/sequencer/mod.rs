@@ -243,7 +243,9 @@ impl Sequencer {
     async fn rewind(&mut self) -> Result<(), Stop> {
         self.parts.metrics.node_restarts.inc();
         if let ChainMode::Rebuild { .. } = self.mode {
-            return Err(Stop::Damaged("a node restarted while the store was rebuilt: begin again, with an empty set".into()));
+            return Err(Stop::Damaged(
+                "a node restarted while the store was rebuilt: begin again, with an empty set".into(),
+            ));
         }
         self.let_go().await;
         let Some(holding) = self.holding.take() else { return Ok(()) };
