@@ -222,7 +222,8 @@ impl World {
         let store = new_store();
         let rebuilt = instance::rebuild(self.settings.clone(), self.parts(&store), CancellationToken::new());
         match tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await {
-            Ok(rebuilt) => drop(rebuilt.unwrap()),
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => panic!("the rebuild ended: {error}\n{}", self.story(&store).await),
             Err(_) => panic!("the rebuild stands:\n{}", self.story(&store).await),
         }
         store
