@@ -71,12 +71,11 @@ impl Handler {
     /// What a contest means, by what the store shows. Does only what is harmless.
     async fn judge(&self, at: At, phase: Phase, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
         let passed_over = DecisionBody::PassedOver { txid };
-        // A contestant was stored before it was contested. What a command names may never come.
-        if reopen == Reopen::Reconsider && self.parts.store.master(txid).await?.is_none_or(|page| page.utxos.is_none())
-        {
-            return Ok(passed_over);
-        }
-        let Some(page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(passed_over) };
+        // A contestant was stored before it was contested: where it is not there, a node forgot it, its event comes again, and
+        // is contested again if need be. To wait for it might be for ever: it may wait for a parent whose contest stands
+        // behind this one. What a command names may never come.
+        let page = self.parts.store.master(txid).await?.filter(|page| page.utxos.is_some() || page.pruned.is_some());
+        let Some(page) = page else { return Ok(passed_over) };
         let (was_live, reopened) = match page.state() {
             TxState::Live => (true, false),
             TxState::Conflicting(Verdict::Pending) => (false, false),
