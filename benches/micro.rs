@@ -196,7 +196,7 @@ fn offsets(criterion: &mut Criterion) {
     let window = |order: &dyn Fn(u64) -> u64| {
         let mut tracker = OffsetTracker::new(0);
         (0..WINDOW).for_each(|offset| keep(tracker.deliver(offset, 0, 250)));
-        (0..WINDOW).for_each(|step| tracker.complete(order(step)));
+        (0..WINDOW).for_each(|step| tracker.complete(order(step), 0));
         tracker.watermark()
     };
     group.bench_function("in order", |bencher| bencher.iter(|| window(black_box(&|step| step))));

@@ -31,6 +31,7 @@ use utxo_store::{
         replay::Modes,
     },
     record::{Key, Operation, Page, Rules},
+    store::nodes::{Nodes, WholeStore},
     telemetry::{Completion, Metrics},
     tx::Network,
 };
@@ -258,6 +259,8 @@ async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
     };
     PipelineParts {
         broker: Arc::new(broker),
+        nodes: Nodes::new(engine.clone(), Duration::ZERO),
+        whole: Arc::new(Whole),
         engine,
         publisher,
         chain: Arc::new(NoChain),
@@ -274,6 +277,16 @@ struct NoChain;
 impl ChainProgress for NoChain {
     async fn view(&self) -> Result<ChainView, BrokerError> {
         Ok(ChainView::AtEnd)
+    }
+}
+
+/// What is measured forgets nothing.
+struct Whole;
+
+#[async_trait]
+impl WholeStore for Whole {
+    async fn check(&self) -> Result<(), String> {
+        Ok(())
     }
 }
 
