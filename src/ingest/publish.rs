@@ -38,6 +38,7 @@ impl Publisher {
         flight: FlightId,
         txid: Txid,
         event: EventRef,
+        body: [u8; 32],
         reason: Reason,
         done: mpsc::UnboundedSender<Done>,
     ) {
@@ -48,7 +49,7 @@ impl Publisher {
             offset: event.offset,
             timestamp_ms: event.timestamp_ms,
         };
-        let payload = Event::Contest(Contest { txid, position, reason }).encode();
+        let payload = Event::Contest(Contest { txid, position, body, reason }).encode();
         let message = Produce {
             topic: self.chain_topic.clone(),
             partition: Some(0),

@@ -10,6 +10,7 @@ pub mod evaluate;
 pub mod feed;
 pub mod handler;
 pub mod progress;
+mod source;
 pub mod state;
 pub mod steps;
 mod verdict;
