@@ -679,3 +679,7 @@ pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "plan_properties.rs"]
+mod properties;
