@@ -28,15 +28,30 @@ pub fn logging(config: &Config) -> Result<(), LoggingError> {
 }
 
 /// Opens the store at `url`, which may take as long as recovering it takes.
-///
-/// # Errors
-/// See [`OpenError`]; each names what is wrong.
-pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
+async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
     let (url, rules) = (url.to_string(), wiring::rules(config));
     let opened = tokio::task::spawn_blocking(move || engine::open(&url, rules)).await;
     let engine = opened.map_err(|panic| Failure::new(format!("the store could not be opened: {panic}")))?;
     let watched = WatchedEngine::new(engine.map_err(named)?, metrics.clone());
     Ok(Store::new(Arc::new(watched), wiring::store(config)))
+}
+
+/// Opens the store at `url`, works with it, and closes it however the work has ended.
+///
+/// # Errors
+/// It cannot be opened or closed; or those of the work, which come first.
+pub async fn with_store<T>(
+    config: &Config,
+    url: &StoreUrl,
+    metrics: &Arc<Metrics>,
+    work: impl AsyncFnOnce(&Store) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let store = store(config, url, metrics).await?;
+    let ended = work(&store).await;
+    let closed = store.engine.close().await;
+    let ended = ended?;
+    closed?;
+    Ok(ended)
 }
 
 fn named(error: OpenError) -> Failure {
