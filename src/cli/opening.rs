@@ -28,7 +28,10 @@ pub fn logging(config: &Config) -> Result<(), LoggingError> {
 }
 
 /// Opens the store at `url`, which may take as long as recovering it takes.
-async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
+///
+/// # Errors
+/// See [`OpenError`]; each names what is wrong.
+pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
     let (url, rules) = (url.to_string(), wiring::rules(config));
     let opened = tokio::task::spawn_blocking(move || engine::open(&url, rules)).await;
     let engine = opened.map_err(|panic| Failure::new(format!("the store could not be opened: {panic}")))?;
