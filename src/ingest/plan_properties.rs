@@ -408,6 +408,7 @@ impl World {
         for _ in 0..400 {
             if self.random.chance(0.3) {
                 self.submit();
+                self.listen();
             }
             self.step();
         }
