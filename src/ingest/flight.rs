@@ -206,9 +206,11 @@ impl Flight {
         groups.iter().map(|group| group.parent)
     }
 
-    /// Whether any slot names it, as far as the answers tell.
-    pub fn holds_any(&self) -> bool {
-        self.groups.iter().any(|group| group.held)
+    /// Whether any slot may name it, as far as the answers tell. A refusal names one slot and says nothing of the others of
+    /// its page.
+    pub fn may_hold_any(&self) -> bool {
+        let Work::Validated(tx) = &self.work else { return false };
+        tx.groups.iter().zip(&self.groups).any(|(prepared, group)| group.held || prepared.slots.len() > 1)
     }
 
     fn refusals(&self) -> impl Iterator<Item = (Txid, &Rejection)> {

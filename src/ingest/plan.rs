@@ -533,7 +533,7 @@ impl Planner {
             // The verdict holds, and there is nothing to settle: a contest would be passed over. Without this every
             // redelivery of a loser would add one to the log.
             Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(Verdict::Conflicting(verdict))))
-                if !verdict.reopened_by_its_event() && !flight.holds_any() =>
+                if !verdict.reopened_by_its_event() && !flight.may_hold_any() =>
             {
                 false
             }
@@ -687,3 +687,7 @@ pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "plan_properties.rs"]
+mod properties;

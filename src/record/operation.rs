@@ -335,8 +335,6 @@ pub enum Rejection {
     NotYetSpendable(u32, u32),
     /// The slot names this very spender, which was pruned since.
     SpenderPruned(u32),
-    /// The slot is free but was said to be held.
-    NotHeld(u32),
     /// The slot is not frozen.
     NotFrozen(u32),
     /// The slot is frozen already.
@@ -374,7 +372,6 @@ impl Rejection {
             Rejection::SpentBy(..) => "SPENT",
             Rejection::NotYetSpendable(..) => "FROZEN_UNTIL",
             Rejection::SpenderPruned(_) => "SPENDER_PRUNED",
-            Rejection::NotHeld(_) => "INVALID_SPEND",
             Rejection::NotFrozen(_) => "NOT_FROZEN",
             Rejection::AlreadyFrozen(_) => "ALREADY_FROZEN",
             Rejection::Exists(_) => "TX_EXISTS",

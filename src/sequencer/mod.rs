@@ -274,3 +274,6 @@ impl Holding {
 pub fn chain_group(group: &str) -> String {
     format!("{group}.chain")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,12 @@
 //! The pipeline and the sequencer on a log and a store in memory.
 
-use utxo_store::record::{Reason, Slot, TxState, Verdict};
+use utxo_store::{
+    broker::Message,
+    engine::Row,
+    event::Validated,
+    ingest::prepare::{Prepared, prepare},
+    record::{Key, Marks, Operation, Outcome, Page, Phase, Reason, Sequenced, Slot, Stamp, TxState, Verdict},
+};
 
 use crate::world::{Coin, Made, World, spend};
 
@@ -227,4 +233,42 @@ async fn a_block_with_the_id_of_another_halts_the_chain_before_anything_of_it_is
     assert!(report.reasons["chain_running"].contains("has the id 1, which is that of block"), "{report:?}");
     assert!(world.page(&second).await.is_none());
     running.stop().await;
+}
+
+/// The state that a stub leaves behind which fell with a parent, was filled, and whose contest was not acknowledged: a
+/// rival took one of the two slots that its spend had taken before, and nobody has settled the other.
+#[tokio::test(start_paused = true)]
+async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let (loser, winner) = (spend(&[seed.coin(0), seed.coin(1)], 1, 1), spend(&[seed.coin(1)], 1, 2));
+    world.validate(&winner).await;
+    world.run_until_consumed().await;
+
+    let event = Validated { tx: &loser.extended, height: 200, locked: false }.encode();
+    let key = bytes::Bytes::copy_from_slice(&loser.txid.0);
+    let message = Message { offset: 0, timestamp_ms: 1, key, payload: event.into(), headers: vec![] };
+    let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!() };
+    let mut taken = tx.spend(&tx.groups[0], Marks::Respect);
+    taken.slots.truncate(1);
+    let mut page = Page::clone(&tx.page);
+    page.conflicting = true;
+    page.master.as_mut().unwrap().verdict = Some(Verdict::Pending);
+    let fell = Sequenced::MarkConflicting { reason: Reason::ConflictingParent { parent: winner.txid }, height: 100 };
+    let stamp = Stamp { offset: 0, phase: Phase::Apply };
+    let master = Key::master(loser.txid);
+    for (key, operation) in [
+        (Key::master(seed.txid), Operation::Spend(taken)),
+        (master, Operation::CreateContested(page.into())),
+        (master, Operation::Sequenced(stamp, fell)),
+    ] {
+        let outcomes = world.store.engine.apply(&[Row { key, operation }]).await;
+        assert!(matches!(outcomes[..], [Ok(Outcome::Applied(_))]), "{outcomes:?}");
+    }
+    assert_eq!(holder(&world, &seed, 0).await.spender().unwrap().txid, loser.txid);
+
+    world.validate(&loser).await;
+    world.run_until_consumed().await;
+    assert_eq!(holder(&world, &seed, 1).await.spender().unwrap().txid, winner.txid);
+    assert_eq!(holder(&world, &seed, 0).await.spender(), None, "a loser holds no slots");
 }
