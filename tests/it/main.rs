@@ -6,9 +6,11 @@
 
 mod cli;
 mod demo;
+mod halts;
 mod histories;
 mod kafka;
 mod kafka_server;
+mod large;
 mod pipeline;
 mod run;
 mod world;
