@@ -12,5 +12,6 @@ mod kafka;
 mod kafka_server;
 mod large;
 mod pipeline;
+mod real_kafka;
 mod run;
 mod world;
