@@ -70,8 +70,8 @@ declare! {
         /// A part of an `accepted` that is larger than a message may be. It is decided, as a whole, once all its parts stand in
         /// steps directly behind each other, from the first to the last; anything else between them voids what was begun.
         AcceptedPart = 6, "accepted-part" {
-            /// BLAKE3 of the whole: of the event that holds the `accepted`, with `chain_offset` and `step` 0.
-            whole: [u8; 32],
+            /// Which whole: the first bytes of BLAKE3 of the event that holds the `accepted`, with `chain_offset` and `step` 0.
+            whole: [u8; 16],
             /// Number of the part, from 0.
             part: u32,
             /// How many there are.

@@ -163,7 +163,7 @@ fn bodies() -> Vec<DecisionBody> {
     bodies.extend(results().into_iter().map(|result| DecisionBody::CommandDone { id: [0x1D; 16], result }));
     bodies.push(DecisionBody::Closed);
     bodies.push(DecisionBody::AcceptedPart {
-        whole: [0x77; 32],
+        whole: [0x77; 16],
         part: 0,
         parts: 2,
         txid: winner,

@@ -64,7 +64,7 @@ pub fn next_whole(records: &[DecisionBody]) -> Option<(DecisionBody, u32)> {
 
 /// The parts so far of one decision.
 struct Joined {
-    whole: [u8; 32],
+    whole: [u8; 16],
     parts: u32,
     next: u32,
     body: DecisionBody,
@@ -97,9 +97,11 @@ impl Joined {
     }
 }
 
-fn identity(body: &DecisionBody) -> [u8; 32] {
+fn identity(body: &DecisionBody) -> [u8; 16] {
     let event = Event::Decision(Decision { chain_offset: 0, step: 0, body: body.clone() });
-    *blake3::hash(&event.encode()).as_bytes()
+    let mut first = [0; 16];
+    first.copy_from_slice(&blake3::hash(&event.encode()).as_bytes()[..16]);
+    first
 }
 
 #[cfg(test)]
