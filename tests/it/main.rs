@@ -7,9 +7,12 @@
 mod bad_input;
 mod cli;
 mod demo;
+mod halts;
 mod histories;
 mod kafka;
 mod kafka_server;
+mod large;
 mod pipeline;
+mod real_kafka;
 mod run;
 mod world;
