@@ -20,7 +20,8 @@ use super::{
 };
 use crate::{
     broker::Broker,
-    config::{Config, StoreUrl},
+    config::Config,
+    engine::StoreUrl,
     ingest::pipeline::PipelineReport,
     instance,
     store::{
