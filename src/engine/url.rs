@@ -8,7 +8,12 @@
 //!
 //! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
 
 use super::{
     RecordEngine,
@@ -137,10 +142,11 @@ fn without_place(scheme: &'static str, path: &str, query: &str) -> Result<(), Op
 }
 
 fn fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
-    if !path.starts_with('/') || path == "/" {
+    let path = decoded(path)?;
+    // Whatever is left of the root by dots and slashes is the root.
+    if !path.starts_with('/') || Path::new(&path).file_name().is_none() {
         return Err(OpenError::Path { scheme: "fjall", problem: "needs an absolute path: `fjall:///path`" });
     }
-    let path = decoded(path)?;
     if path.contains('\0') {
         return Err(OpenError::Path { scheme: "fjall", problem: "has a zero byte in its path" });
     }
@@ -240,6 +246,9 @@ mod tests {
             ("fjall://relative/path", "absolute path"),
             ("fjall://", "absolute path"),
             ("fjall:///", "absolute path"),
+            ("fjall:////", "absolute path"),
+            ("fjall:///./", "absolute path"),
+            ("fjall:///a/%2e%2e", "absolute path"),
             ("fjall:///a?cash_mib=2", "no parameter `cash_mib`"),
             ("fjall:///a?cache_mib=lots", "whole number of mebibytes"),
             ("fjall:///a?cache_mib=0", "whole number of mebibytes"),

@@ -56,7 +56,7 @@ impl Publisher {
             payload: payload.into(),
             ..Produce::default()
         };
-        self.publish(message, Done::ContestPublished(flight), done);
+        self.publish(vec![message], Done::ContestPublished(flight), done);
     }
 
     /// Puts a message aside, untouched, saying whence and why; answers with [`Done::DeadLetterPublished`].
@@ -78,23 +78,26 @@ impl Publisher {
             why = letter.message,
             "dead letter"
         );
-        let mut headers = source.headers;
-        headers.extend(letter.to_headers());
-        let message = Produce {
+        let own = letter.to_headers();
+        let whole = Produce {
             topic: self.dead_letter_topic.clone(),
             partition: None,
             key: source.key,
             payload: source.payload,
-            headers,
+            headers: [source.headers, own.clone()].concat(),
             timestamp_ms: None,
         };
-        self.publish(message, Done::DeadLetterPublished(event), done);
+        // Our own headers name the source, where the rest can be read.
+        let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
+        let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
+        self.publish(vec![whole, without_payload, without_source], Done::DeadLetterPublished(event), done);
     }
 
-    fn publish(&self, message: Produce, answer: Done, done: mpsc::UnboundedSender<Done>) {
+    /// Publishes the first of `forms` that is not too large.
+    fn publish(&self, forms: Vec<Produce>, answer: Done, done: mpsc::UnboundedSender<Done>) {
         let publisher = self.clone();
         tokio::spawn(async move {
-            let answer = match publisher.produce_until_done(message).await {
+            let answer = match publisher.produce_until_done(&forms).await {
                 Ok(()) => answer,
                 Err(error) => Done::Fatal(error),
             };
@@ -103,18 +106,18 @@ impl Publisher {
         });
     }
 
-    async fn produce_until_done(&self, mut message: Produce) -> Result<(), String> {
-        let producer = self.producer.as_ref();
-        let produced = produce_until_acknowledged(producer, std::slice::from_ref(&message), self.retry_pause).await;
-        let Err(error) = produced else { return Ok(()) };
-        if error.kind != BrokerErrorKind::TooLarge {
-            return Err(error.to_string());
+    async fn produce_until_done(&self, mut forms: &[Produce]) -> Result<(), String> {
+        while let Some((form, smaller)) = forms.split_first() {
+            let form = std::slice::from_ref(form);
+            match produce_until_acknowledged(self.producer.as_ref(), form, self.retry_pause).await {
+                Err(error) if error.kind == BrokerErrorKind::TooLarge && !smaller.is_empty() => {
+                    tracing::warn!(%error, "dead letter with less of its source");
+                    forms = smaller;
+                }
+                settled => return settled.map(drop).map_err(|error| error.to_string()),
+            }
         }
-        // The headers name the source, where the rest can be read.
-        tracing::warn!(%error, "dead letter without its payload");
-        message.payload = Bytes::new();
-        let produced = produce_until_acknowledged(producer, &[message], self.retry_pause).await;
-        produced.map(drop).map_err(|error| error.to_string())
+        Ok(())
     }
 }
 
@@ -123,5 +126,73 @@ pub fn mismatch(txid: Txid) -> Poison {
     Poison {
         class: DeadLetterClass::SeedMismatch,
         message: format!("outputs: transaction {txid} is stored with other content"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::broker::{BrokerError, Delivered};
+
+    /// Takes no message of more than so many bytes.
+    struct Narrow(usize, Mutex<Vec<Produce>>);
+
+    #[async_trait::async_trait]
+    impl Producer for Narrow {
+        async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
+            let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+            if message.key.len() + message.payload.len() + headers > self.0 {
+                return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", "too large"));
+            }
+            self.1.lock().unwrap().push(message);
+            Ok(Delivered { partition: 0, offset: 0 })
+        }
+
+        async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError> {
+            let mut delivered = Vec::new();
+            for message in messages {
+                delivered.push(self.produce(message).await?);
+            }
+            Ok(delivered)
+        }
+    }
+
+    /// Lengths of key, payload and the source's header, of what was produced.
+    async fn published(limit: usize, key: usize, payload: usize, header: usize) -> (usize, usize, usize) {
+        let producer = Arc::new(Narrow(limit, Mutex::default()));
+        let publisher = Publisher {
+            producer: producer.clone(),
+            source_topic: "txs".into(),
+            chain_topic: "chain".into(),
+            dead_letter_topic: "dead".into(),
+            retry_pause: (Duration::ZERO, Duration::ZERO),
+            metrics: Arc::default(),
+        };
+        let source = Message {
+            offset: 7,
+            timestamp_ms: 9,
+            key: vec![1; key].into(),
+            payload: vec![2; payload].into(),
+            headers: vec![("trace".into(), vec![3; header].into())],
+        };
+        let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
+        let poison = Poison { class: DeadLetterClass::Decode, message: "why".into() };
+        let (sender, mut done) = mpsc::unbounded_channel();
+        publisher.dead_letter(event, source, poison, sender);
+        assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(_))));
+        let produced = producer.1.lock().unwrap().pop().unwrap();
+        assert_eq!(DeadLetter::from_headers(&produced.headers).unwrap().offset, 7);
+        let trace = produced.headers.iter().find(|(name, _)| name == "trace").map_or(0, |(_, value)| value.len());
+        (produced.key.len(), produced.payload.len(), trace)
+    }
+
+    #[tokio::test]
+    async fn a_dead_letter_keeps_as_much_of_its_source_as_the_broker_takes() {
+        assert_eq!(published(1_000, 32, 300, 50).await, (32, 300, 50));
+        assert_eq!(published(1_000, 32, 900, 50).await, (32, 0, 50));
+        assert_eq!(published(1_000, 900, 50, 50).await, (0, 0, 0));
+        assert_eq!(published(1_000, 32, 50, 900).await, (0, 0, 0));
     }
 }
