@@ -84,19 +84,10 @@ impl Publisher {
             why = letter.message,
             "dead letter"
         );
-        let mut headers = source.headers;
-        headers.extend(letter.to_headers());
-        let message = Produce {
-            topic: self.dead_letter_topic.clone(),
-            partition: None,
-            key: source.key,
-            payload: source.payload,
-            headers,
-            timestamp_ms: None,
-        };
         let publisher = self.clone();
         self.answer(done, async move {
-            bury_until_acknowledged(publisher.producer.as_ref(), message, publisher.retry_pause).await?;
+            let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
+            bury_until_acknowledged(producer, topic, source, &letter, publisher.retry_pause).await?;
             Ok(Done::DeadLetterPublished(event))
         });
     }
@@ -114,24 +105,38 @@ impl Publisher {
     }
 }
 
-/// Produces a dead letter until it is acknowledged. One that is larger than its topic takes goes without its payload: its
-/// headers name the source, where the rest can be read.
+/// Puts a message aside until that is acknowledged: with as much of it as the topic takes. What has to go is its payload
+/// first, then its key and headers: those of the dead letter name the source, where the rest can be read.
 ///
 /// # Errors
 /// What no retry heals.
 pub async fn bury_until_acknowledged(
     producer: &dyn Producer,
-    mut letter: Produce,
+    topic: &str,
+    source: Message,
+    letter: &DeadLetter,
     pause: (Duration, Duration),
 ) -> Result<(), BrokerError> {
-    match produce_until_acknowledged(producer, std::slice::from_ref(&letter), pause).await {
-        Err(error) if error.kind == BrokerErrorKind::TooLarge => {
-            tracing::warn!(%error, "dead letter without its payload");
-            letter.payload = Bytes::new();
-            produce_until_acknowledged(producer, &[letter], pause).await.map(drop)
+    let own = letter.to_headers();
+    let whole = Produce {
+        topic: topic.to_owned(),
+        partition: None,
+        key: source.key,
+        payload: source.payload,
+        headers: [source.headers, own.clone()].concat(),
+        timestamp_ms: None,
+    };
+    let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
+    let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
+    for form in [whole, without_payload] {
+        match produce_until_acknowledged(producer, &[form], pause).await {
+            Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+                tracing::warn!(%error, "a dead letter with less of its source");
+            }
+            produced => return produced.map(drop),
         }
-        produced => produced.map(drop),
     }
+    produce_until_acknowledged(producer, &[without_source], pause).await.map(drop)
 }
 
 /// What is wrong with an event that contradicts what is stored.
@@ -149,19 +154,17 @@ mod tests {
     use super::*;
     use crate::broker::{BrokerError, Delivered};
 
-    /// Takes messages up to so many bytes of payload.
-    struct Narrow {
-        most: usize,
-        taken: Mutex<Vec<Produce>>,
-    }
+    /// Takes no message of more than so many bytes.
+    struct Narrow(usize, Mutex<Vec<Produce>>);
 
     #[async_trait::async_trait]
     impl Producer for Narrow {
         async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
-            if message.payload.len() > self.most {
+            let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+            if message.key.len() + message.payload.len() + headers > self.0 {
                 return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", "too large"));
             }
-            self.taken.lock().unwrap().push(message);
+            self.1.lock().unwrap().push(message);
             Ok(Delivered { partition: 0, offset: 0 })
         }
 
@@ -174,48 +177,40 @@ mod tests {
         }
     }
 
-    async fn buried(payload: &'static [u8]) -> Produce {
-        let producer = Arc::new(Narrow { most: 10, taken: Mutex::default() });
+    /// Lengths of key, payload and the source's header, of what was produced.
+    async fn published(limit: usize, key: usize, payload: usize, header: usize) -> (usize, usize, usize) {
+        let producer = Arc::new(Narrow(limit, Mutex::default()));
         let publisher = Publisher {
             producer: producer.clone(),
             source_topic: "txs".into(),
             chain_topic: "chain".into(),
-            dead_letter_topic: "dead-letters".into(),
+            dead_letter_topic: "dead".into(),
             retry_pause: (Duration::ZERO, Duration::ZERO),
-            metrics: Arc::new(Metrics::new()),
+            metrics: Arc::default(),
         };
-        let event = EventRef { timestamp_ms: 5, partition: 2, offset: 77, epoch: 1 };
         let source = Message {
-            offset: 77,
-            timestamp_ms: 5,
-            key: Bytes::from_static(b"key"),
-            payload: Bytes::from_static(payload),
-            headers: vec![("trace".to_owned(), Bytes::from_static(b"abc"))],
+            offset: 7,
+            timestamp_ms: 9,
+            key: vec![1; key].into(),
+            payload: vec![2; payload].into(),
+            headers: vec![("trace".into(), vec![3; header].into())],
         };
-        let poison = Poison { class: DeadLetterClass::Decode, message: "it is no event".to_owned() };
+        let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
+        let poison = Poison { class: DeadLetterClass::Decode, message: "why".into() };
         let (sender, mut done) = mpsc::unbounded_channel();
         publisher.dead_letter(event, source, poison, sender);
-        assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(of)) if of == event));
-        let taken = std::mem::take(&mut *producer.taken.lock().unwrap());
-        let [message] = taken.try_into().expect("one message");
-        message
+        assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(_))));
+        let produced = producer.1.lock().unwrap().pop().unwrap();
+        assert_eq!(DeadLetter::from_headers(&produced.headers).unwrap().offset, 7);
+        let trace = produced.headers.iter().find(|(name, _)| name == "trace").map_or(0, |(_, value)| value.len());
+        (produced.key.len(), produced.payload.len(), trace)
     }
 
     #[tokio::test]
-    async fn a_dead_letter_is_the_source_message_with_whence_and_why() {
-        let message = buried(b"short").await;
-        assert_eq!((&message.key[..], &message.payload[..]), (&b"key"[..], &b"short"[..]));
-        let letter = DeadLetter::from_headers(&message.headers).unwrap();
-        assert_eq!((letter.topic.as_str(), letter.partition, letter.offset), ("txs", 2, 77));
-        assert_eq!((letter.class, letter.message.as_str()), (DeadLetterClass::Decode, "it is no event"));
-    }
-
-    #[tokio::test]
-    async fn one_that_is_too_large_keeps_everything_but_its_payload() {
-        let message = buried(b"far too long for that topic").await;
-        assert_eq!((&message.key[..], message.payload.len()), (&b"key"[..], 0));
-        assert_eq!(message.headers[0], ("trace".to_owned(), Bytes::from_static(b"abc")));
-        let letter = DeadLetter::from_headers(&message.headers).unwrap();
-        assert_eq!((letter.partition, letter.offset), (2, 77), "where the rest can be read");
+    async fn a_dead_letter_keeps_as_much_of_its_source_as_the_broker_takes() {
+        assert_eq!(published(1_000, 32, 300, 50).await, (32, 300, 50));
+        assert_eq!(published(1_000, 32, 900, 50).await, (32, 0, 50));
+        assert_eq!(published(1_000, 900, 50, 50).await, (0, 0, 0));
+        assert_eq!(published(1_000, 32, 50, 900).await, (0, 0, 0));
     }
 }

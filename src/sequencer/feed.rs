@@ -145,8 +145,9 @@ impl Feed {
                     Ok(sequence) => self.tap(source).heads.push_back((sequence, message)),
                     Err(why) => {
                         let from = self.tap(source).topic.clone();
-                        let letter = dead_letter(&self.topics, &self.metrics, &from, message, why);
-                        bury_until_acknowledged(self.producer.as_ref(), letter, RETRY_PAUSE).await?;
+                        let letter = dead_letter(&self.metrics, &from, &message, why);
+                        let (producer, topic) = (self.producer.as_ref(), self.topics.dead_letters.as_str());
+                        bury_until_acknowledged(producer, topic, message, &letter, RETRY_PAUSE).await?;
                     }
                 }
             }
@@ -269,16 +270,10 @@ fn too_large(batch: &[Produce], error: BrokerError) -> BrokerError {
     BrokerError { message, ..error }
 }
 
-fn dead_letter(
-    topics: &SequencerTopics,
-    metrics: &Metrics,
-    source: &TopicPartition,
-    message: Message,
-    why: String,
-) -> Produce {
+fn dead_letter(metrics: &Metrics, source: &TopicPartition, message: &Message, why: String) -> DeadLetter {
     metrics.dead_letters.of(DeadLetterClass::Decode).inc();
     tracing::error!(topic = %source.topic, offset = message.offset, why, "dead letter");
-    let letter = DeadLetter {
+    DeadLetter {
         topic: source.topic.to_string(),
         partition: source.partition,
         offset: message.offset,
@@ -286,16 +281,6 @@ fn dead_letter(
         class: DeadLetterClass::Decode,
         message: why,
         timestamp_ms: message.timestamp_ms,
-    };
-    let mut headers = message.headers;
-    headers.extend(letter.to_headers());
-    Produce {
-        topic: topics.dead_letters.clone(),
-        partition: None,
-        key: message.key,
-        payload: message.payload,
-        headers,
-        timestamp_ms: None,
     }
 }
 

@@ -6,10 +6,10 @@ use bytes::Bytes;
 
 use crate::{
     api::{Condition, Health},
-    broker::{Broker, BrokerError, BrokerErrorKind, Produce, Producer, produce_until_acknowledged},
+    broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
     engine::{EngineError, Row},
-    event::{DecisionBody, Event, OutcomeEvent, OutcomeKind},
+    event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
     ingest::publish::bury_until_acknowledged,
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
     sequencer::{decisions::DecisionError, state::ChainState, steps::Making},
@@ -268,8 +268,10 @@ impl Handler {
     }
 
     /// Puts a dead letter aside until that is acknowledged.
-    pub async fn bury_letter(&self, letter: Produce) -> Result<(), Stop> {
-        Ok(bury_until_acknowledged(self.parts.producer.as_ref(), letter, LOOK_AGAIN).await?)
+    pub async fn bury_letter(&self, source: Message, letter: &DeadLetter) -> Result<(), Stop> {
+        self.parts.metrics.dead_letters.of(letter.class).inc();
+        let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
+        Ok(bury_until_acknowledged(producer, topic, source, letter, LOOK_AGAIN).await?)
     }
 
     /// A message for one of the topics.
