@@ -140,7 +140,7 @@ async fn measured(case: &Case) -> Outcome {
         // The first run is for its notes and warms up the memory, so that both that count find it so.
         EngineKind::Fjall => {
             let (first, notes, syncs) = on_fjall(case, 2 * case.transactions as usize).await;
-            let raw = raw::same_writes(Generator::new(case.shape, case.transactions), &notes, syncs);
+            let raw = raw::same_writes(|| Generator::new(case.shape, case.transactions), &notes, syncs);
             drop(notes);
             let (outcome, ..) = on_fjall(case, 0).await;
             Outcome { raw: Some(raw), peak_memory: first.peak_memory, memory_before: first.memory_before, ..outcome }
