@@ -221,7 +221,7 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (O
 /// The defaults of the configuration (`deploy/utxo-store.toml`, `[ingest]`), but for larger batches and less
 /// in flight: enough to fill the batches (on fjall: the synced groups), and no more memory than that takes.
 fn settings(topic: Arc<str>, engine: EngineKind) -> PipelineSettings {
-    let in_flight = if engine == EngineKind::Fjall { 32_768 } else { 16_384 };
+    let in_flight = if engine == EngineKind::Fjall { 32_768 } else { 4_096 };
     PipelineSettings {
         topic,
         group: "bench".into(),
