@@ -105,7 +105,7 @@ fn reconcile(tables: &Tables, rules: &Rules, jobs: &mut [Job], recent: &Recent) 
 fn write(tables: &Tables, jobs: &mut [Job], buffer: &mut Vec<u8>) -> Result<(), EngineError> {
     let mut touched: Vec<&mut Touched> =
         jobs.iter_mut().flat_map(|job| &mut job.touched).filter(|touched| touched.is_changed()).collect();
-    touched.sort_by(|a, b| a.order().cmp(&b.order()));
+    touched.sort_by_key(|touched| touched.order());
     // A record and, mostly, one index entry.
     let mut batch = WriteBatch::with_capacity(tables.database.clone(), 2 * touched.len());
     batch = batch.durability(Some(PersistMode::SyncData));
