@@ -18,7 +18,7 @@ use crate::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
         partition::{Halt, PartitionBounds, PartitionState},
-        plan::{Action, EventRef, PlanSettings, Planner},
+        plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, proves_missing},
         publish::{Publisher, mismatch},
@@ -40,7 +40,8 @@ pub struct PipelineSettings {
     pub plan: PlanSettings,
     /// Batching.
     pub dispatch: DispatchSettings,
-    /// Transactions that move at once; beyond it nothing more is read (it resumes at half).
+    /// Transactions that move at once; beyond it nothing more is read (it resumes at half). Those that wait count, too, as
+    /// long as a sixteenth of it moves.
     pub max_active: usize,
     /// What may be unfinished in a partition before it is paused.
     pub bounds: PartitionBounds,
@@ -318,18 +319,27 @@ impl Pipeline {
         self.throttle();
     }
 
-    /// Reads nothing more while too much moves; resumes at half.
+    /// Reads nothing more while too much moves; resumes at half. Nor while too many wait for what moves, as long as enough
+    /// does: what was read long before its turn has to be fetched from far memory, again and again.
     fn throttle(&mut self) {
-        let load = self.planner.counts().active + self.unprepared;
+        let PlanCounts { active, parked, .. } = self.planner.counts();
+        let moving = active + self.unprepared;
         let limit = self.settings.max_active;
-        if !self.throttled && load >= limit {
+        let too_many = |limit: usize| moving >= limit || (moving + parked >= limit && moving >= self.enough());
+        if !self.throttled && too_many(limit) {
             self.throttled = true;
             let all: Vec<i32> = self.partitions.keys().copied().collect();
             all.into_iter().for_each(|number| self.pause(number));
-        } else if self.throttled && load <= limit / 2 {
+        } else if self.throttled && !too_many(limit / 2 + 1) {
             self.throttled = false;
             self.resume_all();
         }
+    }
+
+    /// So many move that nothing is gained by reading on, whatever waits. Fewer, and what is read next may be what they
+    /// wait for.
+    fn enough(&self) -> usize {
+        (self.settings.max_active / 16).max(1)
     }
 
     fn pause(&mut self, number: i32) {
