@@ -6,9 +6,9 @@
 
 mod cli;
 mod demo;
-mod histories;
 mod kafka;
 mod kafka_server;
 mod pipeline;
 mod run;
+mod sim;
 mod world;
