@@ -119,6 +119,8 @@ pub struct Flight {
     pub attempts: u32,
     /// When it was first parked.
     pub parked_since_ms: Option<u64>,
+    /// When it first had to wait, for whatever.
+    pub waiting_since_ms: Option<u64>,
     /// Its own record was read and was not live.
     pub own_state_read: bool,
     /// It stands in the planner's table of absent parents.
@@ -140,6 +142,7 @@ impl Flight {
             children: Vec::new(),
             attempts: 0,
             parked_since_ms: None,
+            waiting_since_ms: None,
             own_state_read: false,
             awaits_registered: false,
         }
@@ -148,6 +151,16 @@ impl Flight {
     /// Whether marks bar its way.
     pub fn marks(&self) -> Marks {
         marks_for(self.mode)
+    }
+
+    /// Its first event that still counts.
+    pub fn first_event(&self) -> Option<EventRef> {
+        self.events.iter().min().copied()
+    }
+
+    /// Whether it waits for others.
+    pub fn waits(&self) -> bool {
+        matches!(self.stage, Stage::Parked | Stage::AwaitingParents { .. })
     }
 
     /// The parent transactions, one a group.

@@ -20,7 +20,7 @@ use crate::{
         partition::{PartitionBounds, PartitionState},
         plan::{Action, EventRef, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
-        proof::{ChainView, PartitionView, proves_missing},
+        proof::{ChainView, PartitionView, Ties, proves_missing},
         publish::{Publisher, mismatch},
         replay::Modes,
     },
@@ -550,14 +550,15 @@ impl Pipeline {
         }
         let mut waiting = self.planner.waiting_for_absent();
         waiting.sort_unstable();
-        let grace_ms = self.settings.missing_parent_grace_ms as i64;
+        let grace_ms = self.settings.missing_parent_grace_ms;
         let now_ms = self.now_ms();
         for (event, flight) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
-            if !proves_missing(order, &views, others.chain, grace_ms) {
+            let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
+            if !proves_missing(order, ties, &views, others.chain, grace_ms as i64) {
                 break;
             }
-            self.planner.parent_is_missing(flight, now_ms);
+            self.planner.parent_is_missing(flight, ties, now_ms);
         }
     }
 

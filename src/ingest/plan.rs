@@ -13,6 +13,7 @@ use crate::{
         flight::{Flight, FlightId, Group, Stage, Work},
         parked::Parked,
         prepare::{PreparedSeed, PreparedTx},
+        proof::Ties,
     },
     record::{
         self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Reply, Rules, Spend, SpendSlot, TxState,
@@ -168,7 +169,7 @@ impl Planner {
             if mode == Mode::RebuildContested {
                 self.store_contested(id, Reason::Found);
             } else {
-                self.launch(id);
+                self.launch(id, now_ms);
             }
         }
         self.settle_ready(now_ms);
@@ -234,7 +235,7 @@ impl Planner {
     }
 
     /// Waits for the parents that are in flight here, else starts at once.
-    fn launch(&mut self, id: FlightId) {
+    fn launch(&mut self, id: FlightId, now_ms: u64) {
         let mut remaining = 0;
         for parent in self.parents_in_flight(id, |_| true) {
             if let Some(parent) = self.get(parent) {
@@ -245,12 +246,13 @@ impl Planner {
         if remaining == 0 {
             self.ready.push_back(id);
         } else {
-            self.await_parents(id, remaining);
+            self.await_parents(id, remaining, now_ms);
         }
     }
 
-    fn await_parents(&mut self, id: FlightId, remaining: u32) {
+    fn await_parents(&mut self, id: FlightId, remaining: u32, now_ms: u64) {
         if let Some(flight) = self.get(id) {
+            flight.waiting_since_ms.get_or_insert(now_ms);
             flight.stage = Stage::AwaitingParents { remaining };
             self.count_waiting(1);
         }
@@ -378,11 +380,12 @@ impl Planner {
                     parent.children.push(id);
                 }
             }
-            return self.await_parents(id, remaining);
+            return self.await_parents(id, remaining, now_ms);
         }
         let settings = self.settings;
         let Some(flight) = self.get(id) else { return };
         let since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
+        flight.waiting_since_ms.get_or_insert(now_ms);
         if let Some(parent) = flight.locked_parent()
             && flight.mode == Mode::Normal
             && now_ms.saturating_sub(since_ms) >= settings.flag_grace_ms
@@ -415,23 +418,53 @@ impl Planner {
         self.parked.next_due_ms()
     }
 
-    /// The parked transactions that wait for an absent parent, by their first event.
+    /// The transactions that wait for a parent that may never come, by their first event: one that is absent, or one that
+    /// is in flight here, came behind them, and waits itself.
     pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId)> {
-        let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
-        parked
-            .filter(|flight| flight.mode == Mode::Normal && flight.absent_parents().next().is_some())
-            .filter_map(|flight| flight.events.iter().min().map(|event| (*event, flight.id)))
+        let waiting = self.flights.iter().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        waiting
+            .filter(|flight| match flight.stage {
+                Stage::Parked => flight.absent_parents().next().is_some(),
+                _ => self.parent_behind(flight).is_some(),
+            })
+            .filter_map(|flight| Some((flight.first_event()?, flight.id)))
             .collect()
     }
 
-    /// A parent of a parked transaction is proven missing: it is contested.
-    pub fn parent_is_missing(&mut self, id: FlightId, now_ms: u64) {
+    /// A parent in flight that waits itself, and whose own event stands behind that of its child. The child cannot wait for
+    /// it: whatever the parent waits for is proven missing only after the child, which is older, has ended.
+    fn parent_behind(&self, child: &Flight) -> Option<Txid> {
+        let first = child.first_event()?;
+        let is_behind = |parent: &Txid| {
+            let parent = self.by_txid.get(parent).and_then(|id| self.flights.get(id.index as usize)?.as_ref());
+            parent.is_some_and(|parent| parent.waits() && parent.first_event().is_none_or(|event| event > first))
+        };
+        child.parents().find(is_behind)
+    }
+
+    /// For how long a transaction has been waiting, ms.
+    pub fn has_waited_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
+        let since = self.get(id).and_then(|flight| flight.waiting_since_ms);
+        since.map_or(0, |since| now_ms.saturating_sub(since))
+    }
+
+    /// A parent of a waiting transaction is proven missing: the transaction is contested. A parent that is in flight here
+    /// counts as missing only where ties are broken.
+    pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
-        let (Stage::Parked, Some(parent)) = (&flight.stage, flight.absent_parents().next()) else { return };
-        if self.by_txid.contains_key(&parent) {
-            return;
+        let parked = flight.stage == Stage::Parked;
+        let absent = flight.absent_parents().next().filter(|_| parked);
+        let absent = absent.filter(|parent| !self.by_txid.contains_key(parent));
+        let behind = || self.flights[id.index as usize].as_ref().and_then(|flight| self.parent_behind(flight));
+        let Some(parent) = absent.or_else(|| behind().filter(|_| ties == Ties::Break)) else { return };
+        if parked {
+            self.parked.remove(id);
+        } else {
+            // Those that it waited for must not start it when they end.
+            for flight in self.flights.iter_mut().flatten() {
+                flight.children.retain(|child| *child != id);
+            }
         }
-        self.parked.remove(id);
         self.count_waiting(-1);
         self.store_contested(id, Reason::MissingParent { parent });
         self.settle_ready(now_ms);

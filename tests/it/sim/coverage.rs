@@ -24,11 +24,6 @@ impl Coverage {
             }
         }
     }
-
-    /// How many of a kind.
-    pub fn of(&self, group: &'static str, kind: &str) -> u64 {
-        self.0.get(group).and_then(|kinds| kinds.get(kind)).copied().unwrap_or(0)
-    }
 }
 
 impl fmt::Display for Coverage {

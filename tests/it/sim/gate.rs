@@ -65,11 +65,6 @@ impl Gate {
         self.change(|state| (state.paused, state.deaf, state.fuse) = (false, false, None));
     }
 
-    /// Kills it.
-    pub fn kill(&self) {
-        self.change(|state| state.dead = true);
-    }
-
     /// Whether it was killed.
     pub fn is_dead(&self) -> bool {
         self.state().dead

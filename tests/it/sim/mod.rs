@@ -35,8 +35,8 @@ use self::{coverage::Coverage, plan::Plan, run::run, shrink::Budget};
 
 /// Seeds of `make test`.
 const FEW: u64 = 300;
-/// Failures after which a run of many seeds ends.
-const ENOUGH: usize = 5;
+/// Failures after which a run of many seeds ends, unless `ENOUGH` says otherwise.
+const ENOUGH: u64 = 5;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
@@ -55,7 +55,8 @@ fn check(name: &str, plan: Plan) -> Result<Coverage, String> {
         Err(error) => format!("(the plan below could not be written: {error})"),
     };
     Err(format!(
-        "{name} fails: {failure}\n\nreduced to:\n{small}\nwhich fails: {small_failure}\n\nreplay: make sim {}\nreduced: {kept}\n",
+        "{name} fails: {}\n\nreduced to:\n{small}\nwhich fails: {small_failure}\n\nreplay: make sim {}\nreduced: {kept}\n",
+        failure.lines().next().unwrap_or_default(),
         name.replacen("seed-", "SEED=", 1)
     ))
 }
@@ -64,10 +65,11 @@ fn check(name: &str, plan: Plan) -> Result<Coverage, String> {
 fn check_many(seeds: std::ops::Range<u64>, threads: u64) -> (Coverage, Vec<String>) {
     let next = AtomicU64::new(seeds.start);
     let (coverage, failures) = (Mutex::new(Coverage::default()), Mutex::new(Vec::<String>::new()));
+    let enough = number("ENOUGH").unwrap_or(ENOUGH) as usize;
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end || failures.lock().unwrap().len() >= ENOUGH {
+            if seed >= seeds.end || failures.lock().unwrap().len() >= enough {
                 return;
             }
             match check(&format!("seed-{seed}"), history::plan(seed)) {

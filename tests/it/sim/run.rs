@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
+    api::Health,
     broker::{Broker, TopicPartition, memory::MemoryFaults},
     engine::{
         RecordEngine,
@@ -67,6 +68,7 @@ struct Running {
     gate: Arc<Gate>,
     shutdown: CancellationToken,
     task: JoinHandle<Ended>,
+    health: Arc<Health>,
 }
 
 struct Simulation<'a> {
@@ -237,10 +239,11 @@ impl<'a> Simulation<'a> {
         };
         let mut parts = self.world.parts(&Store::new(Arc::new(engine), self.world.store.settings));
         parts.broker = Arc::new(log);
+        let health = parts.health.clone();
         let shutdown = CancellationToken::new();
         let run = instance::run(self.world.settings.clone(), parts, shutdown.clone());
         let task = tokio::spawn(gate.clone().guard(run));
-        self.slots[usize::from(slot)] = Some(Running { gate, shutdown, task });
+        self.slots[usize::from(slot)] = Some(Running { gate, shutdown, task, health });
         Ok(())
     }
 
@@ -291,7 +294,7 @@ impl<'a> Simulation<'a> {
         };
         match tokio::time::timeout(PATIENCE, consumed).await {
             Ok(consumed) => consumed?,
-            Err(_) => return Err(format!("not everything is consumed\n{}", self.story().await)),
+            Err(_) => return Err(format!("not everything is consumed: {}", self.stuck().await)),
         }
         self.faults.deliver_late().await;
         for slot in 0..SLOTS {
@@ -301,8 +304,17 @@ impl<'a> Simulation<'a> {
         self.look()
     }
 
+    /// Why it does not go on, as far as anybody says.
+    async fn stuck(&self) -> String {
+        let reasons = self.slots.iter().flatten().map(|running| format!("{:?}\n", running.health.ready().reasons));
+        reasons.collect::<String>() + &self.story().await
+    }
+
     async fn story(&self) -> String {
-        self.world.story(&self.world.store).await
+        let used = self.plan.used();
+        let named = self.made.iter().filter(|(id, _)| used.contains(id));
+        let names = named.map(|(id, made)| format!("tx {id} is {}\n", made.txid));
+        names.collect::<String>() + &self.world.story(&self.world.store).await
     }
 
     async fn last_checks(&self) -> Result<(), String> {

@@ -58,10 +58,12 @@ pub const FAULTS: &[(&str, f64)] = &[
 /// What is not simulated yet.
 pub const PENDING: &[&str] = &["a node that forgets its last second of acknowledged writes"];
 
-/// The kinds of events that are on.
+/// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves some out of every history.
 pub fn events(dice: &mut Seeded) -> BTreeSet<&'static str> {
     let share = *dice.pick(&[0.15, 0.35, 0.6]);
-    EVENTS.iter().copied().filter(|_| dice.chance(share)).collect()
+    let without = std::env::var("SIM_WITHOUT").unwrap_or_default();
+    let is_out = |kind: &str| without.split(',').any(|out| out == kind);
+    EVENTS.iter().copied().filter(|_| dice.chance(share)).filter(|kind| !is_out(kind)).collect()
 }
 
 /// The faults that are on.
