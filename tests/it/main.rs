@@ -9,6 +9,7 @@ mod demo;
 mod kafka;
 mod kafka_server;
 mod pipeline;
+mod regressions;
 mod run;
 mod sim;
 mod world;

@@ -244,8 +244,8 @@ impl World {
             let mut reader = self.broker.read(&partition, 0).await.unwrap();
             while reader.position() < end {
                 for message in reader.next(Duration::from_millis(1)).await.unwrap() {
-                    let event = Event::decode(&message.payload).unwrap();
-                    story += &format!("  {} {}\n", message.offset, utxo_store::event::to_json(&event));
+                    let event = Event::decode(&message.payload).map(|event| utxo_store::event::to_json(&event));
+                    story += &format!("  {} {}\n", message.offset, event.unwrap_or_else(|error| error.to_string()));
                 }
             }
         }
@@ -329,6 +329,12 @@ impl World {
     /// Produces a validated transaction that can first be in a block of this height.
     pub async fn validate_at(&self, made: &Made, height: u32) {
         let event = Validated { tx: &made.extended, height, locked: false };
+        self.produce("txs", &made.txid.0, event.encode()).await;
+    }
+
+    /// Produces a validated transaction whose outputs cannot be spent yet.
+    pub async fn validate_locked(&self, made: &Made) {
+        let event = Validated { tx: &made.extended, height: 200, locked: true };
         self.produce("txs", &made.txid.0, event.encode()).await;
     }
 
