@@ -9,6 +9,7 @@ mod demo;
 mod histories;
 mod kafka;
 mod kafka_server;
+mod model;
 mod pipeline;
 mod run;
 mod world;

@@ -35,6 +35,8 @@ use utxo_store::{
     tx::{Network, Outpoint, Transaction, Txid, varint},
 };
 
+use crate::model::{self, Expected, Logs, Model};
+
 pub const PARTITIONS: i32 = 3;
 pub const GROUP: &str = "g";
 const RULES: Rules = Rules { retention: 288 };
@@ -345,13 +347,47 @@ impl World {
         if !violations.is_empty() {
             panic!("{what}: {violations:#?}\n{}", self.story(&self.store).await);
         }
+        let expected = self.expected(what).await;
         let rebuilt = self.rebuild().await;
+        for (name, store) in [("the store", &self.store), ("the rebuild", &rebuilt)] {
+            self.compare(&format!("{what}: {name}"), &expected, store).await;
+        }
         let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
         if live.digest != again.digest {
             let (live, again) = (dump(&self.store).await, dump(&rebuilt).await);
             let differ: Vec<_> = live.iter().filter(|line| !again.contains(line)).collect();
             let instead: Vec<_> = again.iter().filter(|line| !live.contains(line)).collect();
             panic!("{what}: the rebuild differs: live {differ:#?}\nrebuilt {instead:#?}");
+        }
+    }
+
+    /// What the model makes of the logs. Everything must have been handled.
+    pub async fn expected(&self, what: &str) -> Expected {
+        let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
+        let settings = self.settings.pipeline.prepare;
+        let rules = model::Rules {
+            network: settings.network,
+            utxo_batch_size: settings.utxo_batch_size,
+            retention: RULES.retention,
+            forgetful: false,
+        };
+        match Model::replay(&logs, &rules) {
+            Ok(expected) => expected,
+            Err(complaints) => {
+                let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
+                panic!("{what}: the model does not agree:\n{lines}{}", self.story(&self.store).await);
+            }
+        }
+    }
+
+    async fn compare(&self, what: &str, expected: &Expected, store: &Store) {
+        let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
+        let pages = scanned.records.iter().filter_map(|(_, record)| record.page());
+        let complaints = expected.compare(pages);
+        let digest = store.survey(|_| {}).await.unwrap().digest;
+        if !complaints.is_empty() || digest != expected.digest() {
+            let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
+            panic!("{what} is not what the model expects:\n{lines}{}", self.story(store).await);
         }
     }
 
