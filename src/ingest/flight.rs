@@ -123,6 +123,8 @@ pub struct Flight {
     pub own_state_read: bool,
     /// It stands in the planner's table of absent parents.
     pub awaits_registered: bool,
+    /// What is absent after this try will never come.
+    pub last_try: bool,
 }
 
 impl Flight {
@@ -142,6 +144,7 @@ impl Flight {
             parked_since_ms: None,
             own_state_read: false,
             awaits_registered: false,
+            last_try: false,
         }
     }
 

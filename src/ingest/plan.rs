@@ -371,6 +371,11 @@ impl Planner {
             return self.finish(id, Completion::PassedOver);
         }
         let in_flight = self.parents_in_flight(id, |group| group.refusal.is_some());
+        let last_try = self.get(id).is_some_and(|flight| std::mem::take(&mut flight.last_try));
+        let absent = self.get(id).and_then(|flight| flight.absent_parents().next());
+        if let Some(parent) = absent.filter(|_| last_try && in_flight.is_empty()) {
+            return self.store_contested(id, Reason::MissingParent { parent });
+        }
         if !in_flight.is_empty() {
             let remaining = in_flight.len() as u32;
             for parent in in_flight {
@@ -424,16 +429,20 @@ impl Planner {
             .collect()
     }
 
-    /// A parent of a parked transaction is proven missing: it is contested.
+    /// What a parked transaction waits for is proven to have come already, or never: it tries once more, and is contested if
+    /// a parent is still absent. (Its last try may be older than the proof, and the parent have come in between.)
     pub fn parent_is_missing(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         let (Stage::Parked, Some(parent)) = (&flight.stage, flight.absent_parents().next()) else { return };
         if self.by_txid.contains_key(&parent) {
             return;
         }
+        if let Some(flight) = self.get(id) {
+            flight.last_try = true;
+        }
         self.parked.remove(id);
         self.count_waiting(-1);
-        self.store_contested(id, Reason::MissingParent { parent });
+        self.ready.push_back(id);
         self.settle_ready(now_ms);
     }
 

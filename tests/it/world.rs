@@ -216,6 +216,12 @@ impl World {
     /// Both logs of the sequencer and the transactions of both stores, for whoever has to find out what went wrong.
     pub async fn story(&self, rebuilt: &Store) -> String {
         let mut story = String::new();
+        let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
+        story += "validated:\n";
+        for logged in logs.validated {
+            let txid = <[u8; 32]>::try_from(logged.message.key.as_ref()).map(|key| Txid(key).to_string());
+            story += &format!("  {:?} {}\n", logged.place(), txid.unwrap_or_default());
+        }
         for topic in ["chain", "decisions"] {
             story += &format!("{topic}:\n");
             let partition = TopicPartition { topic: topic.into(), partition: 0 };
@@ -370,6 +376,7 @@ impl World {
             utxo_batch_size: settings.utxo_batch_size,
             retention: RULES.retention,
             forgetful: false,
+            pruned_to: None,
         };
         match Model::replay(&logs, &rules) {
             Ok(expected) => expected,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use utxo_store::{
-    event::{Contest, DeadLetter, DeadLetterClass, Event, OutcomeEvent, OutcomeKind},
+    event::{Contest, DeadLetter, DeadLetterClass, Event, OutcomeEvent},
     record::Reason,
     tx::Txid,
 };
@@ -26,9 +26,10 @@ impl Replay<'_> {
     pub fn check_contest(&mut self, contest: &Contest) {
         let Contest { txid, position, reason } = contest;
         let topic = &self.logs.validated_topic;
-        let there = self.history.tx(txid).is_some_and(|tx| {
-            position.topic == *topic && tx.versions().iter().any(|version| is_at(version, position))
-        });
+        let there = self
+            .history
+            .tx(txid)
+            .is_some_and(|tx| position.topic == *topic && tx.versions().iter().any(|version| is_at(version, position)));
         if !there {
             self.complain(format!("contests {txid} by an event that is not there: {position:?}"));
         } else if !self.explains(contest) {
@@ -65,9 +66,8 @@ impl Replay<'_> {
             }),
             Reason::Locked { parent } => spends(&parent) && self.ever_locked(&parent),
             // A command touched it, and was handled before.
-            Reason::Frozen { input } | Reason::NotYetSpendable { input } | Reason::History { input } => {
-                outpoint(input).is_some_and(|outpoint| self.touched.get(&outpoint).is_some_and(|since| *since < self.at))
-            }
+            Reason::Frozen { input } | Reason::NotYetSpendable { input } | Reason::History { input } => outpoint(input)
+                .is_some_and(|outpoint| self.touched.get(&outpoint).is_some_and(|since| *since < self.at)),
             Reason::Found => self.mentioned.contains(txid) || self.has_any_cause(txid),
             Reason::Command | Reason::Disconnected => false,
         }
@@ -157,7 +157,10 @@ impl Replay<'_> {
             let letter = match DeadLetter::from_headers(&logged.message.headers) {
                 Ok(letter) => letter,
                 Err(error) => {
-                    self.complain_of(format!("dead letter {}/{}", logged.partition, logged.message.offset), error.to_string());
+                    self.complain_of(
+                        format!("dead letter {}/{}", logged.partition, logged.message.offset),
+                        error.to_string(),
+                    );
                     continue;
                 }
             };
@@ -177,7 +180,8 @@ impl Replay<'_> {
                 self.complain_of(&about, "is not what its source says");
             }
         }
-        let letters = logs.dead_letters.iter().filter_map(|logged| DeadLetter::from_headers(&logged.message.headers).ok());
+        let letters =
+            logs.dead_letters.iter().filter_map(|logged| DeadLetter::from_headers(&logged.message.headers).ok());
         let there: BTreeSet<Buried> = letters.map(|letter| (letter.topic, letter.partition, letter.offset)).collect();
         for (topic, partition, offset) in expected.keys().filter(|buried| !there.contains(buried)) {
             self.complain_of(format!("{topic} {partition}/{offset}"), "has no dead letter, and must have one");
@@ -187,7 +191,8 @@ impl Replay<'_> {
     fn source(&self, topic: &str, partition: i32, offset: u64) -> Option<&Logged> {
         let logs = self.logs;
         let topics = logs.topics.as_ref();
-        let named = |name: fn(&utxo_store::sequencer::SequencerTopics) -> &String| topics.map(name).is_some_and(|n| n == topic);
+        let named =
+            |name: fn(&utxo_store::sequencer::SequencerTopics) -> &String| topics.map(name).is_some_and(|n| n == topic);
         let messages = match () {
             () if topic == logs.validated_topic => &logs.validated,
             () if named(|topics| &topics.chain) => &logs.chain,
@@ -205,7 +210,8 @@ impl Replay<'_> {
         let logs = self.logs;
         for logged in &logs.outcomes {
             let about = format!("outcome {}/{}", logged.partition, logged.message.offset);
-            let Ok(Event::Outcome(OutcomeEvent { txid, chain_offset, kind })) = Event::decode(&logged.message.payload) else {
+            let Ok(Event::Outcome(OutcomeEvent { txid, chain_offset, kind })) = Event::decode(&logged.message.payload)
+            else {
                 self.complain_of(about, "is no outcome");
                 continue;
             };
@@ -216,7 +222,7 @@ impl Replay<'_> {
             }
         }
         for ((txid, offset, kind), missing) in told.into_iter().zip(missing) {
-            if missing && !matches!(kind, OutcomeKind::Command { .. }) {
+            if missing {
                 self.complain_of(txid, format!("nobody is told what chain offset {offset} made of it: {kind:?}"));
             }
         }

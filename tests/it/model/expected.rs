@@ -190,7 +190,7 @@ fn slot(logical: &LogicalSlot, out: &mut Vec<u8>) {
     let more = logical.spendable_from.map_or(0, |_| 0x10) + if logical.reassignments.is_empty() { 0 } else { 0x20 };
     out.push(kind + more);
     out.extend(hash.iter().flat_map(|hash| hash.0));
-    for spender in spender {
+    if let Some(spender) = spender {
         out.extend(spender.txid.0);
         out.extend(spender.input.to_le_bytes());
     }

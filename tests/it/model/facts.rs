@@ -40,8 +40,8 @@ pub enum Origin {
     Validated(Vec<Version>),
     /// A partial transaction; its block was at this height.
     Seeded { height: u32 },
-    /// A block that was handled; its bytes.
-    Block { body: Bytes, height: u32, at: Place, chain_offset: u64 },
+    /// A block that was handled.
+    Block { body: Bytes, height: u32 },
 }
 
 /// A transaction.
@@ -83,6 +83,14 @@ impl Tx {
         match self.origin {
             Origin::Seeded { height } | Origin::Block { height, .. } if self.coinbase => Some(height + MATURITY),
             _ => None,
+        }
+    }
+
+    /// The height of the block of a partial transaction.
+    pub fn seeded_at(&self) -> Option<u32> {
+        match self.origin {
+            Origin::Seeded { height } => Some(height),
+            Origin::Validated(_) | Origin::Block { .. } => None,
         }
     }
 
@@ -136,7 +144,8 @@ impl Facts {
             return Ok(());
         };
         let hashes = |tx: &Tx| tx.slots(rules).into_iter().map(|slot| slot.hash()).collect::<Vec<_>>();
-        let differ = hashes(known).into_iter().zip(hashes(&tx)).any(|pair| matches!(pair, (Some(a), Some(b)) if a != b));
+        let differ =
+            hashes(known).into_iter().zip(hashes(&tx)).any(|pair| matches!(pair, (Some(a), Some(b)) if a != b));
         if differ || known.coinbase != tx.coinbase {
             return Err(DeadLetterClass::SeedMismatch);
         }
@@ -147,9 +156,9 @@ impl Facts {
     }
 
     /// Makes a transaction of the coinbase of a block; `None` where its bytes are none.
-    pub fn coinbase(body: &Bytes, height: u32, at: Place, chain_offset: u64) -> Option<Tx> {
+    pub fn coinbase(body: &Bytes, height: u32) -> Option<Tx> {
         let parsed = Transaction::parse(body).ok()?;
-        let origin = Origin::Block { body: body.clone(), height, at, chain_offset };
+        let origin = Origin::Block { body: body.clone(), height };
         Some(Tx { txid: parsed.txid(), coinbase: true, inputs: vec![], outputs: outputs(&parsed, body), origin })
     }
 
@@ -162,10 +171,8 @@ impl Facts {
 }
 
 fn outputs(parsed: &Transaction<'_>, bytes: &Bytes) -> Vec<Option<Coin>> {
-    let coin = |output: utxo_store::tx::Output<'_>| Coin {
-        satoshis: output.satoshis,
-        script: bytes.slice_ref(output.script),
-    };
+    let coin =
+        |output: utxo_store::tx::Output<'_>| Coin { satoshis: output.satoshis, script: bytes.slice_ref(output.script) };
     parsed.outputs().map(coin).map(Some).collect()
 }
 
@@ -202,11 +209,7 @@ fn validated(
     Ok(Tx { txid, coinbase: false, inputs, outputs, origin: Origin::Validated(vec![version]) })
 }
 
-fn seeded(
-    message: &utxo_store::broker::Message,
-    event: &Seeded<'_>,
-    rules: &Rules,
-) -> Result<Tx, DeadLetterClass> {
+fn seeded(message: &utxo_store::broker::Message, event: &Seeded<'_>, rules: &Rules) -> Result<Tx, DeadLetterClass> {
     if message.key.as_ref() != event.txid.0 {
         return Err(DeadLetterClass::Decode);
     }

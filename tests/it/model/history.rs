@@ -127,9 +127,9 @@ impl History {
         }
         let live = match self.standing(txid) {
             Some(Standing::Live) => true,
-            Some(Standing::Uncontested) => self.tx(txid).is_some_and(|tx| {
-                tx.parents().iter().all(|parent| self.is_pruned(parent) || self.live(parent, known))
-            }),
+            Some(Standing::Uncontested) => self
+                .tx(txid)
+                .is_some_and(|tx| tx.parents().iter().all(|parent| self.is_pruned(parent) || self.live(parent, known))),
             _ => false,
         };
         known.insert(*txid, live);
@@ -295,10 +295,7 @@ impl History {
             _ => fate.accepted.then_some(Verdict::Accepted),
         };
         let slots = tx.slots(&self.rules).into_iter().zip(0..);
-        let seeded = match tx.origin {
-            Origin::Seeded { height } => Some(MinedIn { block_id: 0, height, subtree: 0 }),
-            _ => None,
-        };
+        let seeded = tx.seeded_at().map(|height| MinedIn { block_id: 0, height, subtree: 0 });
         let mined = fate.mined.values().filter(|mined| self.on_longest_chain(mined.block_id)).copied();
         Some(LogicalTx {
             body: Some(body),

@@ -12,9 +12,11 @@ mod commands;
 mod contests;
 mod expected;
 mod facts;
+mod forget;
 mod history;
 mod logs;
 mod replay;
+mod tests;
 
 use std::fmt;
 
@@ -34,6 +36,8 @@ pub struct Rules {
     pub retention: u32,
     /// A node may forget writes that it acknowledged: then a transaction that was live may be found without its slot.
     pub forgetful: bool,
+    /// The block height up to which everything that is due was forgotten; `None`: nothing is.
+    pub pruned_to: Option<u32>,
 }
 
 /// Something in the logs, or in a store, that the history does not justify.

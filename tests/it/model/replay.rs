@@ -53,6 +53,8 @@ pub struct Replay<'l> {
     pub told: Vec<(Txid, u64, OutcomeKind)>,
     /// Events that the sequencer must have buried.
     pub buried: BTreeSet<Place>,
+    /// Ids of the commands so far.
+    pub commands: BTreeSet<[u8; 16]>,
     /// Messages of the chain that are no event that belongs there.
     pub chain_poison: BTreeSet<u64>,
     pub complaints: Vec<Complaint>,
@@ -85,6 +87,7 @@ impl<'l> Replay<'l> {
             reconsidered: BTreeMap::new(),
             told: Vec::new(),
             buried: BTreeSet::new(),
+            commands: BTreeSet::new(),
             chain_poison: BTreeSet::new(),
             complaints: Vec::new(),
         }
@@ -98,7 +101,13 @@ impl<'l> Replay<'l> {
         }
         self.finish();
         self.check_messages();
-        if self.complaints.is_empty() { Ok(self.history.expected()) } else { Err(self.complaints) }
+        if !self.complaints.is_empty() {
+            return Err(self.complaints);
+        }
+        if let Some(height) = self.history.rules.pruned_to {
+            self.history.forget(height);
+        }
+        Ok(self.history.expected())
     }
 
     pub fn complain(&mut self, what: impl Into<String>) {
@@ -113,7 +122,8 @@ impl<'l> Replay<'l> {
     fn read_decisions(&mut self) {
         for logged in &self.logs.decisions {
             let offset = logged.message.offset;
-            let Ok(Event::Decision(Decision { chain_offset, step, body })) = Event::decode(&logged.message.payload) else {
+            let Ok(Event::Decision(Decision { chain_offset, step, body })) = Event::decode(&logged.message.payload)
+            else {
                 self.complain_of(format!("decision at {offset}"), "is no decision");
                 continue;
             };
@@ -250,7 +260,9 @@ impl<'l> Replay<'l> {
                     self.check_passed_over(txid, opened);
                     self.passed_over(txid, opened);
                 }
-                Some(DecisionBody::Accepted { txid: named, height, inputs, losers, by_block: false }) if *named == txid => {
+                Some(DecisionBody::Accepted { txid: named, height, inputs, losers, by_block: false })
+                    if *named == txid =>
+                {
                     self.take_version(txid, opened, position);
                     self.check_open(txid, opened);
                     self.accepted(txid, *height, inputs, losers, None);
@@ -260,7 +272,9 @@ impl<'l> Replay<'l> {
                     self.conflicting(txid, *reason, *height, *live, opened);
                 }
                 // A node forgot a spend: a live rival has to give way first.
-                Some(DecisionBody::Conflicting { txid: rival, reason, height, live: true }) if self.history.rules.forgetful => {
+                Some(DecisionBody::Conflicting { txid: rival, reason, height, live: true })
+                    if self.history.rules.forgetful =>
+                {
                     self.conflicting(*rival, *reason, *height, true, opened);
                     continue;
                 }
@@ -350,8 +364,10 @@ impl<'l> Replay<'l> {
         }
         let fate = self.history.fate(&txid);
         (fate.standing, fate.accepted) = (Standing::Live, true);
-        self.noted.values_mut().for_each(|children| drop(children.remove(&txid)));
-        self.told.push((txid, self.at, OutcomeKind::Accepted));
+        for children in self.noted.values_mut() {
+            children.remove(&txid);
+        }
+        self.tell(txid, OutcomeKind::Accepted);
         self.after_verdict(Some(txid), &fell);
     }
 
@@ -364,7 +380,7 @@ impl<'l> Replay<'l> {
         }
         let mut live = BTreeSet::new();
         for DecidedInput { outpoint, holder, .. } in decided {
-            for holder in holder.filter(|holder| !self.names(holder, outpoint)) {
+            if let Some(holder) = holder.filter(|holder| !self.names(holder, outpoint)) {
                 self.complain(format!("{} is said to hold {outpoint}, which it does not spend so", holder.txid));
             }
             for holder in self.history.live_spenders(outpoint, &txid) {
@@ -404,12 +420,16 @@ impl<'l> Replay<'l> {
         match self.history.standing(&txid) {
             Some(Standing::Pending) => {}
             Some(Standing::Live | Standing::Uncontested) if self.history.rules.forgetful => {}
-            other => self.complain(format!("{txid} is found conflicting, though it has a verdict that holds: {other:?}")),
+            other => {
+                self.complain(format!("{txid} is found conflicting, though it has a verdict that holds: {other:?}"))
+            }
         }
         if !self.is_justified(txid, reason, opened) {
             let height = self.history.unmined_since(&txid).unwrap_or(self.history.height());
             let true_ones = self.history.against(&txid, height);
-            self.complain(format!("{txid} is conflicting because of {reason:?}; what stands against it is {true_ones:?}"));
+            self.complain(format!(
+                "{txid} is conflicting because of {reason:?}; what stands against it is {true_ones:?}"
+            ));
         }
         if let Reason::DoubleSpend { winner, .. } = reason {
             self.history.witness(&winner);
@@ -444,9 +464,11 @@ impl<'l> Replay<'l> {
             None => true,
             Some(Origin::Validated(versions)) => versions.iter().all(|version| order(&version.place) > event),
             Some(Origin::Block { .. }) => false,
-            Some(Origin::Seeded { .. }) => self.logs.validated.iter().all(|logged| {
-                logged.message.key.as_ref() != parent.0 || order(&logged.place()) > event
-            }),
+            Some(Origin::Seeded { .. }) => self
+                .logs
+                .validated
+                .iter()
+                .all(|logged| logged.message.key.as_ref() != parent.0 || order(&logged.place()) > event),
         }
     }
 
@@ -506,7 +528,8 @@ impl<'l> Replay<'l> {
 
     fn check_cone(&mut self, before: &History, fallen: &BTreeSet<Txid>, winner: Option<Txid>) {
         let certain = |txid: &Txid| before.standing(txid) == Some(Standing::Live);
-        let left: Vec<Txid> = before.fates.keys().filter(|txid| certain(txid) && !fallen.contains(txid)).copied().collect();
+        let left: Vec<Txid> =
+            before.fates.keys().filter(|txid| certain(txid) && !fallen.contains(txid)).copied().collect();
         for txid in left {
             let under = |input: &Outpoint| fallen.contains(&input.txid) && Some(input.txid) != winner;
             if before.inputs(&txid).iter().any(under) {
@@ -520,8 +543,15 @@ impl<'l> Replay<'l> {
         (fate.standing, fate.accepted, fate.lost_at) = (Standing::Lost(reason), false, height);
         self.mentioned.insert(txid);
         self.ever_lost.insert(txid);
-        self.told.push((txid, self.at, OutcomeKind::Conflicting { reason }));
+        self.tell(txid, OutcomeKind::Conflicting { reason });
         self.touch_inputs(&txid);
+    }
+
+    fn tell(&mut self, txid: Txid, kind: OutcomeKind) {
+        let outcome = (txid, self.at, kind);
+        if !self.told.contains(&outcome) {
+            self.told.push(outcome);
+        }
     }
 
     pub fn touch_inputs(&mut self, txid: &Txid) {
@@ -560,7 +590,12 @@ impl<'l> Replay<'l> {
         }
         self.history.sequence = mined.sequence;
         let block = &mined.block;
-        if block.longest_chain { self.connect(logged, block) } else { self.side_block(logged, block) }
+        if block.longest_chain {
+            self.connect(logged, block)
+        } else {
+            self.side_block(logged, block)
+        }
+        self.close_any();
     }
 
     /// A block of the longest chain: its coinbase is made, what it lists wins and is mined.
@@ -570,12 +605,10 @@ impl<'l> Replay<'l> {
         }
         self.history.tip = Some(Tip { hash: block.hash, height: block.height });
         self.history.blocks.insert(block.block_id, true);
-        if let Some(coinbase) = self.make_coinbase(logged, block, Standing::Live) {
-            self.set_mined(&coinbase, MinedIn { block_id: block.block_id, height: block.height, subtree: 0 });
-        }
+        let coinbase = self.make_coinbase(logged, block, Standing::Live);
         let listed = self.listed(block);
-        self.decide_on_block(block.height, &listed);
-        for (txid, subtree) in listed {
+        self.decide_on_block(block.height, coinbase, &listed);
+        for (txid, subtree) in listed.into_iter().chain(coinbase.map(|txid| (txid, 0))) {
             if !self.history.witness(&txid) {
                 let standing = self.history.standing(&txid);
                 self.complain(format!("block {} lists {txid}, which is not live: {standing:?}", block.height));
@@ -585,29 +618,27 @@ impl<'l> Replay<'l> {
         }
     }
 
-    /// Verdicts on listed transactions that were conflicting; where there is any, a `Closed` behind them.
-    fn decide_on_block(&mut self, height: u32, listed: &[(Txid, u32)]) {
-        let mut any = false;
-        while self.peek().is_some_and(|body| body != DecisionBody::Closed) {
-            any = true;
-            match self.step() {
-                Some(DecisionBody::Accepted { txid, height: at, inputs, losers, by_block: true }) => {
-                    if !listed.iter().any(|(listed, _)| *listed == txid) {
-                        self.complain(format!("{txid} wins by a block that does not list it"));
-                    }
-                    if self.history.is_live(&txid) {
-                        self.complain(format!("{txid} wins by a block, though it is live"));
-                    }
-                    if at != height {
-                        self.complain(format!("{txid} wins at height {at}, its block is at {height}"));
-                    }
-                    self.accepted(txid, height, &inputs, &losers, Some(height));
-                    self.touch_inputs(&txid);
-                }
-                other => self.complain(format!("a block leads to {other:?}")),
+    /// Verdicts on what a block brings and what was conflicting.
+    fn decide_on_block(&mut self, height: u32, coinbase: Option<Txid>, listed: &[(Txid, u32)]) {
+        let mut won = BTreeSet::new();
+        let brought: BTreeSet<Txid> = listed.iter().map(|(txid, _)| *txid).chain(coinbase).collect();
+        while let Some(DecisionBody::Accepted { txid, inputs, losers, by_block: true, height: at }) = self.peek()
+            && brought.contains(&txid)
+        {
+            self.next += 1;
+            // Two sequencers at one block: the second decides again what the first has just decided.
+            let again = !won.insert(txid);
+            if self.history.is_live(&txid) && !again {
+                self.complain(format!("{txid} wins by a block, though it is live"));
             }
+            self.accepted(txid, at, &inputs, &losers, Some(height));
+            self.touch_inputs(&txid);
         }
-        if any {
+    }
+
+    /// An event on which anything was decided has a last decision.
+    pub fn close_any(&mut self) {
+        if self.peek().is_some() || self.next > 0 {
             self.expect_closed();
         }
     }
@@ -619,7 +650,9 @@ impl<'l> Replay<'l> {
                 SubtreeTransactions::Inline(_) => {
                     listed.extend(subtree.transactions.inline().into_iter().flatten().map(|txid| (txid, index)));
                 }
-                SubtreeTransactions::Object { key, .. } => self.complain(format!("the object {key} is not in the logs")),
+                SubtreeTransactions::Object { key, .. } => {
+                    self.complain(format!("the object {key} is not in the logs"))
+                }
             }
         }
         listed
@@ -628,7 +661,7 @@ impl<'l> Replay<'l> {
     /// The coinbase of a block, which may be known from another block.
     pub fn make_coinbase(&mut self, logged: &Logged, block: &Block<'_>, standing: Standing) -> Option<Txid> {
         let body = logged.message.payload.slice_ref(block.coinbase);
-        let Some(tx) = Facts::coinbase(&body, block.height, logged.place(), self.at) else {
+        let Some(tx) = Facts::coinbase(&body, block.height) else {
             self.complain(format!("the coinbase of block {} is no transaction", block.height));
             return None;
         };
