@@ -4,6 +4,7 @@
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod bad_input;
 mod cli;
 mod demo;
 mod histories;
