@@ -4,10 +4,12 @@
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod bad_input;
 mod cli;
 mod demo;
 mod kafka;
 mod kafka_server;
+mod model;
 mod pipeline;
 mod regressions;
 mod run;

@@ -31,6 +31,8 @@ use utxo_store::{
     tx::{Network, Outpoint, Transaction, Txid, varint},
 };
 
+use crate::model::{self, Expected, Logs, Model};
+
 pub const PARTITIONS: i32 = 3;
 pub const GROUP: &str = "g";
 const RULES: Rules = Rules { retention: 288 };
@@ -237,6 +239,12 @@ impl World {
     /// Both logs of the sequencer and the transactions of both stores, for whoever has to find out what went wrong.
     pub async fn story(&self, rebuilt: &Store) -> String {
         let mut story = String::new();
+        let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
+        story += "validated:\n";
+        for logged in logs.validated {
+            let txid = <[u8; 32]>::try_from(logged.message.key.as_ref()).map(|key| Txid(key).to_string());
+            story += &format!("  {:?} {}\n", logged.place(), txid.unwrap_or_default());
+        }
         for topic in ["chain", "decisions"] {
             story += &format!("{topic}:\n");
             let partition = TopicPartition { topic: topic.into(), partition: 0 };
@@ -361,16 +369,21 @@ impl World {
 
     /// Produces a block that lists these transactions.
     pub async fn mine(&self, sequence: u64, listed: &[&Made]) -> Made {
+        self.mine_as(sequence as u32, sequence, listed).await
+    }
+
+    /// The same, under another local id.
+    pub async fn mine_as(&self, block_id: u32, sequence: u64, listed: &[&Made]) -> Made {
         let coinbase = coinbase(sequence as u32);
-        self.mine_with(sequence, 100 + sequence as u32, &coinbase, listed).await;
+        self.mine_with(block_id, sequence, 100 + sequence as u32, &coinbase, listed).await;
         coinbase
     }
 
     /// Produces a block of this height with this coinbase.
-    pub async fn mine_with(&self, sequence: u64, height: u32, coinbase: &Made, listed: &[&Made]) {
+    pub async fn mine_with(&self, block_id: u32, sequence: u64, height: u32, coinbase: &Made, listed: &[&Made]) {
         let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
         let block = Block {
-            block_id: sequence as u32,
+            block_id,
             hash: [sequence as u8; 32],
             previous: [sequence as u8 - 1; 32],
             height,
@@ -390,13 +403,48 @@ impl World {
         if !violations.is_empty() {
             panic!("{what}: {violations:#?}\n{}", self.story(&self.store).await);
         }
+        let expected = self.expected(what).await;
         let rebuilt = self.rebuild().await;
+        for (name, store) in [("the store", &self.store), ("the rebuild", &rebuilt)] {
+            self.compare(&format!("{what}: {name}"), &expected, store).await;
+        }
         let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
         if live.digest != again.digest {
             let (live, again) = (dump(&self.store).await, dump(&rebuilt).await);
             let differ: Vec<_> = live.iter().filter(|line| !again.contains(line)).collect();
             let instead: Vec<_> = again.iter().filter(|line| !live.contains(line)).collect();
             panic!("{what}: the rebuild differs: live {differ:#?}\nrebuilt {instead:#?}");
+        }
+    }
+
+    /// What the model makes of the logs. Everything must have been handled.
+    pub async fn expected(&self, what: &str) -> Expected {
+        let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
+        let settings = self.settings.pipeline.prepare;
+        let rules = model::Rules {
+            network: settings.network,
+            utxo_batch_size: settings.utxo_batch_size,
+            retention: RULES.retention,
+            forgetful: false,
+            pruned_to: None,
+        };
+        match Model::replay(&logs, &rules) {
+            Ok(expected) => expected,
+            Err(complaints) => {
+                let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
+                panic!("{what}: the model does not agree:\n{lines}{}", self.story(&self.store).await);
+            }
+        }
+    }
+
+    async fn compare(&self, what: &str, expected: &Expected, store: &Store) {
+        let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
+        let pages = scanned.records.iter().filter_map(|(_, record)| record.page());
+        let complaints = expected.compare(pages);
+        let digest = store.survey(|_| {}).await.unwrap().digest;
+        if !complaints.is_empty() || digest != expected.digest() {
+            let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
+            panic!("{what} is not what the model expects:\n{lines}{}", self.story(store).await);
         }
     }
 

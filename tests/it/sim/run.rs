@@ -165,7 +165,7 @@ impl<'a> Simulation<'a> {
                 self.blocks += 1;
                 let height = BASE_HEIGHT + self.blocks as u32 * self.plan.height_step;
                 let listed: Vec<&Made> = listed.iter().map(|tx| &self.made[tx]).collect();
-                self.world.mine_with(self.blocks, height, &self.made[coinbase], &listed).await;
+                self.world.mine_with(self.blocks as u32, self.blocks, height, &self.made[coinbase], &listed).await;
             }
             Step::Reconsider { tx } => {
                 let action = Action::Reconsider { txid: self.made[tx].txid };
