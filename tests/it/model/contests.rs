@@ -11,6 +11,7 @@ use utxo_store::{
 
 use super::{
     Logged,
+    facts::Version,
     history::{Standing, is_at},
     replay::Replay,
 };
@@ -24,12 +25,10 @@ type Buried = (String, i32, u64);
 impl Replay<'_> {
     /// A contested transaction conflicts with something in the history, and its contest says where its event is.
     pub fn check_contest(&mut self, contest: &Contest) {
-        let Contest { txid, position, reason } = contest;
+        let Contest { txid, position, body, reason } = contest;
         let topic = &self.logs.validated_topic;
-        let there = self
-            .history
-            .tx(txid)
-            .is_some_and(|tx| position.topic == *topic && tx.versions().iter().any(|version| is_at(version, position)));
+        let says = |version: &Version| is_at(version, position) && blake3::hash(&version.body) == *body;
+        let there = position.topic == *topic && self.history.tx(txid).is_some_and(|tx| tx.versions().iter().any(says));
         if !there {
             self.complain(format!("contests {txid} by an event that is not there: {position:?}"));
         } else if !self.explains(contest) {

@@ -186,7 +186,7 @@ impl History {
     /// The one place that says which of several events for one txid counts. They differ at most in what the txid does
     /// not commit to: what they claim of the outputs that they spend, their height, whether they start locked.
     ///
-    /// Contested: the event that its contest names. Uncontested: one that agrees with the outputs that it spends (they
+    /// Contested: the event that the contest names which its verdict was given for. Uncontested: one that agrees with the outputs that it spends (they
     /// all do then in what they claim), the first.
     pub fn version(&self, txid: &Txid) -> Option<&Version> {
         let versions = self.tx(txid)?.versions();

@@ -78,7 +78,8 @@ impl Log {
         let message = &event.expect("its event is there").message;
         let position =
             Position { topic: "txs".into(), partition: 0, offset: message.offset, timestamp_ms: message.timestamp_ms };
-        let event = Contest { txid: made.txid, position, reason };
+        let body = *blake3::hash(&made.extended).as_bytes();
+        let event = Contest { txid: made.txid, position, body, reason };
         self.write(|logs| &mut logs.chain, &made.txid.0, event.encode())
     }
 
