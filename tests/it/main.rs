@@ -7,10 +7,13 @@
 mod bad_input;
 mod cli;
 mod demo;
+mod halts;
 mod kafka;
 mod kafka_server;
+mod large;
 mod model;
 mod pipeline;
+mod real_kafka;
 mod regressions;
 mod run;
 mod sim;

@@ -133,6 +133,21 @@ pub struct WorldSettings {
     pub batch_size: usize,
     /// Members of a cone that one decision names.
     pub cone_chunk: usize,
+    /// The most bytes that a decision may have, where that is bounded.
+    pub decision_bytes: Option<usize>,
+}
+
+impl WorldSettings {
+    /// Nothing goes wrong.
+    pub fn calm() -> Self {
+        WorldSettings {
+            faults: MemoryFaults::default(),
+            session_timeout: Duration::ZERO,
+            batch_size: 16,
+            cone_chunk: 2,
+            decision_bytes: None,
+        }
+    }
 }
 
 /// A running instance.
@@ -144,17 +159,16 @@ pub struct Running {
 
 impl World {
     pub async fn new() -> Self {
-        let settings = WorldSettings {
-            faults: MemoryFaults::default(),
-            session_timeout: Duration::ZERO,
-            batch_size: 16,
-            cone_chunk: 2,
-        };
-        Self::with_settings(settings).await
+        Self::with_settings(WorldSettings::calm()).await
+    }
+
+    /// Decisions of so many bytes at the most.
+    pub async fn with_decisions_of(bytes: usize) -> Self {
+        Self::with_settings(WorldSettings { decision_bytes: Some(bytes), ..WorldSettings::calm() }).await
     }
 
     pub async fn with_settings(settings: WorldSettings) -> Self {
-        let WorldSettings { faults, session_timeout, batch_size, cone_chunk } = settings;
+        let WorldSettings { faults, session_timeout, batch_size, cone_chunk, decision_bytes } = settings;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker =
             MemoryBroker::new(MemorySettings { faults, session_timeout, ..MemorySettings::new(clock.clone()) });
@@ -167,7 +181,9 @@ impl World {
             dead_letters: "dead-letters".into(),
         };
         let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: vec![] };
-        let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
+        let mut singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
+        singles[3].config =
+            decision_bytes.map(|most| ("max.message.bytes".to_owned(), most.to_string())).into_iter().collect();
         let many = ["txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
         broker.create_topics(&[singles.as_slice(), many.as_slice()].concat()).await.unwrap();
         let settings = InstanceSettings {

@@ -103,6 +103,7 @@ impl<'a> Simulation<'a> {
             session_timeout: Duration::from_millis(plan.session_ms),
             batch_size: plan.batch,
             cone_chunk: plan.batch.min(4),
+            decision_bytes: None,
         };
         let mut world = World::with_settings(settings).await;
         let watched = Watched { inner: world.store.engine.clone(), observer: observer.clone() };
@@ -422,6 +423,7 @@ fn decision_kind(body: &DecisionBody) -> String {
         DecisionBody::Conflicting { reason, .. } => format!("conflicting: {}", reason_name(*reason)),
         DecisionBody::Cone { members, .. } if members.is_empty() => "cone, closed".to_owned(),
         DecisionBody::Cone { .. } => "cone".to_owned(),
+        DecisionBody::AcceptedPart { .. } => "accepted, a part".to_owned(),
         DecisionBody::CommandDone { .. } => "command done".to_owned(),
         DecisionBody::Closed => "closed".to_owned(),
     }
