@@ -17,8 +17,12 @@ use crate::{
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
+<<<<<<< HEAD
         flight::FlightId,
         partition::{PartitionBounds, PartitionState},
+=======
+        partition::{Halt, PartitionBounds, PartitionState},
+>>>>>>> main
         plan::{Action, EventRef, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, proves_missing},
@@ -177,7 +181,10 @@ impl Pipeline {
                 () = shutdown.cancelled() => break,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
-                polled = self.consumer.poll() => self.on_polled(polled?).await?,
+                polled = self.consumer.poll() => match polled {
+                    Ok(polled) => self.on_polled(polled).await?,
+                    Err(error) => self.on_gone(error).await?,
+                },
                 () = tokio::time::sleep_until(wake) => self.on_tick().await?,
             }
             self.act();
@@ -234,6 +241,31 @@ impl Pipeline {
         if self.throttled {
             self.pause(number);
         }
+        let standing = |committed| Halt::standing(committed, self.parts.health.started_ms());
+        if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
+            self.halt(number, halt);
+        }
+    }
+
+    /// What is to be read next is no longer in the topic, or is not there yet: skipping it would lose it, so the partitions
+    /// that this befell halt. The rest goes on.
+    async fn on_gone(&mut self, error: BrokerError) -> Result<(), PipelineError> {
+        // Nobody will look at a rebuild: it has failed.
+        if error.kind != BrokerErrorKind::OutOfRange || self.parts.modes.ends().is_some() {
+            return Err(error.into());
+        }
+        let mut found = false;
+        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
+            let Some(position) = self.partitions.get(&number).map(|state| state.tracker.position()) else { continue };
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+            let (low, high) = self.parts.broker.watermarks(&partition).await?;
+            if !(low..=high).contains(&position) {
+                found = true;
+                let why = format!("offset {position} is next, but the topic holds {low} to {high}");
+                self.halt(number, Halt { why, since_ms: self.now_ms() });
+            }
+        }
+        if found { Ok(()) } else { Err(error.into()) }
     }
 
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
@@ -353,7 +385,7 @@ impl Pipeline {
                 Err(poison) => self.bury(event, &message, poison),
             }
             if let Some(why) = stop {
-                self.halt(chunk.partition, why);
+                self.halt(chunk.partition, Halt { why, since_ms: now_ms });
             }
         }
     }
@@ -384,13 +416,16 @@ impl Pipeline {
         self.parts.publisher.dead_letter(event, message.clone(), poison, self.done_sender.clone());
     }
 
-    fn halt(&mut self, number: i32, why: String) {
-        tracing::error!(partition = number, why, "halted: the events that follow are left where they are");
+    fn halt(&mut self, number: i32, halt: Halt) {
+        let Halt { why, since_ms } = &halt;
+        tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
         self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
         if let Some(state) = self.partitions.get_mut(&number) {
-            state.halted = Some(why);
+            state.halted = Some(halt);
         }
         self.pause(number);
+        // Whoever has the partition next is to know.
+        self.next_commit = Instant::now();
     }
 
     fn on_done(&mut self, done: Done) -> Result<(), PipelineError> {

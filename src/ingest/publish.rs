@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    broker::{BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
+    broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
     ingest::{dispatch::Done, flight::FlightId, plan::EventRef, prepare::Poison},
     record::Reason,
@@ -57,7 +57,12 @@ impl Publisher {
             payload: payload.into(),
             ..Produce::default()
         };
-        self.publish(message, Done::ContestPublished(flight), done);
+        let publisher = self.clone();
+        self.answer(done, async move {
+            let producer = publisher.producer.as_ref();
+            produce_until_acknowledged(producer, &[message], publisher.retry_pause).await?;
+            Ok(Done::ContestPublished(flight))
+        });
     }
 
     /// Puts a message aside, untouched, saying whence and why; answers with [`Done::DeadLetterPublished`].
@@ -89,33 +94,43 @@ impl Publisher {
             headers,
             timestamp_ms: None,
         };
-        self.publish(message, Done::DeadLetterPublished(event), done);
+        let publisher = self.clone();
+        self.answer(done, async move {
+            bury_until_acknowledged(publisher.producer.as_ref(), message, publisher.retry_pause).await?;
+            Ok(Done::DeadLetterPublished(event))
+        });
     }
 
-    fn publish(&self, message: Produce, answer: Done, done: mpsc::UnboundedSender<Done>) {
-        let publisher = self.clone();
+    fn answer(
+        &self,
+        done: mpsc::UnboundedSender<Done>,
+        published: impl Future<Output = Result<Done, BrokerError>> + Send + 'static,
+    ) {
         tokio::spawn(async move {
-            let answer = match publisher.produce_until_done(message).await {
-                Ok(()) => answer,
-                Err(error) => Done::Fatal(error),
-            };
+            let answer = published.await.unwrap_or_else(|error| Done::Fatal(error.to_string()));
             // A pipeline that has ended meanwhile reads the event again when it starts.
             let _ = done.send(answer);
         });
     }
+}
 
-    async fn produce_until_done(&self, mut message: Produce) -> Result<(), String> {
-        let producer = self.producer.as_ref();
-        let produced = produce_until_acknowledged(producer, std::slice::from_ref(&message), self.retry_pause).await;
-        let Err(error) = produced else { return Ok(()) };
-        if error.kind != BrokerErrorKind::TooLarge {
-            return Err(error.to_string());
+/// Produces a dead letter until it is acknowledged. One that is larger than its topic takes goes without its payload: its
+/// headers name the source, where the rest can be read.
+///
+/// # Errors
+/// What no retry heals.
+pub async fn bury_until_acknowledged(
+    producer: &dyn Producer,
+    mut letter: Produce,
+    pause: (Duration, Duration),
+) -> Result<(), BrokerError> {
+    match produce_until_acknowledged(producer, std::slice::from_ref(&letter), pause).await {
+        Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+            tracing::warn!(%error, "dead letter without its payload");
+            letter.payload = Bytes::new();
+            produce_until_acknowledged(producer, &[letter], pause).await.map(drop)
         }
-        // The headers name the source, where the rest can be read.
-        tracing::warn!(%error, "dead letter without its payload");
-        message.payload = Bytes::new();
-        let produced = produce_until_acknowledged(producer, &[message], self.retry_pause).await;
-        produced.map(drop).map_err(|error| error.to_string())
+        produced => produced.map(drop),
     }
 }
 

@@ -55,7 +55,7 @@ impl Handler {
         let mut message = self.message(&self.parts.topics.dead_letters, None, source.key, source.payload);
         message.headers = source.headers;
         message.headers.extend(letter.to_headers());
-        self.produce(vec![message]).await
+        self.bury_letter(message).await
     }
 
     /// Reads one message again.

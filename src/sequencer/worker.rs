@@ -191,6 +191,6 @@ impl Worker {
             self.handler.message(&parts.topics.dead_letters, None, message.key.clone(), message.payload.clone());
         dead.headers = message.headers.clone();
         dead.headers.extend(letter.to_headers());
-        self.handler.produce(vec![dead]).await
+        self.handler.bury_letter(dead).await
     }
 }

@@ -7,10 +7,16 @@
 mod bad_input;
 mod cli;
 mod demo;
+mod halts;
 mod histories;
 mod kafka;
 mod kafka_server;
+<<<<<<< HEAD
 mod model;
+=======
+mod large;
+>>>>>>> main
 mod pipeline;
+mod real_kafka;
 mod run;
 mod world;
