@@ -17,12 +17,8 @@ use crate::{
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
-<<<<<<< HEAD
         flight::FlightId,
-        partition::{PartitionBounds, PartitionState},
-=======
         partition::{Halt, PartitionBounds, PartitionState},
->>>>>>> main
         plan::{Action, EventRef, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, proves_missing},

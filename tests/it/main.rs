@@ -11,11 +11,8 @@ mod halts;
 mod histories;
 mod kafka;
 mod kafka_server;
-<<<<<<< HEAD
-mod model;
-=======
 mod large;
->>>>>>> main
+mod model;
 mod pipeline;
 mod real_kafka;
 mod run;
