@@ -6,7 +6,7 @@ use std::{
 };
 
 use utxo_store::{
-    event::{Action, Decision, DecisionBody, Event, OutcomeKind},
+    event::{Action, DecidedInput, Decision, DecisionBody, Event, OutcomeKind},
     record::Reason,
     tx::{Outpoint, Txid},
 };
@@ -139,6 +139,9 @@ impl<'l> Replay<'l> {
                 self.complain_of(about, format!("skips step {count}"));
             }
         }
+        for steps in self.decisions.values_mut() {
+            *steps = joined(std::mem::take(steps));
+        }
         let handled: BTreeSet<u64> = self.logs.chain.iter().map(|logged| logged.message.offset).collect();
         for offset in self.decisions.keys().copied().collect::<Vec<_>>() {
             if !handled.contains(&offset) {
@@ -167,7 +170,10 @@ impl<'l> Replay<'l> {
                     }
                 }
                 DecisionBody::Cone { members, .. } => members.iter().for_each(|member| note(member.txid, member.live)),
-                DecisionBody::PassedOver { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {}
+                DecisionBody::PassedOver { .. }
+                | DecisionBody::CommandDone { .. }
+                | DecisionBody::AcceptedPart { .. }
+                | DecisionBody::Closed => {}
             }
         }
         for txid in self.history.facts.txs.keys() {
@@ -226,4 +232,33 @@ impl<'l> Replay<'l> {
             self.expect_closed();
         }
     }
+}
+
+/// Parts of one decision that stand directly behind each other, from the first to the last, are that decision; others are
+/// void.
+fn joined(steps: Vec<DecisionBody>) -> Vec<DecisionBody> {
+    let mut whole_ones = Vec::new();
+    // What was begun: its name, how many parts of it there were, and what they come to.
+    let mut begun: Option<([u8; 16], u32, Vec<DecidedInput>, Vec<Txid>)> = None;
+    for body in steps {
+        let DecisionBody::AcceptedPart { whole, part, parts, txid, height, inputs, losers, by_block } = body else {
+            begun = None;
+            whole_ones.push(body);
+            continue;
+        };
+        let (mut all_inputs, mut all_losers) = match begun.take() {
+            Some((name, count, inputs, losers)) if name == whole && count == part => (inputs, losers),
+            _ if part == 0 => (Vec::new(), Vec::new()),
+            _ => continue,
+        };
+        all_inputs.extend(inputs);
+        all_losers.extend(losers);
+        if part + 1 == parts {
+            let (inputs, losers) = (all_inputs, all_losers);
+            whole_ones.push(DecisionBody::Accepted { txid, height, inputs, losers, by_block });
+        } else {
+            begun = Some((whole, part + 1, all_inputs, all_losers));
+        }
+    }
+    whole_ones
 }
