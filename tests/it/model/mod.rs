@@ -8,7 +8,9 @@
 //! No counterpart in the store yet (the model says what they mean, for the issue that builds them): commands other than
 //! `Reconsider`, side chains, reorgs, pruning.
 
+mod blocks;
 mod commands;
+mod cone;
 mod contests;
 mod expected;
 mod facts;
@@ -17,6 +19,7 @@ mod history;
 mod logs;
 mod replay;
 mod tests;
+mod verdicts;
 
 use std::fmt;
 

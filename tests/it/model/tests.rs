@@ -1,11 +1,13 @@
 //! The model on its own: small logs written by hand, and a complaint for every kind of lie.
 
+mod later;
+
 use bytes::Bytes;
 use utxo_store::{
     broker::Message,
     event::{
         Action, Block, BlockMined, Command, ConeMember, Contest, DeadLetter, DeadLetterClass, DecidedInput, Decision,
-        DecisionBody, OutcomeEvent, OutcomeKind, Position, Seeded, SeededOutput, Subtree, SubtreeTransactions,
+        DecisionBody, Event, OutcomeEvent, OutcomeKind, Position, Seeded, SeededOutput, Subtree, SubtreeTransactions,
         Validated,
     },
     record::{Body, MinedIn, Reason, Slot, SpendingData, StoredOutput, Verdict},
@@ -518,7 +520,7 @@ fn the_digest_is_the_one_that_is_written_down() {
         utxo_hash: UtxoHash([3; 32]),
         new_utxo_hash: UtxoHash([4; 32]),
         block_height: 9,
-        output: StoredOutput { satoshis: 5, script: Bytes::new() },
+        output: StoredOutput { satoshis: 5, script: Bytes::from_static(&[0x52]) },
     };
     let first = Slot::Unspent(hash(0, 0));
     let tx = LogicalTx {
