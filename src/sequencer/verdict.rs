@@ -371,8 +371,15 @@ impl Handler {
     }
 }
 
-/// Whether the slot is one of this page, and nobody holds it.
+/// Whether the slot is one of this page, and nobody holds it, or only who is conflicting: a loser's own event may take it
+/// again before it finds its record contested.
 fn is_free(page: &Page, outpoint: &Outpoint) -> bool {
     let slot = page.utxos.as_ref().and_then(|slots| slots.get(outpoint.vout as usize));
-    page.txid == outpoint.txid && matches!(slot, Some(Slot::Unspent(_)))
+    let lost = |txid: &Txid| page.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
+    page.txid == outpoint.txid
+        && match slot {
+            Some(Slot::Unspent(_)) => true,
+            Some(Slot::Spent(_, holder)) => lost(&holder.txid),
+            _ => false,
+        }
 }
