@@ -51,6 +51,10 @@ pub(super) fn by_record(page: &Page, height: u32, taker: Taker) -> Result<(), Re
     if page.creating_at.is_some() {
         return Err(Rejection::Creating);
     }
+    // A stub is not there yet, and may never come: only what is proven missing is decided on.
+    if page.utxos.is_none() && page.verdict() == Some(Verdict::Pending) {
+        return Err(Rejection::NotFound);
+    }
     if page.conflicting || page.utxos.is_none() {
         return Err(Rejection::Conflicting(page.verdict().unwrap_or(Verdict::Pending)));
     }
@@ -76,12 +80,7 @@ pub(super) fn by_slot(
 ) -> Result<(), Rejection> {
     let offset = claim.offset;
     let slot = slot(page, offset).ok_or(Rejection::NoSuchOutput(offset))?;
-    if slot.hash() != Some(claim.utxo_hash) {
-        return Err(Rejection::HashMismatch(offset));
-    }
-    if !stored.agree(page, claim) {
-        return Err(Rejection::OutputMismatch(offset));
-    }
+    by_claim(page, stored, slot, claim)?;
     if taker.heeds_flags() && is_frozen(page, slot) {
         return Err(Rejection::Frozen(offset));
     }
@@ -96,6 +95,22 @@ pub(super) fn by_slot(
         Some(from) if taker.heeds_flags() && *from > height => Err(Rejection::NotYetSpendable(offset, *from)),
         _ => Ok(()),
     }
+}
+
+/// The output is not what it is said to be.
+pub(super) fn by_claim(
+    page: &Page,
+    stored: &StoredOutputs<'_>,
+    slot: Slot,
+    claim: &SpendSlot,
+) -> Result<(), Rejection> {
+    if slot.hash() != Some(claim.utxo_hash) {
+        return Err(Rejection::HashMismatch(claim.offset));
+    }
+    if !stored.agree(page, claim) {
+        return Err(Rejection::OutputMismatch(claim.offset));
+    }
+    Ok(())
 }
 
 /// A slot is free, or held by whom it is to be taken from.

@@ -64,7 +64,7 @@ pub const PENDING: &[&str] = &[
 /// Kinds that meet what is still open (ARCHITECTURE.md, "Found in review, still open"): the store takes a contestant whose
 /// claims are wrong where it holds its slots already, and the model does not know that a block unlocks a parent before
 /// its child wins. `SIM_WITHOUT=` turns them on.
-const OPEN: &str = "lie,locked";
+const OPEN: &str = "locked";
 
 /// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves those out of every history.
 pub fn events(dice: &mut Seeded) -> BTreeSet<&'static str> {
