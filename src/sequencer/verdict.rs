@@ -9,8 +9,8 @@ use crate::{
     engine::Row,
     event::{Action, Command, ConeMember, DecidedInput, DecisionBody, Event, OutcomeKind},
     record::{
-        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced, Slot,
-        SpendingData, TxState, Verdict,
+        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
+        Slot, SpendingData, TxState, Verdict,
     },
     sequencer::{
         Stop,
@@ -288,9 +288,8 @@ impl Handler {
             matches!(row.key, Key::Page(_, 0)) && matches!(outcome, Outcome::AlreadyApplied(Reply::None))
         };
         let absent = rows.into_iter().zip(&outcomes).filter(|(row, outcome)| is_absent(row, outcome));
-        let (stubs, again): (Vec<Row>, Vec<Row>) = absent
-            .map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row))
-            .unzip();
+        let (stubs, again): (Vec<Row>, Vec<Row>) =
+            absent.map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row)).unzip();
         if !stubs.is_empty() {
             self.apply(stubs).await?;
             self.apply(again).await?;
