@@ -1,7 +1,10 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench setup
+.PHONY: help demo test sim lint bench fuzz setup
+
+TARGET ?= transaction
+TIME ?= 600
 
 help: ## list these recipes
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
@@ -12,11 +15,18 @@ demo: setup ## real blocks in, UTXO state out, a kill in between
 test: setup ## format, lints and all tests; ends with how many passed, failed and were skipped
 	@scripts/test.sh
 
+sim: setup ## histories with faults: SEEDS=n (FROM=n), SEED=n replays one, PLAN=file a printed plan
+	@SEEDS="$(or $(SEEDS),2000)" $(if $(SEED),SEED="$(SEED)") $(if $(PLAN),SIM_PLAN="$(PLAN)") \
+		cargo test --locked --test it sim::histories -- --nocapture
+
 lint: setup ## format and lints only
 	@scripts/lint.sh
 
 bench: setup ## micro and whole-pipeline benchmarks
 	@cargo bench --locked --bench micro --bench macro
+
+fuzz: setup ## one fuzzer for a while: TARGET=event TIME=600, see fuzz/README.md
+	@scripts/fuzz.sh $(TARGET) $(TIME)
 
 setup:
 	@scripts/setup.sh

@@ -9,8 +9,8 @@ use crate::{
     api::health::{Condition, Health},
     broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
     clock::Clock,
-    config::{Config, StoreUrl},
-    engine::{self, OpenError},
+    config::Config,
+    engine::{self, OpenError, StoreUrl},
     instance::InstanceParts,
     store::Store,
     telemetry::{LoggingError, Metrics, WatchedEngine, init_logging},
@@ -37,6 +37,24 @@ pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> R
     let engine = opened.map_err(|panic| Failure::new(format!("the store could not be opened: {panic}")))?;
     let watched = WatchedEngine::new(engine.map_err(named)?, metrics.clone());
     Ok(Store::new(Arc::new(watched), wiring::store(config)))
+}
+
+/// Opens the store at `url`, works with it, and closes it however the work has ended.
+///
+/// # Errors
+/// It cannot be opened or closed; or those of the work, which come first.
+pub async fn with_store<T>(
+    config: &Config,
+    url: &StoreUrl,
+    metrics: &Arc<Metrics>,
+    work: impl AsyncFnOnce(&Store) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let store = store(config, url, metrics).await?;
+    let ended = work(&store).await;
+    let closed = store.engine.close().await;
+    let ended = ended?;
+    closed?;
+    Ok(ended)
 }
 
 fn named(error: OpenError) -> Failure {

@@ -3,11 +3,11 @@
 //! The checked structs, what the raw stage accepts, the commented sample (`deploy/utxo-store.toml`) and the defaults all
 //! follow from this list. A default is written as TOML writes it.
 
-use crate::tx::Network;
+use crate::{engine::StoreUrl, tx::Network};
 
 use super::{
     check::Checker,
-    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, SettingType, StoreUrl, TopicName},
+    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, SettingType, TopicName},
 };
 
 /// A group of settings: a table of the TOML file.
@@ -219,8 +219,8 @@ settings! {
         retry_pause_max_ms: u64 = 5_000, range 1 to 3_600_000, unit "ms";
         /// Time between commits of offsets.
         commit_interval_ms: u64 = 1_000, range 10 to 600_000, unit "ms";
-        /// Offsets read beyond the watermark of a partition; at the bound the partition is paused.
-        max_uncommitted_span: u32 = 1_000_000, range 1 to 1_000_000_000, unit "offsets";
+        /// Messages read beyond the watermark of a partition; at the bound the partition is paused.
+        max_uncommitted_span: u32 = 1_000_000, range 1 to 1_000_000_000, unit "messages";
         /// So many dead letters in a row halt their partition.
         dead_letter_consecutive: u32 = 100, range 1 to 1_000_000, unit "dead letters";
         /// So great a share of dead letters among the events of a minute halts their partition.

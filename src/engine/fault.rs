@@ -42,6 +42,21 @@ pub enum Fault {
     Forgets,
 }
 
+impl Fault {
+    /// What counts call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::LostRequest => "lost request",
+            Fault::LostReply => "lost reply",
+            Fault::Late(_) => "late write",
+            Fault::HalfApplied => "half applied",
+            Fault::KeyBusy => "key busy",
+            Fault::Repeated => "repeated write",
+            Fault::Forgets => "node forgets",
+        }
+    }
+}
+
 /// When a late write is done: with the first call (of any kind) at which it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Late {
@@ -99,7 +114,7 @@ struct State {
     faults: Faults,
     script: BTreeMap<u64, Fault>,
     calls: u64,
-    injected: u64,
+    injected: BTreeMap<&'static str, u64>,
     late: Vec<LateWrite>,
 }
 
@@ -131,7 +146,7 @@ impl FaultEngine {
             faults: Faults::default(),
             script: BTreeMap::new(),
             calls: 0,
-            injected: 0,
+            injected: BTreeMap::new(),
             late: Vec::new(),
         };
         FaultEngine { inner, nodes: None, state: Mutex::new(state), closed: AtomicBool::new(false) }
@@ -140,7 +155,12 @@ impl FaultEngine {
     /// An engine whose nodes can restart and forget. `engine` must have been made with
     /// [`MemoryEngine::forgetful`] and this `clock`.
     pub fn forgetful(engine: Arc<MemoryEngine>, clock: Clock, seed: u64) -> Self {
-        FaultEngine { nodes: Some(Nodes { engine: engine.clone(), clock }), ..FaultEngine::new(engine, seed) }
+        FaultEngine::new(engine.clone(), seed).on(engine, clock)
+    }
+
+    /// The same, where something else lies between this decorator and the engine whose nodes restart.
+    pub fn on(self, engine: Arc<MemoryEngine>, clock: Clock) -> Self {
+        FaultEngine { nodes: Some(Nodes { engine, clock }), ..self }
     }
 
     /// The same, with these faults by chance.
@@ -168,7 +188,12 @@ impl FaultEngine {
 
     /// Faults so far, delays not counted.
     pub fn injected(&self) -> u64 {
-        self.state().injected
+        self.state().injected.values().sum()
+    }
+
+    /// How often each fault has struck.
+    pub fn injected_by_kind(&self) -> BTreeMap<&'static str, u64> {
+        self.state().injected.clone()
     }
 
     /// The nodes that hold the records of `lost` restart now: what they acknowledged within `period` is gone, and so is what
@@ -218,7 +243,9 @@ impl FaultEngine {
         let (due, delay, fails) = {
             let mut state = self.state();
             let fails = state.chance(|faults| faults.failed_read);
-            state.injected += u64::from(fails);
+            if fails {
+                state.count("failed read");
+            }
             (state.take_due(), state.delay(), fails)
         };
         self.deliver(due).await;
@@ -258,7 +285,9 @@ impl State {
         let delay = self.delay();
         let by_chance = self.by_chance();
         let fault = self.script.remove(&self.calls).or(by_chance).filter(|_| !rows.is_empty());
-        self.injected += u64::from(fault.is_some());
+        if let Some(fault) = fault {
+            self.count(fault.name());
+        }
         let mut strikes: Vec<bool> = match fault {
             Some(Fault::HalfApplied | Fault::KeyBusy) => rows.iter().map(|_| self.seeded.chance(0.5)).collect(),
             _ => Vec::new(),
@@ -274,6 +303,10 @@ impl State {
             self.late.push(LateWrite { due, rows: rows.to_vec() });
         }
         Plan { due, delay, fault, strikes }
+    }
+
+    fn count(&mut self, fault: &'static str) {
+        *self.injected.entry(fault).or_default() += 1;
     }
 
     fn by_chance(&mut self) -> Option<Fault> {

@@ -94,6 +94,11 @@ impl MemoryEngine {
         forgotten
     }
 
+    /// How often it has forgotten.
+    pub fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Acquire)
+    }
+
     fn apply_row(&self, row: &Row) -> Outcome {
         let mut shard = self.lock(shard_of(&row.key));
         let Some(Remembers { clock, period }) = &self.remembers else {
@@ -292,7 +297,7 @@ impl RecordEngine for MemoryEngine {
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         self.check_open("incarnation")?;
-        let restarts = || format!("memory-{}", self.restarts.load(Ordering::Acquire));
+        let restarts = || format!("memory-{}", self.restarts());
         Ok(self.remembers.as_ref().map_or_else(Incarnation::default, |_| Incarnation(restarts())))
     }
 

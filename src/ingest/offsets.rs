@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 
-/// One delivered offset that is not safe yet.
+/// One delivered message that is not safe yet.
 #[derive(Debug, Clone, Copy)]
 struct Delivered {
+    offset: u64,
     timestamp_ms: i64,
     bytes: u32,
     /// When it was completed; [`OPEN`] before.
@@ -17,13 +18,15 @@ struct Delivered {
 /// Later than every completion.
 const OPEN: u64 = u64::MAX;
 
-/// Tracks completions of one partition. Offsets that were never delivered (compaction, control records) count as done.
+/// Tracks completions of one partition. Offsets that were never delivered (compaction, control records) count as done,
+/// and take no room, however many they are.
 #[derive(Debug, Clone)]
 pub struct OffsetTracker {
-    safe: u64,
-    watermark: u64,
-    /// From `safe` on.
+    position: u64,
+    /// Ascending by offset; the first is not safe.
     window: VecDeque<Delivered>,
+    /// How many of the first are completed.
+    completed: usize,
     /// What was completed before is safe.
     safe_before_ms: u64,
     unfinished: usize,
@@ -40,9 +43,9 @@ impl OffsetTracker {
     /// The same, over a store that may forget: what is completed is safe once [`settle`](Self::settle) says so.
     pub fn forgetful(position: u64) -> Self {
         OffsetTracker {
-            safe: position,
-            watermark: position,
+            position,
             window: VecDeque::new(),
+            completed: 0,
             safe_before_ms: 0,
             unfinished: 0,
             unfinished_bytes: 0,
@@ -52,21 +55,12 @@ impl OffsetTracker {
 
     /// A message was read. `false` for one that was read before (the broker repeated it): it must not be worked on again.
     pub fn deliver(&mut self, offset: u64, timestamp_ms: i64, bytes: usize) -> bool {
-        let next = self.position();
-        if offset < next {
+        if offset < self.position {
             return false;
         }
-        if self.window.is_empty() {
-            (self.safe, self.watermark) = (offset, offset);
-        } else {
-            let gap = Delivered { timestamp_ms, bytes: 0, done_ms: 0 };
-            self.window.extend(std::iter::repeat_n(gap, (offset - next) as usize));
-            if self.watermark == next {
-                self.watermark = offset;
-            }
-        }
+        self.position = offset + 1;
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.window.push_back(Delivered { timestamp_ms, bytes, done_ms: OPEN });
+        self.window.push_back(Delivered { offset, timestamp_ms, bytes, done_ms: OPEN });
         self.unfinished += 1;
         self.unfinished_bytes += u64::from(bytes);
         self.read_timestamp_ms = self.read_timestamp_ms.max(timestamp_ms);
@@ -76,11 +70,8 @@ impl OffsetTracker {
     /// Everything that the message at `offset` asks for is in the store, as of `at_ms` (any clock that never goes back).
     /// Repeats are ignored.
     pub fn complete(&mut self, offset: u64, at_ms: u64) {
-        let Some(entry) =
-            offset.checked_sub(self.safe).and_then(|index| self.window.get_mut(usize::try_from(index).ok()?))
-        else {
-            return;
-        };
+        let Some(index) = self.place_of(offset) else { return };
+        let entry = &mut self.window[index];
         if entry.done_ms == OPEN {
             entry.done_ms = at_ms.min(OPEN - 1);
             self.unfinished -= 1;
@@ -95,34 +86,44 @@ impl OffsetTracker {
         self.advance();
     }
 
+    /// Where `offset` stands in the window.
+    fn place_of(&self, offset: u64) -> Option<usize> {
+        // Without gaps it is exactly here; every offset that was skipped brings it nearer to the front.
+        let farthest = usize::try_from(offset.checked_sub(self.safe())?).unwrap_or(usize::MAX);
+        match self.window.get(farthest) {
+            Some(entry) if entry.offset == offset => Some(farthest),
+            _ => self.window.binary_search_by_key(&offset, |entry| entry.offset).ok(),
+        }
+    }
+
     fn advance(&mut self) {
-        while self.window.get((self.watermark - self.safe) as usize).is_some_and(|entry| entry.done_ms < OPEN) {
-            self.watermark += 1;
+        while self.window.get(self.completed).is_some_and(|entry| entry.done_ms < OPEN) {
+            self.completed += 1;
         }
         while self.window.front().is_some_and(|entry| entry.done_ms < self.safe_before_ms) {
             self.window.pop_front();
-            self.safe += 1;
+            self.completed -= 1;
         }
     }
 
     /// End of the safe prefix: what may be committed. Only ever rises.
     pub fn safe(&self) -> u64 {
-        self.safe
+        self.window.front().map_or(self.position, |entry| entry.offset)
     }
 
     /// End of the completed prefix. Only ever rises.
     pub fn watermark(&self) -> u64 {
-        self.watermark
+        self.window.get(self.completed).map_or(self.position, |entry| entry.offset)
     }
 
     /// Offset of the next message to be delivered.
     pub fn position(&self) -> u64 {
-        self.safe + self.window.len() as u64
+        self.position
     }
 
-    /// How far reading is ahead of the watermark.
+    /// Messages delivered from the watermark on, done or not: how far reading is ahead of it.
     pub fn span(&self) -> u64 {
-        self.position() - self.watermark
+        (self.window.len() - self.completed) as u64
     }
 
     /// Messages delivered and not completed.
@@ -139,8 +140,8 @@ impl OffsetTracker {
     /// it, it is unfinished again. Producers need not agree on the time, so it is not always the first one; looks at the
     /// whole window.
     pub fn oldest_unfinished(&self) -> Option<(i64, u64)> {
-        let unfinished = self.window.iter().zip(self.safe..).filter(|(entry, _)| entry.done_ms >= self.safe_before_ms);
-        unfinished.map(|(entry, offset)| (entry.timestamp_ms, offset)).min()
+        let unfinished = self.window.iter().filter(|entry| entry.done_ms >= self.safe_before_ms);
+        unfinished.map(|entry| (entry.timestamp_ms, entry.offset)).min()
     }
 
     /// The greatest timestamp read; `i64::MIN` before the first message.
@@ -215,6 +216,39 @@ mod tests {
         assert_eq!((tracker.safe(), tracker.oldest_unfinished()), (10, None));
     }
 
+    #[test]
+    fn a_gap_takes_no_room_however_wide() {
+        let mut tracker = OffsetTracker::new(0);
+        for offset in [3, 1 << 40, u64::MAX - 1] {
+            assert!(tracker.deliver(offset, 0, 1));
+        }
+        assert_eq!((tracker.span(), tracker.watermark(), tracker.position()), (3, 3, u64::MAX));
+        tracker.complete((1 << 40) - 1, 0);
+        tracker.complete(1 << 40, 0);
+        assert_eq!((tracker.watermark(), tracker.unfinished()), (3, 2));
+        tracker.complete(3, 0);
+        assert_eq!((tracker.watermark(), tracker.span()), (u64::MAX - 1, 1));
+    }
+
+    /// What happens to a tracker; offsets are counted from its position.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Deliver { skipped: u64 },
+        Repeat { back: u64 },
+        Complete { nth: prop::sample::Index },
+        CompleteAny { offset: u64 },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => prop_oneof![6 => Just(0), 2 => 1u64..4, 1 => 1_000_000_000u64..1 << 40]
+                .prop_map(|skipped| Step::Deliver { skipped }),
+            1 => (1u64..6).prop_map(|back| Step::Repeat { back }),
+            4 => any::<prop::sample::Index>().prop_map(|nth| Step::Complete { nth }),
+            1 => (0u64..60).prop_map(|offset| Step::CompleteAny { offset }),
+        ]
+    }
+
     proptest! {
         /// What may be committed at time t: the longest prefix of which everything was complete before t - lag, whenever
         /// that was last asked for.
@@ -261,28 +295,41 @@ mod tests {
 
         /// Against the obvious model: the watermark is the least delivered offset that is not complete.
         #[test]
-        fn agrees_with_a_set(steps in prop::collection::vec((any::<bool>(), 0u64..40), 1..200)) {
+        fn agrees_with_a_set(steps in prop::collection::vec(step(), 1..200)) {
             let mut tracker = OffsetTracker::new(0);
             let (mut delivered, mut done, mut position) = (BTreeSet::new(), BTreeSet::new(), 0);
             let mut last = 0;
-            for (deliver, offset) in steps {
-                if deliver {
-                    prop_assert_eq!(tracker.deliver(offset, 0, 3), offset >= position);
-                    if offset >= position {
+            for step in steps {
+                match step {
+                    Step::Deliver { skipped } => {
+                        let offset = position + skipped;
+                        prop_assert!(tracker.deliver(offset, offset as i64, 3));
                         delivered.insert(offset);
                         position = offset + 1;
                     }
-                } else {
-                    tracker.complete(offset, 0);
-                    if delivered.contains(&offset) {
+                    Step::Repeat { back } if back <= position => prop_assert!(!tracker.deliver(position - back, 0, 3)),
+                    Step::Repeat { .. } => {}
+                    Step::Complete { nth } if !delivered.is_empty() => {
+                        let offset = *delivered.iter().nth(nth.index(delivered.len())).unwrap();
+                        tracker.complete(offset, 0);
                         done.insert(offset);
+                    }
+                    Step::Complete { .. } => {}
+                    Step::CompleteAny { offset } => {
+                        tracker.complete(offset, 0);
+                        if delivered.contains(&offset) {
+                            done.insert(offset);
+                        }
                     }
                 }
                 let open: Vec<u64> = delivered.difference(&done).copied().collect();
-                prop_assert_eq!(tracker.watermark(), open.first().copied().unwrap_or(position));
+                let watermark = open.first().copied().unwrap_or(position);
+                prop_assert_eq!(tracker.watermark(), watermark);
                 prop_assert_eq!(tracker.unfinished(), open.len());
                 prop_assert_eq!(tracker.unfinished_bytes(), 3 * open.len() as u64);
                 prop_assert_eq!(tracker.position(), position);
+                prop_assert_eq!(tracker.oldest_unfinished(), open.first().map(|offset| (*offset as i64, *offset)));
+                prop_assert_eq!(tracker.span(), delivered.range(watermark..).count() as u64);
                 prop_assert!(tracker.watermark() >= last);
                 last = tracker.watermark();
             }

@@ -146,6 +146,8 @@ impl FirstMentions {
             DecisionBody::PassedOver { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {
                 self.forgotten = false;
             }
+            // Parts are read as the whole that they make; one without the others decides nothing.
+            DecisionBody::AcceptedPart { .. } => {}
         }
     }
 }

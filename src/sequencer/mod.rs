@@ -9,7 +9,9 @@ pub mod decisions;
 pub mod evaluate;
 pub mod feed;
 pub mod handler;
+mod parts;
 pub mod progress;
+mod source;
 pub mod state;
 pub mod steps;
 mod verdict;
@@ -24,7 +26,7 @@ use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
     engine::ErrorKind,
-    ingest::partition::{PartitionBounds, PartitionState},
+    ingest::partition::{Halt, PartitionBounds, PartitionState},
     store::nodes::Look,
     telemetry::Rebalance,
 };
@@ -112,14 +114,12 @@ impl Sequencer {
                     self.commit().await
                 }
             };
-            match step {
-                Ok(()) => {}
-                Err(Stop::NodeRestarted) => {
-                    if let Err(stop) = self.rewind().await {
-                        break Err(stop);
-                    }
-                }
-                Err(stop) => break Err(stop),
+            let step = match step {
+                Err(Stop::NodeRestarted) => self.rewind().await,
+                step => step,
+            };
+            if let Err(stop) = step.or_else(|stop| self.halt(stop)) {
+                break Err(stop);
             }
         };
         self.let_go().await;
@@ -172,6 +172,9 @@ impl Sequencer {
                     return Err(stop);
                 }
                 self.holding = None;
+                // Whoever holds it next says whether it stands.
+                self.parts.health.set(Condition::ChainRunning, None);
+                self.parts.metrics.chain_halted.set(0);
                 partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
                 self.consumer.finish_revocation();
             }
@@ -286,20 +289,24 @@ impl Sequencer {
                 holding.on_handled(committed);
                 Ok(())
             }
-            Progress::Stopped(stop @ Stop::Halt(_)) => {
-                let why = stop.to_string();
-                tracing::error!("the chain is halted: {why}");
-                holding.state.halted = Some(why.clone());
-                self.parts.metrics.chain_halted.set(1);
-                self.parts.health.set(Condition::ChainRunning, Some(why));
-                match self.mode {
-                    // Nobody will look: a rebuild that cannot go on has failed.
-                    ChainMode::Rebuild { .. } => Err(stop),
-                    ChainMode::Live => Ok(()),
-                }
-            }
             Progress::Stopped(stop) => Err(stop),
         }
+    }
+
+    /// A halt stays, loudly, until an operator has looked; whatever else stops the chain ends the instance.
+    fn halt(&mut self, stop: Stop) -> Result<(), Stop> {
+        // Nobody will look: a rebuild that cannot go on has failed.
+        if !matches!((&stop, self.mode), (Stop::Halt(_), ChainMode::Live)) {
+            return Err(stop);
+        }
+        let why = stop.to_string();
+        tracing::error!("the chain is halted: {why}");
+        if let Some(holding) = &mut self.holding {
+            holding.state.halted = Some(Halt { why: why.clone(), since_ms: self.parts.clock.now_ms() });
+        }
+        self.parts.metrics.chain_halted.set(1);
+        self.parts.health.set(Condition::ChainRunning, Some(why));
+        Ok(())
     }
 
     /// Ends the worker, wherever it stands: what it was handling is handled again from its beginning.
@@ -374,3 +381,6 @@ impl Holding {
 pub fn chain_group(group: &str) -> String {
     format!("{group}.chain")
 }
+
+#[cfg(test)]
+mod tests;

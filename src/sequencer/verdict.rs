@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 
 use crate::{
+    engine::Row,
     event::{Action, Command, ConeMember, DecidedInput, DecisionBody, Event, OutcomeKind},
     record::{
-        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Respend, RespendChecks, RespendSlot, Sequenced,
-        SpendingData, TxState, Verdict,
+        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
+        Slot, SpendingData, TxState, Verdict,
     },
     sequencer::{
         Stop,
@@ -38,14 +39,18 @@ impl Handler {
             }
             DecisionBody::Conflicting { txid, reason, height, .. } => {
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
-                let freed = self.settle(at, &members).await?;
-                self.second_chances(at, &freed, None, &members).await?;
+                let settled = self.settle(at, &members).await?;
+                self.second_chances(at, &settled, None, &members).await?;
                 self.tell_conflicting(at, members).await
             }
             DecisionBody::PassedOver { txid } => self.settle_passed_over(at, txid).await,
-            DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => Err(Stop::Halt(
-                format!("chain offset {}: a decision stands where a verdict should: {body:?}", at.offset),
-            )),
+            DecisionBody::Cone { .. }
+            | DecisionBody::CommandDone { .. }
+            | DecisionBody::Closed
+            | DecisionBody::AcceptedPart { .. } => Err(Stop::Halt(format!(
+                "chain offset {}: a decision stands where a verdict should: {body:?}",
+                at.offset
+            ))),
         }
     }
 
@@ -74,9 +79,9 @@ impl Handler {
         self.respend(at, txid, inputs).await?;
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
-        let freed = self.settle(at, &members).await?;
+        let settled = self.settle(at, &members).await?;
         self.publish_reconsider(at, &contested).await?;
-        self.second_chances(at, &freed, Some(txid), &members).await?;
+        self.second_chances(at, &settled, Some(txid), &members).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
         self.tell_conflicting(at, members).await
     }
@@ -191,7 +196,8 @@ impl Handler {
                 live: live.get(&txid).copied().unwrap_or(false),
             }));
         }
-        let members = found.drain(..found.len().min(size)).collect();
+        // They stay until the chunk that names them counts: it may have been cut short, or be somebody else's.
+        let members = found.iter().take(size).cloned().collect();
         Ok(DecisionBody::Cone { members, height })
     }
 
@@ -286,16 +292,17 @@ impl Handler {
         Ok(DecidedInput { holder: Some(stranger), ..input.clone() })
     }
 
-    /// Settles every slot of these transactions, and names them to their parents. Answers what was freed.
+    /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are: whether
+    /// this very call has freed them is not to be known, since a write whose reply was lost is done again.
     async fn settle(&self, at: At, members: &[Loser]) -> Result<BTreeSet<Outpoint>, Stop> {
-        let mut freed = BTreeSet::new();
+        let mut settled = BTreeSet::new();
         for chunk in members.chunks(BODIES_AT_ONCE) {
             let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
             for page in self.pages_of(&txids).await? {
-                freed.extend(self.settle_one(at, &page).await?);
+                settled.extend(self.settle_one(at, &page).await?);
             }
         }
-        Ok(freed)
+        Ok(settled)
     }
 
     async fn settle_one(&self, at: At, page: &Page) -> Result<Vec<Outpoint>, Stop> {
@@ -305,10 +312,29 @@ impl Handler {
             let held = HeldSlot { offset: slot.offset, holder };
             at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
         });
-        let outcomes = self.apply(rows.collect()).await?;
+        self.settle_slots(at, rows.collect()).await?;
         self.note_child(at, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
-        let freed = inputs.into_iter().zip(outcomes).filter(|(_, outcome)| matches!(outcome, Outcome::Applied(_)));
-        Ok(freed.map(|((outpoint, _), _)| outpoint).collect())
+        Ok(inputs.into_iter().map(|(outpoint, _)| outpoint).collect())
+    }
+
+    /// The slots of a parent that is not there are settled on a stub: a spend that is still on its way must not land on them
+    /// should the parent come after all. In a rebuild a parent that is not there is only late, and nothing is on its way.
+    async fn settle_slots(&self, at: At, rows: Vec<Row>) -> Result<(), Stop> {
+        let outcomes = self.apply(rows.clone()).await?;
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let is_absent = |row: &Row, outcome: &Outcome| {
+            matches!(row.key, Key::Page(_, 0)) && matches!(outcome, Outcome::AlreadyApplied(Reply::None))
+        };
+        let absent = rows.into_iter().zip(&outcomes).filter(|(row, outcome)| is_absent(row, outcome));
+        let (stubs, again): (Vec<Row>, Vec<Row>) =
+            absent.map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row)).unzip();
+        if !stubs.is_empty() {
+            self.apply(stubs).await?;
+            self.apply(again).await?;
+        }
+        Ok(())
     }
 
     /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
@@ -341,28 +367,30 @@ impl Handler {
         Ok(())
     }
 
-    /// Publishes `Reconsider` for the conflicting transactions that name what was freed, or what was accepted. One that
-    /// fails triggers nothing, so this ends.
+    /// Publishes `Reconsider` for the conflicting transactions that name a settled slot which nobody holds now, or what was
+    /// accepted. One that fails triggers nothing, so this ends.
     async fn second_chances(
         &self,
         at: At,
-        freed: &BTreeSet<Outpoint>,
+        settled: &BTreeSet<Outpoint>,
         accepted: Option<Txid>,
         fell: &[Loser],
     ) -> Result<(), Stop> {
-        if at.making == Making::Replaying || (freed.is_empty() && accepted.is_none()) {
+        if at.making == Making::Replaying || (settled.is_empty() && accepted.is_none()) {
             return Ok(());
         }
         let fell: BTreeSet<Txid> = fell.iter().map(|loser| loser.txid).collect();
-        let parents = distinct(freed.iter().map(|outpoint| outpoint.txid).chain(accepted));
+        let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted));
         let mut chances = BTreeSet::new();
         for parents in parents.chunks(BODIES_AT_ONCE) {
             for parent in self.pages_of(parents).await? {
+                let freed: BTreeSet<Outpoint> =
+                    settled.iter().filter(|outpoint| is_free(&parent, outpoint)).copied().collect();
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
                 let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
                 for chunk in children.chunks(BODIES_AT_ONCE) {
                     for child in self.pages_of(chunk).await? {
-                        if self.deserves_a_chance(&child, freed, accepted)? {
+                        if self.deserves_a_chance(&child, &freed, accepted)? {
                             chances.insert(child.txid);
                         }
                     }
@@ -402,4 +430,17 @@ impl Handler {
         let outcomes = losers.into_iter().map(|loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason }));
         self.tell(at, outcomes.collect()).await
     }
+}
+
+/// Whether the slot is one of this page, and nobody holds it, or only who is conflicting: a loser's own event may take it
+/// again before it finds its record contested.
+fn is_free(page: &Page, outpoint: &Outpoint) -> bool {
+    let slot = page.utxos.as_ref().and_then(|slots| slots.get(outpoint.vout as usize));
+    let lost = |txid: &Txid| page.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
+    page.txid == outpoint.txid
+        && match slot {
+            Some(Slot::Unspent(_)) => true,
+            Some(Slot::Spent(_, holder)) => lost(&holder.txid),
+            _ => false,
+        }
 }

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use utxo_store::{
-    broker::memory::MemoryFaults,
     engine::fault::Faults,
     record::{Key, TxState, Verdict},
 };
@@ -261,7 +260,8 @@ async fn a_cone_is_flagged_again_with_two_instances() {
 #[tokio::test(start_paused = true)]
 async fn restart_after_restart() {
     let faults = Faults { forgets: 0.2, forgets_at_most: 8, ..Faults::default() };
-    let world = World::with_faults(MemoryFaults::default(), faults).await;
+    let world = World::forgetful().await;
+    world.nodes.set(faults);
     let seed = world.seed(1, 30).await;
     let running = world.start();
     let mut made = Vec::new();
