@@ -560,6 +560,7 @@ impl Planner {
         if let Some(flight) = self.get(child) {
             for group in flight.groups.iter_mut().filter(|group| group.rides_on == Some(parent)) {
                 group.held = true;
+                group.refusal = None;
             }
         }
     }
