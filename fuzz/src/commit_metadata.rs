@@ -52,9 +52,14 @@ fn assert_view_survives(view: PartitionView) {
 fn assert_proof(view: PartitionView) {
     let grace_ms = 60_000;
     let oldest = view.oldest_unfinished.unwrap_or((view.read_timestamp_ms, view.position));
-    for event in
-        [(oldest.0, 1, oldest.1), (i64::MAX, i32::MAX, u64::MAX), (i64::MIN, 0, 0), (view.read_timestamp_ms, 0, 0)]
-    {
+    let events = [
+        (oldest.0, 1, oldest.1),
+        (oldest.0, 0, oldest.1.saturating_add(1)),
+        (i64::MAX, i32::MAX, u64::MAX),
+        (i64::MIN, 0, 0),
+        (view.read_timestamp_ms, 0, 0),
+    ];
+    for event in events {
         for chain in [ChainView::AtEnd, ChainView::Behind(view.read_timestamp_ms), ChainView::Behind(i64::MAX)] {
             let proven = |view| proves_missing(event, &[(0, view)], chain, grace_ms);
             let older = view.oldest_unfinished.is_some_and(|(timestamp_ms, offset)| (timestamp_ms, 0, offset) < event);
