@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub use url::{OpenError, StoreUrl, open};
+pub use url::{OpenError, StoreUrl, open, open_existing};
 
 use crate::record::{Key, Operation, Outcome, Record};
 

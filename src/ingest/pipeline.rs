@@ -17,10 +17,11 @@ use crate::{
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
-        partition::{PartitionBounds, PartitionState},
-        plan::{Action, EventRef, PlanSettings, Planner},
+        flight::FlightId,
+        partition::{Halt, PartitionBounds, PartitionState},
+        plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
-        proof::{ChainView, PartitionView, proves_missing},
+        proof::{ChainView, PartitionView, Ties, proves_missing},
         publish::{Publisher, mismatch},
         replay::Modes,
     },
@@ -40,7 +41,8 @@ pub struct PipelineSettings {
     pub plan: PlanSettings,
     /// Batching.
     pub dispatch: DispatchSettings,
-    /// Transactions that move at once; beyond it nothing more is read (it resumes at half).
+    /// Transactions that move at once; beyond it nothing more is read (it resumes at half). Those that wait count, too, as
+    /// long as a sixteenth of it moves.
     pub max_active: usize,
     /// What may be unfinished in a partition before it is paused.
     pub bounds: PartitionBounds,
@@ -176,7 +178,10 @@ impl Pipeline {
                 () = shutdown.cancelled() => break,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
-                polled = self.consumer.poll() => self.on_polled(polled?).await?,
+                polled = self.consumer.poll() => match polled {
+                    Ok(polled) => self.on_polled(polled).await?,
+                    Err(error) => self.on_gone(error).await?,
+                },
                 () = tokio::time::sleep_until(wake) => self.on_tick().await?,
             }
             self.act();
@@ -233,6 +238,31 @@ impl Pipeline {
         if self.throttled {
             self.pause(number);
         }
+        let standing = |committed| Halt::standing(committed, self.parts.health.started_ms());
+        if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
+            self.halt(number, halt);
+        }
+    }
+
+    /// What is to be read next is no longer in the topic, or is not there yet: skipping it would lose it, so the partitions
+    /// that this befell halt. The rest goes on.
+    async fn on_gone(&mut self, error: BrokerError) -> Result<(), PipelineError> {
+        // Nobody will look at a rebuild: it has failed.
+        if error.kind != BrokerErrorKind::OutOfRange || self.parts.modes.ends().is_some() {
+            return Err(error.into());
+        }
+        let mut found = false;
+        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
+            let Some(position) = self.partitions.get(&number).map(|state| state.tracker.position()) else { continue };
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+            let (low, high) = self.parts.broker.watermarks(&partition).await?;
+            if !(low..=high).contains(&position) {
+                found = true;
+                let why = format!("offset {position} is next, but the topic holds {low} to {high}");
+                self.halt(number, Halt { why, since_ms: self.now_ms() });
+            }
+        }
+        if found { Ok(()) } else { Err(error.into()) }
     }
 
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
@@ -290,18 +320,27 @@ impl Pipeline {
         self.throttle();
     }
 
-    /// Reads nothing more while too much moves; resumes at half.
+    /// Reads nothing more while too much moves; resumes at half. Nor while too many wait for what moves, as long as enough
+    /// does: what was read long before its turn has to be fetched from far memory, again and again.
     fn throttle(&mut self) {
-        let load = self.planner.counts().active + self.unprepared;
+        let PlanCounts { active, parked, .. } = self.planner.counts();
+        let moving = active + self.unprepared;
         let limit = self.settings.max_active;
-        if !self.throttled && load >= limit {
+        let too_many = |limit: usize| moving >= limit || (moving + parked >= limit && moving >= self.enough());
+        if !self.throttled && too_many(limit) {
             self.throttled = true;
             let all: Vec<i32> = self.partitions.keys().copied().collect();
             all.into_iter().for_each(|number| self.pause(number));
-        } else if self.throttled && load <= limit / 2 {
+        } else if self.throttled && !too_many(limit / 2 + 1) {
             self.throttled = false;
             self.resume_all();
         }
+    }
+
+    /// So many move that nothing is gained by reading on, whatever waits. Fewer, and what is read next may be what they
+    /// wait for.
+    fn enough(&self) -> usize {
+        (self.settings.max_active / 16).max(1)
     }
 
     fn pause(&mut self, number: i32) {
@@ -352,7 +391,7 @@ impl Pipeline {
                 Err(poison) => self.bury(event, &message, poison),
             }
             if let Some(why) = stop {
-                self.halt(chunk.partition, why);
+                self.halt(chunk.partition, Halt { why, since_ms: now_ms });
             }
         }
     }
@@ -383,13 +422,16 @@ impl Pipeline {
         self.parts.publisher.dead_letter(event, message.clone(), poison, self.done_sender.clone());
     }
 
-    fn halt(&mut self, number: i32, why: String) {
-        tracing::error!(partition = number, why, "halted: the events that follow are left where they are");
+    fn halt(&mut self, number: i32, halt: Halt) {
+        let Halt { why, since_ms } = &halt;
+        tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
         self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
         if let Some(state) = self.partitions.get_mut(&number) {
-            state.halted = Some(why);
+            state.halted = Some(halt);
         }
         self.pause(number);
+        // Whoever has the partition next is to know.
+        self.next_commit = Instant::now();
     }
 
     fn on_done(&mut self, done: Done) -> Result<(), PipelineError> {
@@ -431,10 +473,10 @@ impl Pipeline {
             match action {
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::ReadOwn(flight, txid) => self.dispatcher.read(flight, txid),
-                Action::PublishContest { flight, txid, event, reason } => {
+                Action::PublishContest { flight, txid, event, body, reason } => {
                     self.report.contests += 1;
                     self.publishing += 1;
-                    self.parts.publisher.contest(flight, txid, event, reason, self.done_sender.clone());
+                    self.parts.publisher.contest(flight, txid, event, body, reason, self.done_sender.clone());
                 }
                 Action::Mismatched { event, work } => {
                     let txid = work.page().txid;
@@ -520,15 +562,17 @@ impl Pipeline {
 
     /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
     fn ask_others(&mut self) {
-        if self.asking || self.planner.waiting_for_absent().is_empty() {
+        let waiting = self.planner.waiting_for_absent();
+        if self.asking || waiting.is_empty() {
             return;
         }
         self.asking = true;
+        let waiting = waiting.into_iter().map(|(_, flight)| flight).collect();
         let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
         let (parts, done) = (self.parts.clone(), self.done_sender.clone());
         let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
         tokio::spawn(async move {
-            let others = how_far_others_are(&parts, topic, &group, &held).await;
+            let others = how_far_others_are(&parts, topic, &group, &held, waiting).await;
             // A pipeline that has ended meanwhile asks again when it starts.
             let _ = done.send(Done::Others(others.map_err(|error| error.to_string())));
         });
@@ -541,23 +585,30 @@ impl Pipeline {
             Ok(others) => others,
             Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
-        let mut views: Vec<(i32, PartitionView)> =
-            self.partitions.iter().map(|(number, state)| (*number, state.view(&self.settings.bounds))).collect();
+        // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
+        let own = |(number, state): (&i32, &PartitionState)| {
+            let view = state.view(&self.settings.bounds);
+            let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
+            (*number, PartitionView { at_end, ..view })
+        };
+        let mut views: Vec<(i32, PartitionView)> = self.partitions.iter().map(own).collect();
         views.extend(others.partitions.iter().filter(|(number, _)| !self.partitions.contains_key(number)));
         if views.len() < others.count {
             // A partition was taken away since: its next holder has not said anything yet.
             return;
         }
         let mut waiting = self.planner.waiting_for_absent();
+        waiting.retain(|(_, flight)| others.waiting.contains(flight));
         waiting.sort_unstable();
-        let grace_ms = self.settings.missing_parent_grace_ms as i64;
+        let grace_ms = self.settings.missing_parent_grace_ms;
         let now_ms = self.now_ms();
         for (event, flight) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
-            if !proves_missing(order, &views, others.chain, grace_ms) {
+            let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
+            if !proves_missing(order, ties, &views, others.chain, grace_ms as i64) {
                 break;
             }
-            self.planner.parent_is_missing(flight, now_ms);
+            self.planner.parent_is_missing(flight, ties, now_ms);
         }
     }
 
@@ -610,7 +661,11 @@ pub struct Others {
     count: usize,
     /// Those that are not held here.
     partitions: Vec<(i32, PartitionView)>,
+    /// Ends of those that are.
+    ends: BTreeMap<i32, u64>,
     chain: ChainView,
+    /// Who was waiting when all this was asked for: of anybody who came later it proves nothing.
+    waiting: BTreeSet<FlightId>,
 }
 
 async fn how_far_others_are(
@@ -618,6 +673,7 @@ async fn how_far_others_are(
     topic: Arc<str>,
     group: &str,
     held: &BTreeSet<i32>,
+    waiting: BTreeSet<FlightId>,
 ) -> Result<Others, BrokerError> {
     let count = parts.broker.partitions(&topic).await?.unwrap_or(0);
     let foreign: Vec<TopicPartition> = (0..count)
@@ -630,5 +686,10 @@ async fn how_far_others_are(
         let view = PartitionState::foreign_view(parts.broker.as_ref(), partition, committed).await?;
         partitions.push((partition.partition, view));
     }
-    Ok(Others { count: count as usize, partitions, chain: parts.chain.view().await? })
+    let mut ends = BTreeMap::new();
+    for number in held {
+        let partition = TopicPartition { topic: topic.clone(), partition: *number };
+        ends.insert(*number, parts.broker.watermarks(&partition).await?.1);
+    }
+    Ok(Others { count: count as usize, partitions, ends, chain: parts.chain.view().await?, waiting })
 }

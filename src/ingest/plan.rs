@@ -10,9 +10,10 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     engine::Row,
     ingest::{
-        flight::{Flight, FlightId, Group, Stage, Work},
+        flight::{Agreement, Flight, FlightId, Group, Request, Stage, Work},
         parked::Parked,
         prepare::{PreparedSeed, PreparedTx},
+        proof::Ties,
     },
     record::{
         self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Reply, Rules, Spend, SpendSlot, TxState,
@@ -73,6 +74,8 @@ pub enum Action {
         txid: Txid,
         /// Its first event.
         event: EventRef,
+        /// Hash of its body, as that event has it.
+        body: [u8; 32],
         /// Why.
         reason: Reason,
     },
@@ -163,51 +166,53 @@ impl Planner {
 
     /// A validated transaction arrives.
     pub fn submit(&mut self, event: EventRef, tx: Arc<PreparedTx>, mode: Mode, now_ms: u64) {
-        let groups = tx.groups.len();
-        if let Some(id) = self.join_or_launch(event, tx.txid, Work::Validated(tx), mode, groups) {
-            if mode == Mode::RebuildContested {
-                self.store_contested(id, Reason::Found);
-            } else {
-                self.launch(id);
-            }
-        }
+        self.begin(Request { event, work: Work::Validated(tx), mode });
         self.settle_ready(now_ms);
     }
 
     /// A partial transaction arrives.
     pub fn submit_seed(&mut self, event: EventRef, seed: Arc<PreparedSeed>, mode: Mode, now_ms: u64) {
-        if let Some(id) = self.join_or_launch(event, seed.txid, Work::Seeded(seed), mode, 0) {
-            self.create(id);
-        }
+        self.begin(Request { event, work: Work::Seeded(seed), mode });
         self.settle_ready(now_ms);
     }
 
-    /// A second event for a transaction in flight joins the first; a new one wakes those that wait for it.
-    fn join_or_launch(
-        &mut self,
-        event: EventRef,
-        txid: Txid,
-        work: Work,
-        mode: Mode,
-        groups: usize,
-    ) -> Option<FlightId> {
-        if let Some(&id) = self.by_txid.get(&txid)
-            && let Some(flight) = self.get(id)
-        {
-            if flight.work.agrees_with(&work) {
-                flight.events.push(event);
-            } else {
-                self.actions.push_back(Action::Mismatched { event, work });
+    /// A second event for a transaction in flight joins the first where it says the same; where it claims other previous
+    /// outputs it has its own turn after the first, as it would have had if it had been read later.
+    fn begin(&mut self, request: Request) {
+        let Some(flight) = self.by_txid.get(&request.work.txid()).copied().and_then(|id| self.get(id)) else {
+            return self.start(request);
+        };
+        match flight.work.compared_with(&request.work) {
+            Agreement::Same => flight.events.push(request.event),
+            Agreement::OtherClaims => flight.behind.push_back(request),
+            Agreement::Contradiction => {
+                self.actions.push_back(Action::Mismatched { event: request.event, work: request.work });
             }
-            return None;
         }
+    }
+
+    fn start(&mut self, request: Request) {
+        let (mode, seeded) = (request.mode, matches!(request.work, Work::Seeded(_)));
+        let id = self.enter(request);
+        if seeded {
+            self.create(id);
+        } else if mode == Mode::RebuildContested {
+            self.store_contested(id, Reason::Found);
+        } else {
+            self.launch(id);
+        }
+    }
+
+    /// A new flight, which wakes those that wait for its transaction.
+    fn enter(&mut self, request: Request) -> FlightId {
+        let txid = request.work.txid();
         self.generation = self.generation.wrapping_add(1);
         let index = self.free.pop().unwrap_or_else(|| {
             self.flights.push(None);
             (self.flights.len() - 1) as u32
         });
         let id = FlightId { index, generation: self.generation };
-        let mut flight = Flight::new(id, txid, work, mode, event, groups);
+        let mut flight = Flight::new(id, request);
         for waiter in self.awaited.remove(&txid).unwrap_or_default() {
             if self.unpark(waiter) {
                 flight.children.push(waiter);
@@ -215,7 +220,7 @@ impl Planner {
         }
         self.flights[index as usize] = Some(flight);
         self.by_txid.insert(txid, id);
-        Some(id)
+        id
     }
 
     /// A parked flight waits for a parent that has just arrived instead.
@@ -371,6 +376,11 @@ impl Planner {
             return self.finish(id, Completion::PassedOver);
         }
         let in_flight = self.parents_in_flight(id, |group| group.refusal.is_some());
+        let last_try = self.get(id).is_some_and(|flight| std::mem::take(&mut flight.last_try));
+        let absent = self.get(id).and_then(|flight| flight.absent_parents().next());
+        if let Some(parent) = absent.filter(|_| last_try && in_flight.is_empty()) {
+            return self.store_contested(id, Reason::MissingParent { parent });
+        }
         if !in_flight.is_empty() {
             let remaining = in_flight.len() as u32;
             for parent in in_flight {
@@ -415,25 +425,62 @@ impl Planner {
         self.parked.next_due_ms()
     }
 
-    /// The parked transactions that wait for an absent parent, by their first event.
+    /// The transactions that wait for a parent that may never come, by their first event: one that is absent, or one that
+    /// is in flight here, came behind them, and waits itself.
     pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId)> {
-        let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
-        parked
-            .filter(|flight| flight.mode == Mode::Normal && flight.absent_parents().next().is_some())
-            .filter_map(|flight| flight.events.iter().min().map(|event| (*event, flight.id)))
+        let waiting = self.flights.iter().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        waiting
+            .filter(|flight| match flight.stage {
+                Stage::Parked => flight.absent_parents().next().is_some(),
+                _ => self.parent_behind(flight).is_some(),
+            })
+            .filter_map(|flight| Some((flight.first_event()?, flight.id)))
             .collect()
     }
 
-    /// A parent of a parked transaction is proven missing: it is contested.
-    pub fn parent_is_missing(&mut self, id: FlightId, now_ms: u64) {
+    /// A parent in flight that waits itself, and whose own event stands behind that of its child. The child cannot wait for
+    /// it: whatever the parent waits for is proven missing only after the child, which is older, has ended.
+    fn parent_behind(&self, child: &Flight) -> Option<Txid> {
+        let first = child.first_event()?;
+        let is_behind = |parent: &Txid| {
+            let parent = self.by_txid.get(parent).and_then(|id| self.flights.get(id.index as usize)?.as_ref());
+            parent.is_some_and(|parent| parent.waits() && parent.first_event().is_none_or(|event| event > first))
+        };
+        child.parents().find(is_behind)
+    }
+
+    /// For how long it has been asked whether a parent of this transaction is missing, ms.
+    pub fn has_waited_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
+        self.get(id).map_or(0, |flight| now_ms.saturating_sub(*flight.in_question_since_ms.get_or_insert(now_ms)))
+    }
+
+    /// What a parked transaction waits for is proven to have come already, or never: it tries once more, and is contested if
+    /// a parent is still absent. (Its last try may be older than the proof, and the parent have come in between.) A parent
+    /// that came behind it and waits here counts as missing, but only where ties are broken.
+    pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
-        let (Stage::Parked, Some(parent)) = (&flight.stage, flight.absent_parents().next()) else { return };
-        if self.by_txid.contains_key(&parent) {
-            return;
+        if flight.stage == Stage::Parked {
+            let Some(parent) = flight.absent_parents().next() else { return };
+            if self.by_txid.contains_key(&parent) {
+                return;
+            }
+            if let Some(flight) = self.get(id) {
+                flight.last_try = true;
+            }
+            self.parked.remove(id);
+            self.count_waiting(-1);
+            self.ready.push_back(id);
+        } else {
+            let flight = self.flights[id.index as usize].as_ref();
+            let behind = flight.filter(|flight| flight.waits()).and_then(|flight| self.parent_behind(flight));
+            let Some(parent) = behind.filter(|_| ties == Ties::Break) else { return };
+            // Those that it waited for must not start it when they end.
+            for flight in self.flights.iter_mut().flatten() {
+                flight.children.retain(|child| *child != id);
+            }
+            self.count_waiting(-1);
+            self.store_contested(id, Reason::MissingParent { parent });
         }
-        self.parked.remove(id);
-        self.count_waiting(-1);
-        self.store_contested(id, Reason::MissingParent { parent });
         self.settle_ready(now_ms);
     }
 
@@ -529,7 +576,7 @@ impl Planner {
             // The verdict holds, and there is nothing to settle: a contest would be passed over. Without this every
             // redelivery of a loser would add one to the log.
             Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(Verdict::Conflicting(verdict))))
-                if !verdict.reopened_by_its_event() && !flight.holds_any() =>
+                if !verdict.reopened_by_its_event() && !flight.may_hold_any() =>
             {
                 false
             }
@@ -546,8 +593,8 @@ impl Planner {
         // Also where its partitions were taken away: it may hold slots, which only a contest settles.
         if publish && flight.mode == Mode::Normal {
             flight.stage = Stage::PublishingContest;
-            let (txid, event) = (flight.txid, flight.origin);
-            self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
+            let (txid, event, body) = (flight.txid, flight.origin, flight.work.body_hash());
+            self.actions.push_back(Action::PublishContest { flight: id, txid, event, body, reason });
         } else {
             self.finish(id, Completion::PassedOver);
         }
@@ -582,6 +629,9 @@ impl Planner {
                 }
             }
         }
+        for request in flight.behind {
+            self.begin(request);
+        }
     }
 
     fn remove(&mut self, id: FlightId) -> Option<Flight> {
@@ -608,6 +658,7 @@ impl Planner {
         let mut dropped = Vec::new();
         for flight in self.flights.iter_mut().flatten() {
             flight.events.retain(|event| event.partition != partition);
+            flight.behind.retain(|request| request.event.partition != partition);
             if flight.events.is_empty() && matches!(flight.stage, Stage::Parked) {
                 dropped.push(flight.id);
             }
@@ -679,3 +730,7 @@ pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "plan_properties.rs"]
+mod properties;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    broker::{BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
+    broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
     ingest::{dispatch::Done, flight::FlightId, plan::EventRef, prepare::Poison},
     record::Reason,
@@ -38,6 +38,7 @@ impl Publisher {
         flight: FlightId,
         txid: Txid,
         event: EventRef,
+        body: [u8; 32],
         reason: Reason,
         done: mpsc::UnboundedSender<Done>,
     ) {
@@ -48,7 +49,7 @@ impl Publisher {
             offset: event.offset,
             timestamp_ms: event.timestamp_ms,
         };
-        let payload = Event::Contest(Contest { txid, position, reason }).encode();
+        let payload = Event::Contest(Contest { txid, position, body, reason }).encode();
         let message = Produce {
             topic: self.chain_topic.clone(),
             partition: Some(0),
@@ -56,7 +57,12 @@ impl Publisher {
             payload: payload.into(),
             ..Produce::default()
         };
-        self.publish(vec![message], Done::ContestPublished(flight), done);
+        let publisher = self.clone();
+        self.answer(done, async move {
+            let producer = publisher.producer.as_ref();
+            produce_until_acknowledged(producer, &[message], publisher.retry_pause).await?;
+            Ok(Done::ContestPublished(flight))
+        });
     }
 
     /// Puts a message aside, untouched, saying whence and why; answers with [`Done::DeadLetterPublished`].
@@ -78,47 +84,59 @@ impl Publisher {
             why = letter.message,
             "dead letter"
         );
-        let own = letter.to_headers();
-        let whole = Produce {
-            topic: self.dead_letter_topic.clone(),
-            partition: None,
-            key: source.key,
-            payload: source.payload,
-            headers: [source.headers, own.clone()].concat(),
-            timestamp_ms: None,
-        };
-        // Our own headers name the source, where the rest can be read.
-        let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
-        let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
-        self.publish(vec![whole, without_payload, without_source], Done::DeadLetterPublished(event), done);
+        let publisher = self.clone();
+        self.answer(done, async move {
+            let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
+            bury_until_acknowledged(producer, topic, source, &letter, publisher.retry_pause).await?;
+            Ok(Done::DeadLetterPublished(event))
+        });
     }
 
-    /// Publishes the first of `forms` that is not too large.
-    fn publish(&self, forms: Vec<Produce>, answer: Done, done: mpsc::UnboundedSender<Done>) {
-        let publisher = self.clone();
+    fn answer(
+        &self,
+        done: mpsc::UnboundedSender<Done>,
+        published: impl Future<Output = Result<Done, BrokerError>> + Send + 'static,
+    ) {
         tokio::spawn(async move {
-            let answer = match publisher.produce_until_done(&forms).await {
-                Ok(()) => answer,
-                Err(error) => Done::Fatal(error),
-            };
+            let answer = published.await.unwrap_or_else(|error| Done::Fatal(error.to_string()));
             // A pipeline that has ended meanwhile reads the event again when it starts.
             let _ = done.send(answer);
         });
     }
+}
 
-    async fn produce_until_done(&self, mut forms: &[Produce]) -> Result<(), String> {
-        while let Some((form, smaller)) = forms.split_first() {
-            let form = std::slice::from_ref(form);
-            match produce_until_acknowledged(self.producer.as_ref(), form, self.retry_pause).await {
-                Err(error) if error.kind == BrokerErrorKind::TooLarge && !smaller.is_empty() => {
-                    tracing::warn!(%error, "dead letter with less of its source");
-                    forms = smaller;
-                }
-                settled => return settled.map(drop).map_err(|error| error.to_string()),
+/// Puts a message aside until that is acknowledged: with as much of it as the topic takes. What has to go is its payload
+/// first, then its key and headers: those of the dead letter name the source, where the rest can be read.
+///
+/// # Errors
+/// What no retry heals.
+pub async fn bury_until_acknowledged(
+    producer: &dyn Producer,
+    topic: &str,
+    source: Message,
+    letter: &DeadLetter,
+    pause: (Duration, Duration),
+) -> Result<(), BrokerError> {
+    let own = letter.to_headers();
+    let whole = Produce {
+        topic: topic.to_owned(),
+        partition: None,
+        key: source.key,
+        payload: source.payload,
+        headers: [source.headers, own.clone()].concat(),
+        timestamp_ms: None,
+    };
+    let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
+    let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
+    for form in [whole, without_payload] {
+        match produce_until_acknowledged(producer, &[form], pause).await {
+            Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+                tracing::warn!(%error, "a dead letter with less of its source");
             }
+            produced => return produced.map(drop),
         }
-        Ok(())
     }
+    produce_until_acknowledged(producer, &[without_source], pause).await.map(drop)
 }
 
 /// What is wrong with an event that contradicts what is stored.

@@ -6,7 +6,8 @@ use crate::{
     engine::Row,
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
     record::{
-        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Rejection, Sequenced, TxState, Verdict, build,
+        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Record, Rejection, Sequenced, TxState, Verdict,
+        build,
     },
     sequencer::{
         Stop,
@@ -51,6 +52,7 @@ impl Handler {
             return Ok(false);
         }
         self.check_follows(block)?;
+        self.check_id(block).await?;
         let listed = listed(block)?;
         let mut steps = Steps::new(log, at.offset, at.making);
         self.begin_block(at, block, message, &listed).await?;
@@ -118,6 +120,21 @@ impl Handler {
                 hex_reversed(&block.previous),
                 hex_reversed(&tip.hash),
                 tip.height
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Every triple names its block by this id alone: two blocks under one id could never be told apart again.
+    async fn check_id(&self, block: &Block<'_>) -> Result<(), Stop> {
+        let there = self.parts.store.read(vec![Key::Block(block.block_id)]).await?;
+        match there.first() {
+            Some(Some(Record::Block(there))) if there.hash != block.hash => Err(Stop::Halt(format!(
+                "block {} has the id {}, which is that of block {} at height {}",
+                hex_reversed(&block.hash),
+                block.block_id,
+                hex_reversed(&there.hash),
+                there.height
             ))),
             _ => Ok(()),
         }
@@ -219,7 +236,7 @@ impl Handler {
         for page in self.parts.store.masters(&txids).await?.into_iter().flatten() {
             match page.state() {
                 TxState::Live => return Ok(true),
-                TxState::Conflicting(_) if self.parents_are_live(&page).await? => return Ok(true),
+                TxState::Conflicting(_) if self.parents_are_ready(&page).await? => return Ok(true),
                 _ => {}
             }
         }
@@ -242,12 +259,18 @@ impl Handler {
         Ok(standings)
     }
 
-    async fn parents_are_live(&self, page: &Page) -> Result<bool, Stop> {
+    /// Whether all parents are live and unlocked: one that this block lists too may have won only now, and is locked until it
+    /// is set mined.
+    async fn parents_are_ready(&self, page: &Page) -> Result<bool, Stop> {
         let parents = self.inputs_of(page)?.into_iter().map(|(outpoint, _)| outpoint.txid);
         let parents = crate::sequencer::handler::distinct(parents);
         let masters = self.parts.store.masters(&parents).await?;
         Ok(masters.iter().all(|master| {
-            master.as_ref().is_some_and(|page| matches!(page.state(), TxState::Live | TxState::Pruned(_)))
+            master.as_ref().is_some_and(|page| match page.state() {
+                TxState::Live => !page.locked,
+                TxState::Pruned(_) => true,
+                _ => false,
+            })
         }))
     }
 
@@ -255,7 +278,7 @@ impl Handler {
     /// parents have to become live first.
     async fn let_win(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, txid: Txid) -> Result<bool, Stop> {
         let Some(page) = self.parts.store.master(txid).await? else { return Ok(false) };
-        if !self.parents_are_live(&page).await? {
+        if !self.parents_are_ready(&page).await? {
             return Ok(false);
         }
         // Stamped like what is applied: the event has already applied something, and a listed transaction wins whoever

@@ -82,6 +82,8 @@ impl Worker {
         .await?;
         feed.pass_over_fed(parts.broker.as_ref(), self.position).await?;
         tokio::select! {
+            // A run must replay from its seed, and an unbiased select throws dice of its own.
+            biased;
             fed = feed.run() => Ok(fed?),
             handled = self.handle_all(&mut log, messages) => handled,
         }
@@ -176,7 +178,6 @@ impl Worker {
             return Ok(());
         }
         let parts = &self.handler.parts;
-        parts.metrics.dead_letters.of(DeadLetterClass::Decode).inc();
         tracing::error!(offset = at.offset, why, "dead letter in the chain");
         let letter = DeadLetter {
             topic: parts.topics.chain.clone(),
@@ -187,10 +188,6 @@ impl Worker {
             message: why,
             timestamp_ms: message.timestamp_ms,
         };
-        let mut dead =
-            self.handler.message(&parts.topics.dead_letters, None, message.key.clone(), message.payload.clone());
-        dead.headers = message.headers.clone();
-        dead.headers.extend(letter.to_headers());
-        self.handler.produce(vec![dead]).await
+        self.handler.bury_letter(message.clone(), &letter).await
     }
 }

@@ -4,11 +4,17 @@
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod bad_input;
 mod cli;
 mod demo;
-mod histories;
+mod halts;
 mod kafka;
 mod kafka_server;
+mod large;
+mod model;
 mod pipeline;
+mod real_kafka;
+mod regressions;
 mod run;
+mod sim;
 mod world;

@@ -1,4 +1,4 @@
-//! `utxo-store run` as a process of its own, against a mock cluster in this one.
+//! `utxo-store run` as a process of its own, against a mock cluster in this one (or a real one elsewhere).
 
 use std::{
     fs::{self, File},
@@ -11,19 +11,21 @@ use std::{
 use tempfile::TempDir;
 use utxo_store::{
     broker::{
-        Broker, NewTopic, Produce, TopicPartition,
+        Broker, Message, NewTopic, Produce, TopicPartition,
         kafka::{KafkaBroker, KafkaSettings, MockCluster},
     },
     event::{Seeded, SeededOutput},
 };
 
-const PARTITIONS: i32 = 2;
+pub const PARTITIONS: i32 = 2;
 /// Far beyond what anything here takes: it only ends a test that would never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A mock cluster, and a directory with a configuration and a store.
+/// A cluster, and a directory with a configuration and a store.
 pub struct Bench {
-    pub cluster: MockCluster,
+    brokers: String,
+    session_timeout_ms: u32,
+    _mock: Option<MockCluster>,
     pub directory: TempDir,
 }
 
@@ -33,7 +35,15 @@ impl Bench {
         let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
         let many = ["validated-txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
         let cluster = MockCluster::start(&[singles.as_slice(), many.as_slice()].concat()).unwrap();
-        Bench { cluster, directory: tempfile::tempdir().unwrap() }
+        let bench = Bench::on(cluster.bootstrap_servers());
+        // The mock lets a member be missed sooner.
+        Bench { session_timeout_ms: 2_000, _mock: Some(cluster), ..bench }
+    }
+
+    /// On a cluster that somebody else owns.
+    pub fn on(brokers: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Bench { brokers: brokers.to_owned(), session_timeout_ms: 6_000, _mock: None, directory }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -48,10 +58,11 @@ impl Bench {
     pub fn command(&self, args: &[&str], variables: &[(&str, &str)]) -> Command {
         let file = self.path("utxo-store.toml");
         let text = format!(
-            "[kafka]\nbrokers = \"{}\"\nsession_timeout_ms = 2000\nheartbeat_interval_ms = 300\n\
+            "[kafka]\nbrokers = \"{}\"\nsession_timeout_ms = {}\nheartbeat_interval_ms = 300\n\
              max_poll_interval_ms = 10000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n\
              [store]\nurl = \"{}\"\n[ingest]\ncommit_interval_ms = 100\n[http]\nlisten = \"127.0.0.1:0\"\n",
-            self.cluster.bootstrap_servers(),
+            self.brokers,
+            self.session_timeout_ms,
             self.store_url(),
         );
         fs::write(&file, text).unwrap();
@@ -67,6 +78,17 @@ impl Bench {
 
     /// The same, with variables of the environment.
     pub fn start_with(&self, variables: &[(&str, &str)]) -> Instance {
+        let instance = self.start_unready_with(variables);
+        until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
+        instance
+    }
+
+    /// Starts `run`, ready or not.
+    pub fn start_unready(&self) -> Instance {
+        self.start_unready_with(&[])
+    }
+
+    fn start_unready_with(&self, variables: &[(&str, &str)]) -> Instance {
         let file = self.path("http-address");
         fs::remove_file(&file).ok();
         let mut command =
@@ -75,12 +97,11 @@ impl Bench {
         let mut instance = Instance { child, address: String::new() };
         until("the address is known", || file.exists());
         instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
-        until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
         instance
     }
 
     pub fn broker(&self) -> KafkaBroker {
-        let settings = KafkaSettings::new(self.cluster.bootstrap_servers());
+        let settings = KafkaSettings::new(self.brokers.as_str());
         KafkaBroker::new(KafkaSettings { fetch_wait_max: Duration::from_millis(10), ..settings }).unwrap()
     }
 
@@ -99,6 +120,32 @@ impl Bench {
         });
         let messages = messages.collect();
         block_on(async { self.broker().producer().await.unwrap().produce_all(messages).await.unwrap() });
+    }
+
+    /// Produces a message as it is.
+    pub fn produce(&self, topic: &str, key: &[u8], payload: &[u8]) {
+        let message = Produce {
+            topic: topic.into(),
+            key: key.to_vec().into(),
+            payload: payload.to_vec().into(),
+            ..Produce::default()
+        };
+        block_on(async { self.broker().producer().await.unwrap().produce(message).await.unwrap() });
+    }
+
+    /// Everything in one partition of a topic.
+    pub fn messages(&self, topic: &str, partition: i32) -> Vec<Message> {
+        let partition = TopicPartition { topic: topic.into(), partition };
+        block_on(async {
+            let broker = self.broker();
+            let (low, end) = broker.watermarks(&partition).await.unwrap();
+            let mut reader = broker.read(&partition, low).await.unwrap();
+            let mut messages = Vec::new();
+            while reader.position() < end {
+                messages.extend(reader.next(Duration::from_millis(100)).await.unwrap());
+            }
+            messages
+        })
     }
 
     /// Sum of what the group has committed of the validated transactions.
@@ -159,12 +206,12 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(future)
 }
 
 /// The line that standard error ends with, where the rest are log records.
-fn last_line(output: &Output) -> String {
+pub fn last_line(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned()
 }
 
@@ -205,6 +252,29 @@ fn sigterm_drains_commits_and_exits_with_0_and_a_restart_goes_on() {
     instance.signal("INT");
     assert_eq!(instance.wait().code(), Some(0));
     assert_eq!(bench.committed(), 110);
+}
+
+#[test]
+fn a_second_signal_stops_at_once_and_loses_nothing() {
+    let bench = Bench::new();
+    bench.seed(20);
+    let never = [("UTXO_STORE__INGEST__COMMIT_INTERVAL_MS", "600000")];
+    let mut instance = bench.start_with(&never);
+    until("everything is completed", || {
+        instance.get("/metrics").contains("utxo_transactions_completed_total{result=\"live\"} 20")
+    });
+    // Both signals are there when it goes on: before the first one's commit can have been answered.
+    for signal in ["STOP", "TERM", "INT", "CONT"] {
+        instance.signal(signal);
+    }
+    assert_eq!(instance.wait().code(), Some(3));
+    let log = fs::read_to_string(bench.path("run.log")).unwrap();
+    assert!(log.contains("stopped at once by a second signal"), "{log}");
+
+    let mut instance = bench.start();
+    until("everything is committed", || bench.committed() == 20);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
 }
 
 #[test]
