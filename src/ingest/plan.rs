@@ -376,7 +376,13 @@ impl Planner {
             // Its partitions were taken away: whoever has them now reads the event again.
             return self.finish(id, Completion::PassedOver);
         }
-        let in_flight = self.parents_in_flight(id, |group| group.refusal.is_some());
+        // A parent with a verdict is not waited for, even where a later event of it is in flight.
+        let won = self.get(id).is_some_and(|flight| flight.mode == Mode::RebuildWon);
+        let in_flight = self.parents_in_flight(id, |group| match group.refusal {
+            None => false,
+            Some(Rejection::Conflicting(Verdict::Conflicting(_))) => won,
+            Some(_) => true,
+        });
         if let Some(parent) = self.missing_at_last(id, in_flight.is_empty()) {
             return self.store_contested(id, Reason::MissingParent { parent });
         }
