@@ -470,7 +470,7 @@ impl World {
             network: settings.network,
             utxo_batch_size: settings.utxo_batch_size,
             retention: RULES.retention,
-            forgetful: false,
+            forgetful: self.memory.restarts() > 0,
             pruned_to: None,
         };
         match Model::replay(&logs, &rules) {
