@@ -39,11 +39,11 @@ impl Handler {
             }
             DecisionBody::Conflicting { txid, reason, height, .. } => {
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
-                let settled = self.settle(at, &members).await?;
+                let settled = self.settle(at, steps.is_applied_again(), &members).await?;
                 self.second_chances(at, &settled, None, &members).await?;
                 self.tell_conflicting(at, members).await
             }
-            DecisionBody::PassedOver { txid } => self.settle_passed_over(at, txid).await,
+            DecisionBody::PassedOver { txid } => self.settle_passed_over(at, steps.is_applied_again(), txid).await,
             DecisionBody::Cone { .. }
             | DecisionBody::CommandDone { .. }
             | DecisionBody::Closed
@@ -79,7 +79,7 @@ impl Handler {
         self.respend(at, txid, inputs).await?;
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
-        let settled = self.settle(at, &members).await?;
+        let settled = self.settle(at, steps.is_applied_again(), &members).await?;
         self.publish_reconsider(at, &contested).await?;
         self.second_chances(at, &settled, Some(txid), &members).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
@@ -294,43 +294,54 @@ impl Handler {
 
     /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are: whether
     /// this very call has freed them is not to be known, since a write whose reply was lost is done again.
-    async fn settle(&self, at: At, members: &[Loser]) -> Result<BTreeSet<Outpoint>, Stop> {
+    async fn settle(&self, at: At, applied_again: bool, members: &[Loser]) -> Result<BTreeSet<Outpoint>, Stop> {
         let mut settled = BTreeSet::new();
         for chunk in members.chunks(BODIES_AT_ONCE) {
             let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
             for page in self.pages_of(&txids).await? {
-                settled.extend(self.settle_one(at, &page).await?);
+                settled.extend(self.settle_one(at, applied_again, &page).await?);
             }
         }
         Ok(settled)
     }
 
-    async fn settle_one(&self, at: At, page: &Page) -> Result<Vec<Outpoint>, Stop> {
+    async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
         let inputs = self.inputs_of(page)?;
         let rows = inputs.iter().map(|(outpoint, slot)| {
             let holder = SpendingData { txid: page.txid, input: slot.input };
             let held = HeldSlot { offset: slot.offset, holder };
             at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
         });
-        self.settle_slots(at, rows.collect()).await?;
+        // Who is not there while a decision is applied again was there when it was made, and comes again: but for the one
+        // that was missing by verdict.
+        let missing = match page.state() {
+            TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent })) => Some(parent),
+            _ => None,
+        };
+        self.settle_slots(at, rows.collect(), |parent| !applied_again || missing == Some(parent)).await?;
         self.note_child(at, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
         Ok(inputs.into_iter().map(|(outpoint, _)| outpoint).collect())
     }
 
     /// The slots of a parent that is not there are settled on a stub: a spend that is still on its way must not land on them
-    /// should the parent come after all. In a rebuild a parent that is not there is only late, and nothing is on its way.
-    async fn settle_slots(&self, at: At, rows: Vec<Row>) -> Result<(), Stop> {
+    /// should the parent come after all. In a rebuild a parent that is not there is only late, and nothing is on its way;
+    /// the same goes for one that a node has forgotten.
+    async fn settle_slots(&self, at: At, rows: Vec<Row>, may_be_absent: impl Fn(Txid) -> bool) -> Result<(), Stop> {
         let outcomes = self.apply(rows.clone()).await?;
         if at.making == Making::Replaying {
             return Ok(());
         }
         let is_absent = |row: &Row, outcome: &Outcome| {
-            matches!(row.key, Key::Page(_, 0)) && matches!(outcome, Outcome::AlreadyApplied(Reply::None))
+            matches!(row.key, Key::Page(parent, 0) if may_be_absent(parent))
+                && matches!(outcome, Outcome::AlreadyApplied(Reply::None))
         };
         let absent = rows.into_iter().zip(&outcomes).filter(|(row, outcome)| is_absent(row, outcome));
         let (stubs, again): (Vec<Row>, Vec<Row>) =
             absent.map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row)).unzip();
         if !stubs.is_empty() {
+            if self.parts.nodes.have_restarted().await? {
+                return Err(Stop::NodeRestarted);
+            }
             self.apply(stubs).await?;
             self.apply(again).await?;
         }
@@ -339,11 +350,11 @@ impl Handler {
 
     /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
     /// before it found its own record contested.
-    async fn settle_passed_over(&self, at: At, txid: Txid) -> Result<(), Stop> {
+    async fn settle_passed_over(&self, at: At, applied_again: bool, txid: Txid) -> Result<(), Stop> {
         if let Some(page) = self.parts.store.master(txid).await?
             && matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)))
         {
-            self.settle_one(at, &page).await?;
+            self.settle_one(at, applied_again, &page).await?;
         }
         Ok(())
     }

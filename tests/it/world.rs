@@ -141,8 +141,8 @@ pub struct WorldSettings {
     pub cone_chunk: usize,
     /// The most bytes that a decision may have, where that is bounded.
     pub decision_bytes: Option<usize>,
-    /// Whether the store can forget what it acknowledged.
-    pub forgetful: bool,
+    /// What the store can forget of what it acknowledged; zero: nothing.
+    pub may_forget: Duration,
 }
 
 impl WorldSettings {
@@ -154,7 +154,7 @@ impl WorldSettings {
             batch_size: 16,
             cone_chunk: 2,
             decision_bytes: None,
-            forgetful: false,
+            may_forget: Duration::ZERO,
         }
     }
 }
@@ -177,7 +177,7 @@ impl World {
     }
 
     pub async fn with_settings(settings: WorldSettings) -> Self {
-        let WorldSettings { faults, session_timeout, batch_size, cone_chunk, decision_bytes, forgetful } = settings;
+        let WorldSettings { faults, session_timeout, batch_size, cone_chunk, decision_bytes, may_forget } = settings;
         let seed = faults.seed;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker =
@@ -225,9 +225,9 @@ impl World {
             sequencer_enabled: true,
             durability_lag: None,
         };
-        let memory = Arc::new(match forgetful {
-            true => MemoryEngine::forgetful(RULES, clock.clone(), MAY_FORGET),
-            false => MemoryEngine::new(RULES),
+        let memory = Arc::new(match may_forget {
+            Duration::ZERO => MemoryEngine::new(RULES),
+            period => MemoryEngine::forgetful(RULES, clock.clone(), period),
         });
         let nodes = Arc::new(FaultEngine::forgetful(memory.clone(), clock.clone(), seed));
         World { store: store_on(memory.clone()), memory, nodes, broker, clock, settings, rebuild_engine: None }
@@ -235,7 +235,7 @@ impl World {
 
     /// A world whose store can be made to forget, by [`FaultEngine::forget`] on its `nodes` or by their faults.
     pub async fn forgetful() -> Self {
-        Self::with_settings(WorldSettings { forgetful: true, ..WorldSettings::calm() }).await
+        Self::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::calm() }).await
     }
 
     /// What an instance works with.

@@ -82,6 +82,10 @@ impl Author {
         for slot in 0..self.instances {
             self.does(Step::Start { slot });
         }
+        if swarm::forgets() {
+            // Nothing begins before the meta record is safe.
+            self.does(Step::Sleep { ms: 1_000 });
+        }
         let moments = 3 + self.below(*[10, 25, 45].get(self.plan.dice as usize % 3).unwrap_or(&10));
         for _ in 0..moments {
             self.moment();

@@ -103,7 +103,7 @@ impl<'a> Simulation<'a> {
             batch_size: plan.batch,
             cone_chunk: plan.batch.min(4),
             decision_bytes: None,
-            forgetful: plan.faults.contains_key(swarm::FORGETS),
+            may_forget: swarm::may_forget(&plan.faults),
         };
         let mut world = World::with_settings(settings).await;
         let watched = Watched { inner: world.memory.clone(), observer: observer.clone() };
