@@ -108,10 +108,10 @@ impl Replay<'_> {
     }
 
     pub fn check_passed_over(&mut self, txid: Txid, opened: Opened) {
+        // What a `Reconsider` names may not have come yet; what a contest names a node may have forgotten.
+        let may_be_absent = opened == Opened::Reconsider || self.history.rules.forgetful;
         let wrong = match self.history.standing(&txid) {
-            None => (opened != Opened::Reconsider).then_some("it was never decided"),
-            // What a `Reconsider` names may not have come yet.
-            Some(Standing::Pending) => (opened != Opened::Reconsider).then_some("it was never decided"),
+            None | Some(Standing::Pending) => (!may_be_absent).then_some("it was never decided"),
             Some(Standing::Live) | Some(Standing::Pruned(_)) => None,
             Some(Standing::Uncontested) => {
                 (opened != Opened::Reconsider && !self.history.witness(&txid)).then_some("it cannot be live")

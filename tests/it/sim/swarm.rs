@@ -70,6 +70,7 @@ pub fn forgets() -> bool {
 /// What is not simulated yet.
 pub const PENDING: &[&str] = &[
     "a node that forgets what it acknowledged last, unless SIM_FORGETS=1",
+    "what the model makes of decisions over a store that has forgotten",
     "wrong claims and locks, unless SIM_WITHOUT is set",
 ];
 
