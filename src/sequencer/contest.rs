@@ -67,6 +67,10 @@ impl Handler {
             if let Reopen::ByEvent(contest) = reopen
                 && decides_a_contestant(&body, txid)
             {
+                if steps.is_applied_again() {
+                    // Should a node have forgotten it: a stub makes it come, whatever it waits for.
+                    self.contest_holders(at, Phase::Apply, vec![txid]).await?;
+                }
                 self.adopt_body(at, contest).await?;
             }
             self.carry_out(at, steps, body.clone()).await?;
