@@ -1,5 +1,6 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 
+pub mod aerospike;
 pub mod conformance;
 pub mod fault;
 pub mod fjall;

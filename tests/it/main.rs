@@ -4,6 +4,8 @@
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod aerospike;
+mod aerospike_server;
 mod cli;
 mod demo;
 mod histories;
