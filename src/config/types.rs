@@ -209,9 +209,38 @@ impl FromStr for TopicName {
     }
 }
 
+/// Text that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// What it is.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(redacted)")
+    }
+}
+
+impl SettingType for Secret {
+    const KIND: Kind = Kind::Text;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        match value.as_str() {
+            Some(text) if !text.is_empty() => Ok(Secret(text.to_owned())),
+            _ => Err("must be text, and not empty".to_owned()),
+        }
+    }
+}
+
 /// Where a store lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreUrl {
+    /// In an Aerospike cluster; the whole URL.
+    Aerospike(String),
     /// The embedded durable engine, in this directory.
     Fjall(PathBuf),
     /// In memory; gone at the end of the process.
@@ -223,6 +252,7 @@ pub enum StoreUrl {
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            StoreUrl::Aerospike(url) => f.write_str(url),
             StoreUrl::Fjall(path) => write!(f, "fjall://{}", path.display()),
             StoreUrl::Memory => f.write_str("memory://"),
             StoreUrl::Null => f.write_str("null:///"),
@@ -236,11 +266,20 @@ impl FromStr for StoreUrl {
         match text.split_once("://") {
             Some(("fjall", path)) if path.starts_with('/') && path.len() > 1 => Ok(StoreUrl::Fjall(path.into())),
             Some(("fjall", path)) => Err(format!("must name an absolute path, as in fjall:///var/lib/x, not {path:?}")),
+            Some(("aerospike", place)) => match place.split_once('/') {
+                _ if place.contains('@') => Err("must not hold a password: it is store.aerospike.password".to_owned()),
+                Some((hosts, namespace)) if !hosts.is_empty() && !namespace.is_empty() => {
+                    Ok(StoreUrl::Aerospike(text.to_owned()))
+                }
+                _ => Err("must name nodes and a namespace, as in aerospike://host:3000/namespace".to_owned()),
+            },
             Some(("memory", "" | "/")) => Ok(StoreUrl::Memory),
             Some(("null", "" | "/")) => Ok(StoreUrl::Null),
             // What else stands in such a URL may be a password, so only the scheme is repeated.
-            Some((scheme, _)) => Err(format!("must be fjall:///path, memory:// or null:///, not a {scheme:?} URL")),
-            None => Err("must be fjall:///path, memory:// or null:///".to_owned()),
+            Some((scheme, _)) => Err(format!(
+                "must be fjall:///path, aerospike://host/namespace, memory:// or null:///, not a {scheme:?} URL"
+            )),
+            None => Err("must be fjall:///path, aerospike://host/namespace, memory:// or null:///".to_owned()),
         }
     }
 }
@@ -397,11 +436,14 @@ mod tests {
 
     #[test]
     fn a_store_url_round_trips_and_its_errors_hide_what_may_be_a_password() {
-        for url in ["fjall:///data/utxo", "memory://", "null:///"] {
+        for url in ["fjall:///data/utxo", "memory://", "null:///", "aerospike://a:3000,b/ns?set=x"] {
             assert_eq!(url.parse::<StoreUrl>().unwrap().to_string(), url);
         }
         assert!("fjall://relative".parse::<StoreUrl>().unwrap_err().contains("absolute"));
         assert!("fjall:///".parse::<StoreUrl>().is_err());
+        assert!("aerospike://host".parse::<StoreUrl>().unwrap_err().contains("namespace"));
+        let error = "aerospike://user:hunter2@host/ns".parse::<StoreUrl>().unwrap_err();
+        assert!(error.contains("store.aerospike.password") && !error.contains("hunter2"), "{error}");
         let error = "postgres://user:hunter2@host/db".parse::<StoreUrl>().unwrap_err();
         assert!(error.contains("postgres") && !error.contains("hunter2"), "{error}");
     }

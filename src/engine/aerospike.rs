@@ -70,6 +70,32 @@ struct Inner {
     /// Where the jitter of calls starts: another place in each process.
     seed: u64,
     calls: AtomicU64,
+    work: Counters,
+}
+
+/// How often each way was gone, in groups of rows on one record.
+#[derive(Default)]
+struct Counters {
+    native: AtomicU64,
+    refused: AtomicU64,
+    unread: AtomicU64,
+    read: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// What the operations of an engine came to, in groups of rows on one record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Done by one request, without a read.
+    pub native: u64,
+    /// Refused by a filter, and so looked at.
+    pub refused: u64,
+    /// Written on the assumption that the record was absent, which it was.
+    pub unread: u64,
+    /// Read, and given to the pure function.
+    pub read: u64,
+    /// Written too late: somebody else had changed the record since it was read.
+    pub lost: u64,
 }
 
 impl AerospikeEngine {
@@ -90,8 +116,17 @@ impl AerospikeEngine {
             may_forget: checked.may_forget,
             seed: u64::from(std::process::id()) << 32,
             calls: AtomicU64::new(0),
+            work: Counters::default(),
         };
         Ok(AerospikeEngine { inner, closed: AtomicBool::new(false) })
+    }
+
+    /// What there was to do so far.
+    pub fn work(&self) -> Work {
+        let Counters { native, refused, unread, read, lost } = &self.inner.work;
+        let [native, refused, unread, read, lost] =
+            [native, refused, unread, read, lost].map(|counter| counter.load(Ordering::Relaxed));
+        Work { native, refused, unread, read, lost }
     }
 
     fn open_inner(&self, operation: &'static str) -> Result<&Inner, EngineError> {

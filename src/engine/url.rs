@@ -5,11 +5,13 @@
 //! | `memory://` | [`MemoryEngine`]; gone with the process |
 //! | `null:///` | [`NullEngine`]; keeps nothing |
 //! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
+//! | `aerospike://host:3000,host2/namespace?set=txmeta&externalStore=…` | [`AerospikeEngine`] in that namespace |
 
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
     RecordEngine,
+    aerospike::{Access, AerospikeEngine, AerospikeSettings, OpenAerospikeError},
     fjall::{FjallEngine, FjallOptions, OpenFjallError},
     memory::MemoryEngine,
     null::NullEngine,
@@ -55,21 +57,56 @@ pub enum OpenError {
     /// A `%` that is not followed by two hexadecimal digits, or stands for what is not UTF-8.
     #[error("a `%` in the store URL does not stand for a character")]
     Percent,
+    /// User and password in a URL, which ends up in logs and lists of processes.
+    #[error(
+        "user and password do not belong in a store URL: give them as store.aerospike.user and store.aerospike.password"
+    )]
+    Login,
     /// See [`OpenFjallError`].
     #[error(transparent)]
     Fjall(#[from] OpenFjallError),
+    /// See [`OpenAerospikeError`].
+    #[error(transparent)]
+    Aerospike(#[from] OpenAerospikeError),
+    /// Opening ended with a panic.
+    #[error("opening the store ended unexpectedly: {0}")]
+    Panicked(String),
+}
+
+/// What a store is opened with besides its URL.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// What decides the effect of operations.
+    pub rules: Rules,
+    /// How a cluster is reached, where the store is in one.
+    pub access: Access,
+}
+
+impl OpenOptions {
+    /// Without login or encryption, with default limits.
+    pub fn new(rules: Rules) -> Self {
+        OpenOptions { rules, access: Access::default() }
+    }
 }
 
 /// Opens the store that `url` names; one on disk is created where there is none. May take as long as recovering it
-/// takes, without yielding.
+/// takes.
 ///
 /// # Errors
 /// See [`OpenError`]; each is one line.
-pub fn open(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
+pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    let rules = options.rules;
     Ok(match parse(url)? {
         Store::Memory => Arc::new(MemoryEngine::new(rules)),
         Store::Null => Arc::new(NullEngine::new(rules)),
-        Store::Fjall(directory, options) => Arc::new(FjallEngine::open(&directory, rules, options)?),
+        Store::Fjall(directory, options) => {
+            let opened = tokio::task::spawn_blocking(move || FjallEngine::open(&directory, rules, options)).await;
+            Arc::new(opened.map_err(|panic| OpenError::Panicked(panic.to_string()))??)
+        }
+        Store::Aerospike(settings) => {
+            let settings = AerospikeSettings { access: options.access.clone(), ..settings };
+            Arc::new(AerospikeEngine::open(&settings, rules).await?)
+        }
     })
 }
 
@@ -78,7 +115,12 @@ enum Store {
     Memory,
     Null,
     Fjall(PathBuf, FjallOptions),
+    Aerospike(AerospikeSettings),
 }
+
+/// The seed's name of the set.
+const DEFAULT_SET: &str = "txmeta";
+const DEFAULT_PORT: &str = "3000";
 
 fn parse(url: &str) -> Result<Store, OpenError> {
     let (scheme, rest) = url.split_once("://").ok_or(OpenError::NotAUrl)?;
@@ -90,7 +132,8 @@ fn parse(url: &str) -> Result<Store, OpenError> {
             let directory = fjall_directory(path)?;
             Ok(Store::Fjall(directory, fjall_options(query)?))
         }
-        "aerospike" | "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
+        "aerospike" => aerospike(path, query).map(Store::Aerospike),
+        "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
         _ => Err(OpenError::UnknownScheme(scheme.into())),
     }
 }
@@ -126,6 +169,34 @@ fn fjall_options(query: &str) -> Result<FjallOptions, OpenError> {
         }
     }
     Ok(options)
+}
+
+fn aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
+    const NEEDS: &str = "needs nodes and a namespace: `aerospike://host:3000,host2/namespace`";
+    if place.contains('@') {
+        return Err(OpenError::Login);
+    }
+    let (hosts, namespace) = place.split_once('/').unwrap_or((place, ""));
+    if hosts.split(',').any(str::is_empty) || namespace.is_empty() || namespace.contains('/') {
+        return Err(OpenError::Path { scheme: "aerospike", problem: NEEDS });
+    }
+    let hosts: Vec<String> = hosts.split(',').map(with_port).collect();
+    let mut settings = AerospikeSettings::new(hosts.join(","), decoded(namespace)?, DEFAULT_SET);
+    for (key, value) in parameters(query)? {
+        match key.as_str() {
+            "set" if value.is_empty() => {
+                return Err(OpenError::BadParameter { key: "set", expected: "the name of a set" });
+            }
+            "set" => settings.set = value,
+            "externalStore" => settings.external_store = Some(value),
+            _ => return Err(OpenError::UnknownParameter { scheme: "aerospike", key }),
+        }
+    }
+    Ok(settings)
+}
+
+fn with_port(host: &str) -> String {
+    if host.contains(':') { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") }
 }
 
 fn cache_bytes(mib: &str) -> Result<u64, OpenError> {
@@ -174,6 +245,14 @@ mod tests {
             ("fjall:///var/lib/utxo", fjall("/var/lib/utxo", default)),
             ("fjall:///a%20b/%E2%82%BF%3f?", fjall("/a b/₿?", default)),
             ("fjall:///a?cache_mib=2", fjall("/a", 2 << 20)),
+            ("aerospike://a:3000,b/ns", Store::Aerospike(AerospikeSettings::new("a:3000,b:3000", "ns", "txmeta"))),
+            (
+                "aerospike://a/ns?set=other&externalStore=file%3A%2F%2F%2Fx",
+                Store::Aerospike(AerospikeSettings {
+                    external_store: Some("file:///x".into()),
+                    ..AerospikeSettings::new("a:3000", "ns", "other")
+                }),
+            ),
         ] {
             assert_eq!(parse(url).unwrap(), store, "{url}");
         }
@@ -185,7 +264,13 @@ mod tests {
             ("/var/lib/utxo", "://"),
             ("", "://"),
             ("mysql://root:secret@host/db", "unknown store `mysql://`"),
-            ("aerospike://host:3000/ns?set=txmeta", "`aerospike://` is not built yet"),
+            ("aerospike://host:3000", "needs nodes and a namespace"),
+            ("aerospike:///ns", "needs nodes and a namespace"),
+            ("aerospike://a,,b/ns", "needs nodes and a namespace"),
+            ("aerospike://a/ns/more", "needs nodes and a namespace"),
+            ("aerospike://root:secret@a/ns", "store.aerospike.password"),
+            ("aerospike://a/ns?sets=x", "no parameter `sets`"),
+            ("aerospike://a/ns?set=", "the name of a set"),
             ("postgres://user:secret@host/db", "`postgres://` is not built yet"),
             ("sqlite:///a", "not built yet"),
             ("sqlitememory:///a", "not built yet"),
@@ -217,7 +302,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("fjall://{}/new%20store?cache_mib=1", directory.path().display());
         for (url, name) in [("memory://", "memory"), ("null:///", "null"), (url.as_str(), "fjall")] {
-            let engine = open(url, Rules { retention: 0 }).unwrap();
+            let engine = open(url, &OpenOptions::new(Rules { retention: 0 })).await.unwrap();
             assert_eq!(engine.name(), name);
             engine.close().await.unwrap();
         }

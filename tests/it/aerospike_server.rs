@@ -84,7 +84,9 @@ impl AerospikeServer {
 
     /// Starts it again where it was.
     pub fn restart(&mut self) {
-        let Some(Own::Process { process, command, folder }) = &mut self.own else { panic!("not a server of this test") };
+        let Some(Own::Process { process, command, folder }) = &mut self.own else {
+            panic!("not a server of this test")
+        };
         *process = spawn(command, folder.path());
         wait_until_it_answers(&self.hosts, || process.try_wait().unwrap().is_some(), folder.path());
     }
@@ -102,8 +104,11 @@ impl AerospikeServer {
     fn container() -> Self {
         let [port] = free_ports();
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("aerospike.conf"), configuration(folder.path(), [3000, 3001, 3002], Storage::Memory, "any"))
-            .unwrap();
+        fs::write(
+            folder.path().join("aerospike.conf"),
+            configuration(folder.path(), [3000, 3001, 3002], Storage::Memory, "any"),
+        )
+        .unwrap();
         let started = Command::new("docker")
             .args(["run", "--detach", "--rm", "--publish", &format!("127.0.0.1:{port}:3000"), "--volume"])
             .arg(format!("{}:/opt/aerospike/etc:ro", folder.path().display()))

@@ -8,6 +8,7 @@ mod aerospike;
 mod aerospike_server;
 mod cli;
 mod demo;
+mod differential;
 mod histories;
 mod kafka;
 mod kafka_server;

@@ -81,7 +81,8 @@ impl Inner {
 
     fn groups<'a>(&self, rows: &'a [Row]) -> Vec<Group<'a>> {
         let mut groups: Vec<Group<'a>> = Vec::with_capacity(rows.len());
-        let mut places: HashMap<Key, usize, FixedState> = HashMap::with_capacity_and_hasher(rows.len(), FixedState::default());
+        let mut places: HashMap<Key, usize, FixedState> =
+            HashMap::with_capacity_and_hasher(rows.len(), FixedState::default());
         for (number, row) in rows.iter().enumerate() {
             let place = *places.entry(row.key).or_insert(groups.len());
             if place < groups.len() {
@@ -113,9 +114,22 @@ impl Inner {
             return Step::Native(native);
         }
         if group.operations.first().is_some_and(|operation| makes_a_record(operation)) {
-            return group.rewritten(&self.rules, &Found::default());
+            return group.rewritten(&self.rules, &Found { unread: true, ..Found::default() });
         }
         Step::Read
+    }
+
+    fn count(&self, step: &Step, code: Option<ResultCode>, failed: bool, attempts: u32) {
+        let refused = code.is_some_and(is_refusal);
+        let counter = match step {
+            Step::Native(_) if refused => &self.work.refused,
+            Step::Native(_) if !failed => &self.work.native,
+            Step::Write(_) if refused => &self.work.lost,
+            Step::Write(written) if !failed && attempts == 0 && written.unread => &self.work.unread,
+            Step::Read => &self.work.read,
+            _ => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
     }
 
     /// One request for the current steps of some groups.
@@ -123,7 +137,7 @@ impl Inner {
         let mut operations: Vec<BatchOperation> = groups.iter_mut().map(|group| group.send()).collect();
         let failed = self.client.batch(&self.policies.batch, &mut operations).await.err();
         for (group, operation) in groups.into_iter().zip(operations) {
-            group.advance(&self.rules, operation.into_batch_record(), failed.as_ref());
+            group.advance(self, operation.into_batch_record(), failed.as_ref());
         }
     }
 }
@@ -137,6 +151,8 @@ impl Group<'_> {
         let rewritten = rewrite(rules, &self.key, &self.server_key, found, &self.operations);
         match rewritten.write {
             Some(_) => Step::Write(rewritten),
+            // What is refused of an absent record may be right of the one that is there.
+            None if found.unread => Step::Read,
             None => Step::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
         }
     }
@@ -151,10 +167,12 @@ impl Group<'_> {
         }
     }
 
-    fn advance(&mut self, rules: &crate::record::Rules, mut row: BatchRecord, failed: Option<&Error>) {
+    fn advance(&mut self, engine: &Inner, mut row: BatchRecord, failed: Option<&Error>) {
+        let rules = &engine.rules;
         let step = std::mem::replace(&mut self.step, Step::Read);
         let error = row.error().or(if row.record.is_none() { failed } else { None }).cloned();
         let code = error.as_ref().and_then(Error::server_result_code);
+        engine.count(&step, code, error.is_some(), self.attempts);
         self.step = match (step, error, code) {
             (Step::Native(native), None, _) => match native.outcomes(row.record.as_ref()) {
                 Some(outcomes) => Step::Done(outcomes.into_iter().map(Ok).collect()),
@@ -164,7 +182,9 @@ impl Group<'_> {
             (Step::Read, None, _) => self.found(rules, row.record.take()),
             (Step::Read, Some(_), Some(ResultCode::KeyNotFoundError)) => self.rewritten(rules, &Found::default()),
             (Step::Native(_), Some(_), Some(code)) if is_refusal(code) => Step::Read,
-            (Step::Write(_), Some(error), Some(code)) if is_refusal(code) => self.again(Step::Read, &error, Sent::Write),
+            (Step::Write(_), Some(error), Some(code)) if is_refusal(code) => {
+                self.again(Step::Read, &error, Sent::Write)
+            }
             (Step::Read, Some(error), _) => self.later(Step::Read, &error, Sent::Read),
             (step @ (Step::Native(_) | Step::Write(_)), Some(error), _) => self.later(step, &error, Sent::Write),
             (done @ Step::Done(_), ..) => done,
@@ -177,7 +197,7 @@ impl Group<'_> {
         };
         let generation = record.generation;
         match bins::decode(&self.key, record.bins) {
-            Ok(record) => self.rewritten(rules, &Found { record: Some(record), generation }),
+            Ok(record) => self.rewritten(rules, &Found { record: Some(record), generation, unread: false }),
             Err(error) => self.failed(damaged(self.operation(), self.key, error)),
         }
     }

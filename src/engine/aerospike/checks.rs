@@ -79,11 +79,7 @@ fn unfit(problem: impl Into<String>, remedy: impl Into<String>) -> OpenAerospike
     OpenAerospikeError::Unfit { problem: problem.into(), remedy: remedy.into() }
 }
 
-async fn ask(
-    node: &Node,
-    settings: &AerospikeSettings,
-    policies: &Policies,
-) -> Result<Said, OpenAerospikeError> {
+async fn ask(node: &Node, settings: &AerospikeSettings, policies: &Policies) -> Result<Said, OpenAerospikeError> {
     let about = format!("namespace/{}", settings.namespace);
     let commands = ["build", "edition", "namespaces", about.as_str()];
     let answers = node.info(&policies.admin, &commands).await.map_err(|error| OpenAerospikeError::Unreachable {
@@ -127,20 +123,24 @@ fn look(said: &Said, settings: &AerospikeSettings) -> Result<(), OpenAerospikeEr
         ));
     }
     let most = namespace.number("max-record-size").filter(|most| *most > 0).unwrap_or(MAX_RECORD_SIZE);
-    if let Some(slots) = settings.utxo_batch_size {
+    if let Some(slots) = settings.access.utxo_batch_size {
         let needed = u64::from(slots) * SPENT_SLOT_BYTES + PAGE_BYTES;
         if needed > most {
             return Err(unfit(
-                format!("a page of {slots} spent slots takes {needed} bytes; `max-record-size` of `{name}` at {node} is {most}"),
+                format!(
+                    "a page of {slots} spent slots takes {needed} bytes; `max-record-size` of `{name}` at {node} is {most}"
+                ),
                 "raise `max-record-size` (8M at most), or lower store.utxo_batch_size before the first start",
             ));
         }
     }
     let copies = namespace.number("effective_replication_factor").or(namespace.number("replication-factor"));
-    if is_community(said) && copies.is_some_and(|copies| copies > 1) && !settings.accept_replication {
+    if is_community(said) && copies.is_some_and(|copies| copies > 1) && !settings.access.accept_replication {
         return Err(unfit(
-            format!("namespace `{name}` at {node} is replicated on Community Edition: a cluster that falls in two can accept both of two conflicting spends"),
-            "set `replication-factor 1`, use Enterprise Edition with strong consistency, or accept it with `accept_replication=true` in store.url",
+            format!(
+                "namespace `{name}` at {node} is replicated on Community Edition: a cluster that falls in two can accept both of two conflicting spends"
+            ),
+            "set `replication-factor 1`, use Enterprise Edition with strong consistency, or accept it with `accept_replication = true` in [store.aerospike]",
         ));
     }
     Ok(())
@@ -226,7 +226,9 @@ mod tests {
     }
 
     fn settings() -> AerospikeSettings {
-        AerospikeSettings { utxo_batch_size: Some(20_000), ..AerospikeSettings::new("127.0.0.1:3000", "test", "txmeta") }
+        let mut settings = AerospikeSettings::new("127.0.0.1:3000", "test", "txmeta");
+        settings.access.utxo_batch_size = Some(20_000);
+        settings
     }
 
     const GOOD: &str = "nsup-period=120;max-record-size=8388608;effective_replication_factor=1";
@@ -234,9 +236,11 @@ mod tests {
     #[test]
     fn a_fit_server_is_taken() {
         look(&said(GOOD), &settings()).unwrap();
-        let enterprise = Said { edition: "Aerospike Enterprise Edition".into(), ..said(&GOOD.replace("factor=1", "factor=2")) };
+        let enterprise =
+            Said { edition: "Aerospike Enterprise Edition".into(), ..said(&GOOD.replace("factor=1", "factor=2")) };
         look(&enterprise, &settings()).unwrap();
-        let accepted = AerospikeSettings { accept_replication: true, ..settings() };
+        let mut accepted = settings();
+        accepted.access.accept_replication = true;
         look(&said(&GOOD.replace("factor=1", "factor=2")), &accepted).unwrap();
     }
 
@@ -248,7 +252,7 @@ mod tests {
             (said(&GOOD.replace("period=120", "period=0")), "nsup-period 120"),
             (said(&GOOD.replace("8388608", "1048576")), "raise `max-record-size`"),
             (said(&GOOD.replace("8388608", "0")), "raise `max-record-size`"),
-            (said(&GOOD.replace("factor=1", "factor=2")), "accept_replication=true"),
+            (said(&GOOD.replace("factor=1", "factor=2")), "accept_replication = true"),
         ];
         for (said, remedy) in cases {
             let error = look(&said, &settings()).unwrap_err().to_string();

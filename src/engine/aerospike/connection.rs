@@ -48,10 +48,10 @@ pub enum OpenAerospikeError {
 /// # Errors
 /// Hosts that are none, certificates that cannot be read, nobody who answers.
 pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospikeError> {
-    let hosts = settings.hosts.to_hosts().map_err(|error| OpenAerospikeError::Hosts {
-        hosts: settings.hosts.clone(),
-        problem: one_line(&error),
-    })?;
+    let hosts = settings
+        .hosts
+        .to_hosts()
+        .map_err(|error| OpenAerospikeError::Hosts { hosts: settings.hosts.clone(), problem: one_line(&error) })?;
     let policy = client_policy(settings)?;
     let unreachable = |problem| OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem };
     let client = Client::new(&policy, &hosts).await.map_err(|error| unreachable(one_line(&error)))?;
@@ -64,8 +64,8 @@ pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospi
 fn client_policy(settings: &AerospikeSettings) -> Result<ClientPolicy, OpenAerospikeError> {
     let access = &settings.access;
     let mut policy = ClientPolicy {
-        timeout: settings.timeout.as_millis() as u32,
-        max_conns_per_node: settings.connections,
+        timeout: access.timeout.as_millis() as u32,
+        max_conns_per_node: access.connections,
         // The client's own circuit breaker would refuse whole seconds of work after a burst of busy keys; whoever calls
         // this engine pauses by itself.
         max_error_rate: 0,

@@ -72,6 +72,8 @@ impl Inner {
         let txid = bins::txid_of(&mut record.bins).map_err(|error| damaged("query", "a record", error))?;
         let digest = record.key.as_ref().map(aerospike::Key::digest);
         let key = digest.and_then(|digest| self.place.key_of(txid, digest));
-        key.ok_or_else(|| damaged("query", txid, "a record says that it is of this transaction, its key that it is not"))
+        key.ok_or_else(|| {
+            damaged("query", txid, "a record says that it is of this transaction, its key that it is not")
+        })
     }
 }

@@ -23,11 +23,6 @@ impl Pairs {
     pub fn is_true(&self, name: &str) -> bool {
         self.get(name) == Some("true")
     }
-
-    /// Whether there is a name with this beginning.
-    pub fn has_any(&self, beginning: &str) -> bool {
-        self.0.keys().any(|name| name.starts_with(beginning))
-    }
 }
 
 /// A release, such as 8.1.0.3: its first two numbers.
@@ -57,7 +52,6 @@ mod tests {
         assert_eq!(pairs.number("nsup-period"), Some(120));
         assert_eq!(pairs.get("storage-engine"), Some("memory"));
         assert!(!pairs.is_true("stop_writes"));
-        assert!(pairs.has_any("storage-engine.file") && !pairs.has_any("storage-engine.device"));
         assert_eq!(pairs.number("x"), None);
     }
 

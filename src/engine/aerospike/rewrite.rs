@@ -28,6 +28,8 @@ const LOCK_RECORD_SLACK_S: u64 = 600;
 pub struct Found {
     pub record: Option<Record>,
     pub generation: u32,
+    /// Nobody has looked: it is taken to be absent.
+    pub unread: bool,
 }
 
 /// What some operations on one record come to.
@@ -37,10 +39,18 @@ pub struct Rewritten {
     pub outcomes: Vec<Outcome>,
     /// What to write; `None`: nothing changed.
     pub write: Option<BatchOperation>,
+    /// See [`Found::unread`].
+    pub unread: bool,
 }
 
 /// Does the operations one after the other to what was found.
-pub fn rewrite(rules: &Rules, key: &Key, server_key: &ServerKey, found: &Found, operations: &[&Operation]) -> Rewritten {
+pub fn rewrite(
+    rules: &Rules,
+    key: &Key,
+    server_key: &ServerKey,
+    found: &Found,
+    operations: &[&Operation],
+) -> Rewritten {
     let mut record = found.record.clone();
     let mut changed = false;
     let mut outcomes = Vec::with_capacity(operations.len());
@@ -59,7 +69,7 @@ pub fn rewrite(rules: &Rules, key: &Key, server_key: &ServerKey, found: &Found, 
         }
     }
     let write = changed.then(|| compile(key, server_key, found, record.as_ref(), now_ms(operations))).flatten();
-    Rewritten { outcomes, write }
+    Rewritten { outcomes, write, unread: found.unread }
 }
 
 fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a record::Spend> {
@@ -79,7 +89,13 @@ fn now_ms(operations: &[&Operation]) -> u64 {
 }
 
 /// The write that makes the record found the new one; `None` where the two are the same after all.
-fn compile(key: &Key, server_key: &ServerKey, found: &Found, new: Option<&Record>, now_ms: u64) -> Option<BatchOperation> {
+fn compile(
+    key: &Key,
+    server_key: &ServerKey,
+    found: &Found,
+    new: Option<&Record>,
+    now_ms: u64,
+) -> Option<BatchOperation> {
     let Some(new) = new else {
         found.record.as_ref()?;
         let policy = BatchDeletePolicy {

@@ -45,7 +45,8 @@ impl Position {
         let (partition, rest) = cursor.0.split_first_chunk()?;
         let (width, digest) = rest.split_first_chunk()?;
         let digest = if digest.is_empty() { None } else { Some(digest.try_into().ok()?) };
-        let position = Position { partition: u16::from_be_bytes(*partition), digest, width: u16::from_be_bytes(*width) };
+        let position =
+            Position { partition: u16::from_be_bytes(*partition), digest, width: u16::from_be_bytes(*width) };
         (position.partition < PARTITIONS && position.width > 0).then_some(position)
     }
 }

@@ -13,21 +13,14 @@ pub struct AerospikeSettings {
     pub namespace: String,
     /// The set of transaction pages; block records and the meta record have sets named after it.
     pub set: String,
-    /// How to reach the nodes that those tell of, and as whom.
+    /// Where the bodies of external transactions are. The engine itself has no use for it.
+    pub external_store: Option<String>,
+    /// How the cluster is reached.
     pub access: Access,
-    /// How long one request may take.
-    pub timeout: Duration,
-    /// Connections to each node at most; not fewer than requests in flight.
-    pub connections: usize,
-    /// `utxo_batch_size`: a page of so many spent slots must fit the server's `max-record-size`. `None`: not checked.
-    pub utxo_batch_size: Option<u32>,
-    /// Community Edition with a replication factor above 1: a partition of the cluster can then accept both of two
-    /// conflicting spends. Refused unless this says that it was thought of.
-    pub accept_replication: bool,
 }
 
-/// Encryption and login.
-#[derive(Clone, Default, PartialEq, Eq)]
+/// How a cluster is reached, and what is accepted of it.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Access {
     /// User and password, where the cluster asks for them (Enterprise Edition).
     pub login: Option<(String, String)>,
@@ -35,6 +28,29 @@ pub struct Access {
     pub tls_ca_file: Option<PathBuf>,
     /// Addresses that the nodes give to clients outside their network (`alternate-access-address`).
     pub alternate_addresses: bool,
+    /// How long one request may take.
+    pub timeout: Duration,
+    /// Connections to each node at most; not fewer than requests in flight.
+    pub connections: usize,
+    /// `utxo_batch_size`: a page of so many spent slots must fit the server's `max-record-size`. `None`: not checked.
+    pub utxo_batch_size: Option<u32>,
+    /// Community Edition with a replication factor above 1: a cluster that falls in two can then accept both of two
+    /// conflicting spends. Refused unless this says that it was thought of.
+    pub accept_replication: bool,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        Access {
+            login: None,
+            tls_ca_file: None,
+            alternate_addresses: false,
+            timeout: Duration::from_secs(5),
+            connections: 256,
+            utxo_batch_size: None,
+            accept_replication: false,
+        }
+    }
 }
 
 impl std::fmt::Debug for Access {
@@ -42,8 +58,9 @@ impl std::fmt::Debug for Access {
         f.debug_struct("Access")
             .field("user", &self.login.as_ref().map(|(user, _)| user))
             .field("tls_ca_file", &self.tls_ca_file)
-            .field("alternate_addresses", &self.alternate_addresses)
-            .finish()
+            .field("timeout", &self.timeout)
+            .field("connections", &self.connections)
+            .finish_non_exhaustive()
     }
 }
 
@@ -54,11 +71,8 @@ impl AerospikeSettings {
             hosts: hosts.into(),
             namespace: namespace.into(),
             set: set.into(),
+            external_store: None,
             access: Access::default(),
-            timeout: Duration::from_secs(5),
-            connections: 256,
-            utxo_batch_size: None,
-            accept_replication: false,
         }
     }
 }
@@ -72,7 +86,7 @@ pub(super) struct Policies {
 
 impl Policies {
     pub fn new(settings: &AerospikeSettings) -> Self {
-        let timeout = settings.timeout.as_millis() as u32;
+        let timeout = settings.access.timeout.as_millis() as u32;
         // The client never sends again by itself: what may have been done is answered as unknown, and whoever asked
         // repeats it.
         let base = |total_timeout| BasePolicy {

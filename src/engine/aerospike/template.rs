@@ -4,10 +4,10 @@
 //! would cost. Here the constant parts are bytes, made when the engine opens, and a row's filter is those bytes with
 //! numbers and blobs in between.
 
+use aerospike::ListReturnType;
 use aerospike::expressions::{
     ExpType, Expression, bin_type, bool_bin, eq, from_packed_bytes, int_val, list_bin, lists::get_by_index, not, or,
 };
-use aerospike::ListReturnType;
 use base64::{Engine, engine::general_purpose::STANDARD};
 
 use super::packed::Packed;

@@ -195,9 +195,10 @@ fn bitmap(slots: &BTreeSet<u32>) -> Vec<u8> {
 }
 
 fn from_bitmap(bytes: &[u8]) -> BTreeSet<u32> {
-    let bits = bytes.iter().zip(0_u32..).flat_map(|(byte, at)| {
-        (0..8).filter(move |bit| byte & (0x80_u8 >> bit) != 0).map(move |bit| 8 * at + bit)
-    });
+    let bits = bytes
+        .iter()
+        .zip(0_u32..)
+        .flat_map(|(byte, at)| (0..8).filter(move |bit| byte & (0x80_u8 >> bit) != 0).map(move |bit| 8 * at + bit));
     bits.collect()
 }
 
