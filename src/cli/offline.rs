@@ -32,7 +32,7 @@ impl StoreArgs {
     pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
         // Nothing is written, so that retention decides nothing.
         let options = OpenOptions::new(Rules { retention: 0 });
-        open_as_it_is(engine::open(&self.store, &options).await?).await
+        open_as_it_is(engine::open_existing(&self.store, &options).await?).await
     }
 }
 

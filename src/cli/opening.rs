@@ -37,6 +37,24 @@ pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> R
     Ok(Store::new(Arc::new(watched), wiring::store(config)))
 }
 
+/// Opens the store at `url`, works with it, and closes it however the work has ended.
+///
+/// # Errors
+/// It cannot be opened or closed; or those of the work, which come first.
+pub async fn with_store<T>(
+    config: &Config,
+    url: &StoreUrl,
+    metrics: &Arc<Metrics>,
+    work: impl AsyncFnOnce(&Store) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let store = store(config, url, metrics).await?;
+    let ended = work(&store).await;
+    let closed = store.engine.close().await;
+    let ended = ended?;
+    closed?;
+    Ok(ended)
+}
+
 fn named(error: OpenError) -> Failure {
     Failure::new(format!("cannot open the store (store.url): {error}"))
 }

@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     io::{self, Write},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,10 +18,9 @@ use super::{
     signals, wiring,
 };
 use crate::{
-    broker::Broker,
     config::{Config, StoreUrl},
     ingest::pipeline::PipelineReport,
-    instance,
+    instance::{self, InstanceParts},
     store::{
         Store,
         digest::{StateDigest, Survey},
@@ -81,16 +79,13 @@ impl ReplayArgs {
         signals::cancel_on_signals(shutdown.clone())?;
         let broker = opening::broker(&config)?;
         let watched = Watched::new(&config);
-        let store = opening::store(&config, &self.store, &watched.metrics).await?;
         let started = Instant::now();
-        let replayed = self.replay(&config, broker, &store, &watched, shutdown).await;
-        let surveyed = match replayed {
-            Ok(report) => survey(&store).await.map(|survey| (report, survey)),
-            Err(failure) => Err(failure),
-        };
-        let closed = store.engine.close().await;
-        let (report, survey) = surveyed?;
-        closed?;
+        let surveyed = opening::with_store(&config, &self.store, &watched.metrics, async |store: &Store| {
+            let parts = opening::parts(broker, store.clone(), &watched)?;
+            let report = self.replay(&config, parts, shutdown).await?;
+            Ok((report, survey(store).await?))
+        });
+        let (report, survey) = surveyed.await?;
         let rebuilt = Rebuilt {
             digest: survey.digest,
             events: report.completed,
@@ -104,19 +99,17 @@ impl ReplayArgs {
     async fn replay(
         &self,
         config: &Config,
-        broker: Arc<dyn Broker>,
-        store: &Store,
-        watched: &Watched,
+        parts: InstanceParts,
         shutdown: CancellationToken,
     ) -> Result<PipelineReport, Failure> {
-        let groups = inspect::offsets::groups(broker.as_ref(), config).await?;
+        let groups = inspect::offsets::groups(parts.broker.as_ref(), config).await?;
         let places = groups.iter().flat_map(|group| &group.partitions);
         let total = places.filter_map(|place| place.committed).sum();
-        let parts = opening::parts(broker, store.clone(), watched)?;
+        let metrics = parts.metrics.clone();
         let replay = instance::rebuild(wiring::instance(config), parts, shutdown.clone());
         let report = tokio::select! {
             report = replay => report.map_err(|error| Failure::new(format!("{}: {error}", self.store)))?,
-            never = show(total, &watched.metrics) => match never {},
+            never = show(total, &metrics) => match never {},
         };
         // A rebuild that was stopped looks like one that has ended.
         match shutdown.is_cancelled() {

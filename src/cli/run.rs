@@ -16,8 +16,7 @@ use super::{
     signals, wiring,
 };
 use crate::{
-    api::{Server, health::Condition},
-    broker::Broker,
+    api::{Health, Server, health::Condition},
     config::Config,
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceParts},
@@ -84,12 +83,10 @@ impl RunArgs {
 
 async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
     let broker = opening::broker(config)?;
-    let store = opening::store(config, &config.store.url, &watched.metrics).await?;
-    let ended = consume(config, broker, &store, watched, shutdown).await;
-    let closed = store.engine.close().await;
-    let report = ended?;
-    closed?;
-    let PipelineReport { completed, parked_max, contests, dead_letters } = report;
+    let report = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {
+        consume(config, opening::parts(broker, store.clone(), watched)?, shutdown).await
+    });
+    let PipelineReport { completed, parked_max, contests, dead_letters } = report.await?;
     tracing::info!(completed, parked_max, contests, dead_letters, "stopped in order");
     Ok(())
 }
@@ -97,19 +94,16 @@ async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -
 /// Starts an instance, and starts it again whenever it has ended because the broker was away.
 async fn consume(
     config: &Config,
-    broker: Arc<dyn Broker>,
-    store: &Store,
-    watched: &Watched,
+    parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, Failure> {
     let settings = wiring::instance(config);
-    let parts: InstanceParts = opening::parts(broker.clone(), store.clone(), watched)?;
-    tell_readiness(watched, shutdown.clone());
-    while opening::reachable(broker.as_ref(), &settings.pipeline.topic, &watched.health, &shutdown).await? {
+    tell_readiness(parts.health.clone(), shutdown.clone());
+    while opening::reachable(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health, &shutdown).await? {
         match instance::run(settings.clone(), parts.clone(), shutdown.clone()).await {
             Err(error) if error.may_be_retried() => {
                 tracing::warn!(%error, "the broker went away; everything not committed is read again");
-                watched.health.set(Condition::Assigned, Some(error.to_string()));
+                parts.health.set(Condition::Assigned, Some(error.to_string()));
                 tokio::time::sleep(opening::RETRY_PAUSE).await;
             }
             ended => return Ok(ended?),
@@ -119,8 +113,7 @@ async fn consume(
 }
 
 /// Nobody is to rely on an instance that is stopping.
-fn tell_readiness(watched: &Watched, shutdown: CancellationToken) {
-    let health = watched.health.clone();
+fn tell_readiness(health: Arc<Health>, shutdown: CancellationToken) {
     tokio::spawn(async move {
         shutdown.cancelled().await;
         health.set(Condition::Assigned, Some("stopping".to_owned()));

@@ -35,6 +35,7 @@ pub fn engine(config: &Config) -> OpenOptions {
         connections: cluster.connections as usize,
         utxo_batch_size: Some(config.store.utxo_batch_size),
         accept_replication: cluster.accept_replication,
+        creates_indexes: true,
     };
     OpenOptions { rules: rules(config), access }
 }

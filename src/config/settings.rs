@@ -242,8 +242,8 @@ settings! {
         retry_pause_max_ms: u64 = 5_000, range 1 to 3_600_000, unit "ms";
         /// Time between commits of offsets.
         commit_interval_ms: u64 = 1_000, range 10 to 600_000, unit "ms";
-        /// Offsets read beyond the watermark of a partition; at the bound the partition is paused.
-        max_uncommitted_span: u32 = 1_000_000, range 1 to 1_000_000_000, unit "offsets";
+        /// Messages read beyond the watermark of a partition; at the bound the partition is paused.
+        max_uncommitted_span: u32 = 1_000_000, range 1 to 1_000_000_000, unit "messages";
         /// So many dead letters in a row halt their partition.
         dead_letter_consecutive: u32 = 100, range 1 to 1_000_000, unit "dead letters";
         /// So great a share of dead letters among the events of a minute halts their partition.

@@ -88,7 +88,7 @@ struct Counters {
 pub struct Work {
     /// Done by one request, without a read.
     pub native: u64,
-    /// Refused by a filter, and so looked at.
+    /// Refused by a filter, or there although taken to be absent, and so looked at.
     pub refused: u64,
     /// Written on the assumption that the record was absent, which it was.
     pub unread: u64,

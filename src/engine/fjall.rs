@@ -55,6 +55,14 @@ impl FjallEngine {
         Ok(FjallEngine { open: Mutex::new(Some(Open { tables, jobs, committer })) })
     }
 
+    /// Refuses a directory without a store, and leaves it as it is.
+    ///
+    /// # Errors
+    /// There is no store; or the disk's own.
+    pub fn must_exist(directory: &Path) -> Result<(), OpenFjallError> {
+        open::must_exist(directory)
+    }
+
     /// Groups of rows that were written and synced since the store was opened; 0 once it is closed.
     pub fn groups(&self) -> u64 {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub use url::{OpenError, OpenOptions, open};
+pub use url::{OpenError, OpenOptions, open, open_existing};
 
 use crate::record::{Key, Operation, Outcome, Record};
 

@@ -110,6 +110,19 @@ pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngi
     })
 }
 
+/// Opens the store that `url` names, where there is one: for whoever only reads. Creates and changes nothing where there
+/// is none.
+///
+/// # Errors
+/// As [`open`]; and there is no store.
+pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    if let Store::Fjall(directory, _) = parse(url)? {
+        FjallEngine::must_exist(&directory)?;
+    }
+    let access = Access { creates_indexes: false, ..options.access.clone() };
+    open(url, &OpenOptions { access, ..*options }).await
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Store {
     Memory,
@@ -307,5 +320,37 @@ mod tests {
             engine.close().await.unwrap();
         }
         assert!(directory.path().join("new store").is_dir());
+    }
+
+    #[tokio::test]
+    async fn where_there_is_no_store_nothing_is_created() {
+        let options = OpenOptions::new(Rules { retention: 0 });
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::create_dir(path("empty")).unwrap();
+        std::fs::create_dir(path("letters")).unwrap();
+        std::fs::write(path("letters/1.txt"), "dear diary").unwrap();
+        // What is left of a first opening that was killed.
+        std::fs::create_dir(path("unfinished")).unwrap();
+        std::fs::write(path("unfinished/0.jnl"), "").unwrap();
+        for (name, says) in [
+            ("nowhere", "there is no store in"),
+            ("empty", "there is no store in"),
+            ("unfinished", "there is no store in"),
+            ("letters", "neither empty nor a store"),
+            ("letters/1.txt", "letters/1.txt"),
+        ] {
+            let url = format!("fjall://{}", path(name).display());
+            let error = open_existing(&url, &options).await.err().unwrap().to_string();
+            assert!(error.contains(says) && error.contains(name) && !error.contains('\n'), "{name}: {error}");
+        }
+        assert!(!path("nowhere").exists());
+        assert_eq!(std::fs::read_dir(path("empty")).unwrap().count(), 0);
+        assert!(path("unfinished/0.jnl").exists(), "that is for whoever opens it to write");
+
+        let url = format!("fjall://{}", path("store").display());
+        open(&url, &options).await.unwrap().close().await.unwrap();
+        open_existing(&url, &options).await.unwrap().close().await.unwrap();
+        open_existing("memory://", &options).await.unwrap();
     }
 }

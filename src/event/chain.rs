@@ -13,6 +13,8 @@ declare! {
         pub txid: Txid,
         /// Where its own event is.
         pub position: Position,
+        /// BLAKE3 of the transaction as that event has it (of its body, as the digest hashes it).
+        pub body: [u8; 32],
         /// Why.
         pub reason: Reason,
     }

@@ -192,11 +192,9 @@ pub fn events() -> Vec<Event<'static>> {
         Event::BlockMined(BlockMined { sequence: 173, block: rival() }),
         Event::Reorg(Reorg { sequence: 174, disconnected: vec![block_170(), block_171()], connected: vec![rival()] }),
     ];
-    events.extend(
-        reasons()
-            .into_iter()
-            .map(|reason| Event::Contest(Contest { txid: txid(PAYMENT), position: position.clone(), reason })),
-    );
+    events.extend(reasons().into_iter().map(|reason| {
+        Event::Contest(Contest { txid: txid(PAYMENT), position: position.clone(), body: [0xB0; 32], reason })
+    }));
     events.extend(actions().into_iter().map(|action| Event::Command(Command { id: *b"0123456789abcdef", action })));
     events.extend((0..).zip(bodies()).map(|(step, body)| Event::Decision(Decision { chain_offset: 7, step, body })));
     events.extend(
@@ -257,7 +255,7 @@ pub fn any_event() -> impl Strategy<Value = Event<'static>> {
         1 => (any::<String>(), any::<i32>(), any::<u64>(), any::<i64>()).prop_map(
             |(topic, partition, offset, timestamp_ms)| {
                 let position = Position { topic, partition, offset, timestamp_ms };
-                Event::Contest(Contest { txid: other(1), position, reason: Reason::Found })
+                Event::Contest(Contest { txid: other(1), position, body: [3; 32], reason: Reason::Found })
             }
         ),
     ]

@@ -1,6 +1,6 @@
 //! One transaction in flight.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
     broker::Message,
@@ -9,6 +9,7 @@ use crate::{
         prepare::{PreparedSeed, PreparedTx},
     },
     record::{Marks, Page, Reason, Rejection},
+    store::canonical::BodyHash,
     tx::Txid,
 };
 
@@ -47,12 +48,50 @@ impl Work {
         }
     }
 
-    /// Whether another event for the same txid says the same. A transaction id commits to a whole transaction, but to
-    /// nothing that a partial one claims.
-    pub fn agrees_with(&self, other: &Work) -> bool {
-        let same_kind = matches!((self, other), (Work::Validated(_), Work::Validated(_)));
-        same_kind || !self.page().contradicts(other.page())
+    /// The transaction.
+    pub fn txid(&self) -> Txid {
+        self.page().txid
     }
+
+    /// Hash of its body, as the digest hashes it.
+    pub fn body_hash(&self) -> [u8; 32] {
+        let body = self.page().master.as_ref().and_then(|master| master.body.as_ref());
+        body.map_or(BodyHash::MISSING, BodyHash::of).hash()
+    }
+
+    /// How another event for the same txid compares. A transaction id commits to a whole transaction, but neither to what
+    /// its event claims of the outputs that it spends, nor to anything that a partial one claims.
+    pub fn compared_with(&self, other: &Work) -> Agreement {
+        let body = |work: &Work| work.page().master.as_ref().and_then(|master| master.body.clone());
+        match (self, other) {
+            (Work::Validated(_), Work::Validated(_)) if body(self) == body(other) => Agreement::Same,
+            (Work::Validated(_), Work::Validated(_)) => Agreement::OtherClaims,
+            _ if self.page().contradicts(other.page()) => Agreement::Contradiction,
+            _ => Agreement::Same,
+        }
+    }
+}
+
+/// How two events for one transaction compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Agreement {
+    /// They say the same.
+    Same,
+    /// The same transaction, said to spend other outputs.
+    OtherClaims,
+    /// They cannot both be true.
+    Contradiction,
+}
+
+/// An event that asks for a transaction.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Where it was read.
+    pub event: EventRef,
+    /// What it asks for.
+    pub work: Work,
+    /// How it is treated.
+    pub mode: Mode,
 }
 
 /// One group of spends: the inputs that take slots of one page.
@@ -115,6 +154,8 @@ pub struct Flight {
     pub groups: Vec<Group>,
     /// Flights that wait for this one to end.
     pub children: Vec<FlightId>,
+    /// Later events for the same transaction that claim other previous outputs: each has its own turn.
+    pub behind: VecDeque<Request>,
     /// Tries so far.
     pub attempts: u32,
     /// When it was first parked.
@@ -127,10 +168,15 @@ pub struct Flight {
 
 impl Flight {
     /// A flight that has not started.
-    pub fn new(id: FlightId, txid: Txid, work: Work, mode: Mode, event: EventRef, groups: usize) -> Self {
+    pub fn new(id: FlightId, request: Request) -> Self {
+        let Request { event, work, mode } = request;
+        let groups = match &work {
+            Work::Validated(tx) => tx.groups.len(),
+            Work::Seeded(_) => 0,
+        };
         Flight {
             id,
-            txid,
+            txid: work.txid(),
             work,
             mode,
             origin: event,
@@ -138,6 +184,7 @@ impl Flight {
             stage: Stage::Spending { pending: 0 },
             groups: vec![Group::default(); groups],
             children: Vec::new(),
+            behind: VecDeque::new(),
             attempts: 0,
             parked_since_ms: None,
             own_state_read: false,
@@ -159,9 +206,11 @@ impl Flight {
         groups.iter().map(|group| group.parent)
     }
 
-    /// Whether any slot names it, as far as the answers tell.
-    pub fn holds_any(&self) -> bool {
-        self.groups.iter().any(|group| group.held)
+    /// Whether any slot may name it, as far as the answers tell. A refusal names one slot and says nothing of the others of
+    /// its page.
+    pub fn may_hold_any(&self) -> bool {
+        let Work::Validated(tx) = &self.work else { return false };
+        tx.groups.iter().zip(&self.groups).any(|(prepared, group)| group.held || prepared.slots.len() > 1)
     }
 
     fn refusals(&self) -> impl Iterator<Item = (Txid, &Rejection)> {

@@ -4,18 +4,21 @@
 
 use std::collections::VecDeque;
 
-/// One delivered offset that is not below the watermark yet.
+/// One delivered message that is not below the watermark yet.
 #[derive(Debug, Clone, Copy)]
 struct Delivered {
+    offset: u64,
     timestamp_ms: i64,
     bytes: u32,
     done: bool,
 }
 
-/// Tracks completions of one partition. Offsets that were never delivered (compaction, control records) count as done.
+/// Tracks completions of one partition. Offsets that were never delivered (compaction, control records) count as done,
+/// and take no room, however many they are.
 #[derive(Debug, Clone)]
 pub struct OffsetTracker {
-    watermark: u64,
+    position: u64,
+    /// Ascending by offset; the first is not done.
     window: VecDeque<Delivered>,
     unfinished: usize,
     unfinished_bytes: u64,
@@ -26,7 +29,7 @@ impl OffsetTracker {
     /// Starts at the offset that will be read first.
     pub fn new(position: u64) -> Self {
         OffsetTracker {
-            watermark: position,
+            position,
             window: VecDeque::new(),
             unfinished: 0,
             unfinished_bytes: 0,
@@ -36,18 +39,12 @@ impl OffsetTracker {
 
     /// A message was read. `false` for one that was read before (the broker repeated it): it must not be worked on again.
     pub fn deliver(&mut self, offset: u64, timestamp_ms: i64, bytes: usize) -> bool {
-        let next = self.position();
-        if offset < next {
+        if offset < self.position {
             return false;
         }
-        if self.window.is_empty() {
-            self.watermark = offset;
-        } else {
-            let gap = Delivered { timestamp_ms, bytes: 0, done: true };
-            self.window.extend(std::iter::repeat_n(gap, (offset - next) as usize));
-        }
+        self.position = offset + 1;
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.window.push_back(Delivered { timestamp_ms, bytes, done: false });
+        self.window.push_back(Delivered { offset, timestamp_ms, bytes, done: false });
         self.unfinished += 1;
         self.unfinished_bytes += u64::from(bytes);
         self.read_timestamp_ms = self.read_timestamp_ms.max(timestamp_ms);
@@ -56,11 +53,8 @@ impl OffsetTracker {
 
     /// Everything that the message at `offset` asks for is in the store. Repeats are ignored.
     pub fn complete(&mut self, offset: u64) {
-        let Some(entry) =
-            offset.checked_sub(self.watermark).and_then(|index| self.window.get_mut(usize::try_from(index).ok()?))
-        else {
-            return;
-        };
+        let Some(index) = self.place_of(offset) else { return };
+        let entry = &mut self.window[index];
         if !entry.done {
             entry.done = true;
             self.unfinished -= 1;
@@ -69,24 +63,33 @@ impl OffsetTracker {
         }
     }
 
+    /// Where `offset` stands in the window.
+    fn place_of(&self, offset: u64) -> Option<usize> {
+        // Without gaps it is exactly here; every offset that was skipped brings it nearer to the front.
+        let farthest = usize::try_from(offset.checked_sub(self.watermark())?).unwrap_or(usize::MAX);
+        match self.window.get(farthest) {
+            Some(entry) if entry.offset == offset => Some(farthest),
+            _ => self.window.binary_search_by_key(&offset, |entry| entry.offset).ok(),
+        }
+    }
+
     fn advance(&mut self) {
         while self.window.front().is_some_and(|entry| entry.done) {
             self.window.pop_front();
-            self.watermark += 1;
         }
     }
 
     /// End of the completed prefix: what may be committed. Only ever rises.
     pub fn watermark(&self) -> u64 {
-        self.watermark
+        self.window.front().map_or(self.position, |entry| entry.offset)
     }
 
     /// Offset of the next message to be delivered.
     pub fn position(&self) -> u64 {
-        self.watermark + self.window.len() as u64
+        self.position
     }
 
-    /// How far reading is ahead of the watermark.
+    /// Messages delivered from the watermark on, done or not: how far reading is ahead of it.
     pub fn span(&self) -> u64 {
         self.window.len() as u64
     }
@@ -104,8 +107,7 @@ impl OffsetTracker {
     /// (timestamp, offset) of the oldest message that is not completed. Producers need not agree on the time, so it is not
     /// always the first one; looks at the whole window.
     pub fn oldest_unfinished(&self) -> Option<(i64, u64)> {
-        let unfinished = self.window.iter().zip(self.watermark..).filter(|(entry, _)| !entry.done);
-        unfinished.map(|(entry, offset)| (entry.timestamp_ms, offset)).min()
+        self.window.iter().filter(|entry| !entry.done).map(|entry| (entry.timestamp_ms, entry.offset)).min()
     }
 
     /// The greatest timestamp read; `i64::MIN` before the first message.
@@ -163,31 +165,77 @@ mod tests {
         assert_eq!(tracker.watermark(), 9);
     }
 
+    #[test]
+    fn a_gap_takes_no_room_however_wide() {
+        let mut tracker = OffsetTracker::new(0);
+        for offset in [3, 1 << 40, u64::MAX - 1] {
+            assert!(tracker.deliver(offset, 0, 1));
+        }
+        assert_eq!((tracker.span(), tracker.watermark(), tracker.position()), (3, 3, u64::MAX));
+        tracker.complete((1 << 40) - 1);
+        tracker.complete(1 << 40);
+        assert_eq!((tracker.watermark(), tracker.unfinished()), (3, 2));
+        tracker.complete(3);
+        assert_eq!((tracker.watermark(), tracker.span()), (u64::MAX - 1, 1));
+    }
+
+    /// What happens to a tracker; offsets are counted from its position.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Deliver { skipped: u64 },
+        Repeat { back: u64 },
+        Complete { nth: prop::sample::Index },
+        CompleteAny { offset: u64 },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => prop_oneof![6 => Just(0), 2 => 1u64..4, 1 => 1_000_000_000u64..1 << 40]
+                .prop_map(|skipped| Step::Deliver { skipped }),
+            1 => (1u64..6).prop_map(|back| Step::Repeat { back }),
+            4 => any::<prop::sample::Index>().prop_map(|nth| Step::Complete { nth }),
+            1 => (0u64..60).prop_map(|offset| Step::CompleteAny { offset }),
+        ]
+    }
+
     proptest! {
         /// Against the obvious model: the watermark is the least delivered offset that is not complete.
         #[test]
-        fn agrees_with_a_set(steps in prop::collection::vec((any::<bool>(), 0u64..40), 1..200)) {
+        fn agrees_with_a_set(steps in prop::collection::vec(step(), 1..200)) {
             let mut tracker = OffsetTracker::new(0);
             let (mut delivered, mut done, mut position) = (BTreeSet::new(), BTreeSet::new(), 0);
             let mut last = 0;
-            for (deliver, offset) in steps {
-                if deliver {
-                    prop_assert_eq!(tracker.deliver(offset, 0, 3), offset >= position);
-                    if offset >= position {
+            for step in steps {
+                match step {
+                    Step::Deliver { skipped } => {
+                        let offset = position + skipped;
+                        prop_assert!(tracker.deliver(offset, offset as i64, 3));
                         delivered.insert(offset);
                         position = offset + 1;
                     }
-                } else {
-                    tracker.complete(offset);
-                    if delivered.contains(&offset) {
+                    Step::Repeat { back } if back <= position => prop_assert!(!tracker.deliver(position - back, 0, 3)),
+                    Step::Repeat { .. } => {}
+                    Step::Complete { nth } if !delivered.is_empty() => {
+                        let offset = *delivered.iter().nth(nth.index(delivered.len())).unwrap();
+                        tracker.complete(offset);
                         done.insert(offset);
+                    }
+                    Step::Complete { .. } => {}
+                    Step::CompleteAny { offset } => {
+                        tracker.complete(offset);
+                        if delivered.contains(&offset) {
+                            done.insert(offset);
+                        }
                     }
                 }
                 let open: Vec<u64> = delivered.difference(&done).copied().collect();
-                prop_assert_eq!(tracker.watermark(), open.first().copied().unwrap_or(position));
+                let watermark = open.first().copied().unwrap_or(position);
+                prop_assert_eq!(tracker.watermark(), watermark);
                 prop_assert_eq!(tracker.unfinished(), open.len());
                 prop_assert_eq!(tracker.unfinished_bytes(), 3 * open.len() as u64);
                 prop_assert_eq!(tracker.position(), position);
+                prop_assert_eq!(tracker.oldest_unfinished(), open.first().map(|offset| (*offset as i64, *offset)));
+                prop_assert_eq!(tracker.span(), delivered.range(watermark..).count() as u64);
                 prop_assert!(tracker.watermark() >= last);
                 last = tracker.watermark();
             }

@@ -9,7 +9,7 @@ use crate::{
 /// What may be unfinished in one partition before it is paused; it goes on at half.
 #[derive(Debug, Clone, Copy)]
 pub struct PartitionBounds {
-    /// Offsets between the watermark and the position.
+    /// Messages between the watermark and the position.
     pub span: u64,
     /// Bytes of payload that are not completed.
     pub bytes: u64,
@@ -77,7 +77,7 @@ impl PartitionState {
 
     fn over(&self, span: u64, bytes: u64) -> Option<&'static str> {
         if self.tracker.span() > span {
-            Some("offsets")
+            Some("messages")
         } else if self.tracker.unfinished_bytes() > bytes {
             Some("bytes")
         } else {

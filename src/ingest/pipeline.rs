@@ -431,10 +431,10 @@ impl Pipeline {
             match action {
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::ReadOwn(flight, txid) => self.dispatcher.read(flight, txid),
-                Action::PublishContest { flight, txid, event, reason } => {
+                Action::PublishContest { flight, txid, event, body, reason } => {
                     self.report.contests += 1;
                     self.publishing += 1;
-                    self.parts.publisher.contest(flight, txid, event, reason, self.done_sender.clone());
+                    self.parts.publisher.contest(flight, txid, event, body, reason, self.done_sender.clone());
                 }
                 Action::Mismatched { event, work } => {
                     let txid = work.page().txid;

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     engine::Row,
     ingest::{
-        flight::{Flight, FlightId, Group, Stage, Work},
+        flight::{Agreement, Flight, FlightId, Group, Request, Stage, Work},
         parked::Parked,
         prepare::{PreparedSeed, PreparedTx},
     },
@@ -73,6 +73,8 @@ pub enum Action {
         txid: Txid,
         /// Its first event.
         event: EventRef,
+        /// Hash of its body, as that event has it.
+        body: [u8; 32],
         /// Why.
         reason: Reason,
     },
@@ -163,51 +165,53 @@ impl Planner {
 
     /// A validated transaction arrives.
     pub fn submit(&mut self, event: EventRef, tx: Arc<PreparedTx>, mode: Mode, now_ms: u64) {
-        let groups = tx.groups.len();
-        if let Some(id) = self.join_or_launch(event, tx.txid, Work::Validated(tx), mode, groups) {
-            if mode == Mode::RebuildContested {
-                self.store_contested(id, Reason::Found);
-            } else {
-                self.launch(id);
-            }
-        }
+        self.begin(Request { event, work: Work::Validated(tx), mode });
         self.settle_ready(now_ms);
     }
 
     /// A partial transaction arrives.
     pub fn submit_seed(&mut self, event: EventRef, seed: Arc<PreparedSeed>, mode: Mode, now_ms: u64) {
-        if let Some(id) = self.join_or_launch(event, seed.txid, Work::Seeded(seed), mode, 0) {
-            self.create(id);
-        }
+        self.begin(Request { event, work: Work::Seeded(seed), mode });
         self.settle_ready(now_ms);
     }
 
-    /// A second event for a transaction in flight joins the first; a new one wakes those that wait for it.
-    fn join_or_launch(
-        &mut self,
-        event: EventRef,
-        txid: Txid,
-        work: Work,
-        mode: Mode,
-        groups: usize,
-    ) -> Option<FlightId> {
-        if let Some(&id) = self.by_txid.get(&txid)
-            && let Some(flight) = self.get(id)
-        {
-            if flight.work.agrees_with(&work) {
-                flight.events.push(event);
-            } else {
-                self.actions.push_back(Action::Mismatched { event, work });
+    /// A second event for a transaction in flight joins the first where it says the same; where it claims other previous
+    /// outputs it has its own turn after the first, as it would have had if it had been read later.
+    fn begin(&mut self, request: Request) {
+        let Some(flight) = self.by_txid.get(&request.work.txid()).copied().and_then(|id| self.get(id)) else {
+            return self.start(request);
+        };
+        match flight.work.compared_with(&request.work) {
+            Agreement::Same => flight.events.push(request.event),
+            Agreement::OtherClaims => flight.behind.push_back(request),
+            Agreement::Contradiction => {
+                self.actions.push_back(Action::Mismatched { event: request.event, work: request.work });
             }
-            return None;
         }
+    }
+
+    fn start(&mut self, request: Request) {
+        let (mode, seeded) = (request.mode, matches!(request.work, Work::Seeded(_)));
+        let id = self.enter(request);
+        if seeded {
+            self.create(id);
+        } else if mode == Mode::RebuildContested {
+            self.store_contested(id, Reason::Found);
+        } else {
+            self.launch(id);
+        }
+    }
+
+    /// A new flight, which wakes those that wait for its transaction.
+    fn enter(&mut self, request: Request) -> FlightId {
+        let txid = request.work.txid();
         self.generation = self.generation.wrapping_add(1);
         let index = self.free.pop().unwrap_or_else(|| {
             self.flights.push(None);
             (self.flights.len() - 1) as u32
         });
         let id = FlightId { index, generation: self.generation };
-        let mut flight = Flight::new(id, txid, work, mode, event, groups);
+        let mut flight = Flight::new(id, request);
         for waiter in self.awaited.remove(&txid).unwrap_or_default() {
             if self.unpark(waiter) {
                 flight.children.push(waiter);
@@ -215,7 +219,7 @@ impl Planner {
         }
         self.flights[index as usize] = Some(flight);
         self.by_txid.insert(txid, id);
-        Some(id)
+        id
     }
 
     /// A parked flight waits for a parent that has just arrived instead.
@@ -529,7 +533,7 @@ impl Planner {
             // The verdict holds, and there is nothing to settle: a contest would be passed over. Without this every
             // redelivery of a loser would add one to the log.
             Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(Verdict::Conflicting(verdict))))
-                if !verdict.reopened_by_its_event() && !flight.holds_any() =>
+                if !verdict.reopened_by_its_event() && !flight.may_hold_any() =>
             {
                 false
             }
@@ -546,8 +550,8 @@ impl Planner {
         // Also where its partitions were taken away: it may hold slots, which only a contest settles.
         if publish && flight.mode == Mode::Normal {
             flight.stage = Stage::PublishingContest;
-            let (txid, event) = (flight.txid, flight.origin);
-            self.actions.push_back(Action::PublishContest { flight: id, txid, event, reason });
+            let (txid, event, body) = (flight.txid, flight.origin, flight.work.body_hash());
+            self.actions.push_back(Action::PublishContest { flight: id, txid, event, body, reason });
         } else {
             self.finish(id, Completion::PassedOver);
         }
@@ -582,6 +586,9 @@ impl Planner {
                 }
             }
         }
+        for request in flight.behind {
+            self.begin(request);
+        }
     }
 
     fn remove(&mut self, id: FlightId) -> Option<Flight> {
@@ -608,6 +615,7 @@ impl Planner {
         let mut dropped = Vec::new();
         for flight in self.flights.iter_mut().flatten() {
             flight.events.retain(|event| event.partition != partition);
+            flight.behind.retain(|request| request.event.partition != partition);
             if flight.events.is_empty() && matches!(flight.stage, Stage::Parked) {
                 dropped.push(flight.id);
             }
@@ -679,3 +687,7 @@ pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "plan_properties.rs"]
+mod properties;

@@ -17,11 +17,22 @@ const OUTSIDE: Txid = Txid([9; 32]);
 
 /// A transaction that spends an output of 1,000 satoshis with script `51` for each outpoint, into two outputs.
 fn tx(outpoints: &[Outpoint], tag: u8) -> Arc<PreparedTx> {
+    tx_of(outpoints, tag, &[0x51])
+}
+
+/// The same transaction, said to spend an output with another script.
+fn claiming(tx: &PreparedTx, script: &[u8]) -> Arc<PreparedTx> {
+    let other = tx_of(&[outside(0)], 1, script);
+    assert_eq!(other.txid, tx.txid);
+    other
+}
+
+fn tx_of(outpoints: &[Outpoint], tag: u8, claimed: &[u8]) -> Arc<PreparedTx> {
     let each = 1_000 * outpoints.len() as u64 / 2;
     let mut builder = TransactionBuilder::default();
     for outpoint in outpoints {
         let satoshis = if outpoint.txid == OUTSIDE { 1_000 } else { 500 };
-        builder = builder.input(*outpoint, &[tag], u32::MAX, Some(Output { satoshis, script: &[0x51] }));
+        builder = builder.input(*outpoint, &[tag], u32::MAX, Some(Output { satoshis, script: claimed }));
     }
     let each = if outpoints.iter().all(|outpoint| outpoint.txid == OUTSIDE) { each } else { 200 };
     let extended = builder.output(each, &[0x51]).output(each, &[0x51]).extended();
@@ -246,4 +257,55 @@ fn below_the_frontier_nothing_is_published() {
     let holder = SpendingData { txid: Txid([3; 32]), input: 0 };
     planner.outcome(token, Outcome::Rejected(Rejection::SpentBy(1, holder)), 0);
     assert!(matches!(planner.next_action(), Some(Action::ReadOwn(..))), "it waits where others would contest");
+}
+
+#[test]
+fn a_repeat_joins_and_an_event_with_other_claims_has_its_own_turn() {
+    let mut planner = Planner::new(SETTINGS);
+    let first = tx(&[outside(0)], 1);
+    let claims_otherwise = claiming(&first, &[0x52]);
+    assert_eq!(first.txid, claims_otherwise.txid);
+    planner.submit(event(0), first.clone(), Mode::Normal, 0);
+    planner.submit(event(1), claims_otherwise.clone(), Mode::Normal, 0);
+    planner.submit(event(2), first.clone(), Mode::Normal, 0);
+    planner.submit(event(3), claims_otherwise, Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    let actions = actions(&mut planner);
+    let done: Vec<u64> = actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Complete(event, Completion::Live) => Some(event.offset),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(done, [0, 2]);
+    let Some(Action::Apply(token, spend)) = actions.into_iter().next_back() else { panic!() };
+    let Operation::Spend(spend) = spend.operation else { panic!("the second event spends for itself") };
+    assert_eq!(spend.slots[0].script.as_ref(), [0x52]);
+    planner.outcome(token, Outcome::Rejected(Rejection::HashMismatch(0)), 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Live)), 0);
+    let Some(Action::PublishContest { flight, event, .. }) = planner.next_action() else { panic!() };
+    assert_eq!(event.offset, 1);
+    planner.contest_published(flight, 0);
+    assert_eq!(completed(&mut planner).len(), 2);
+    assert_eq!(planner.counts().active, 0);
+}
+
+#[test]
+fn what_stands_behind_a_flight_is_revoked_with_its_partition() {
+    let mut planner = Planner::new(SETTINGS);
+    let first = tx(&[outside(0)], 1);
+    planner.submit(event(0), first.clone(), Mode::Normal, 0);
+    planner.submit(event(1), claiming(&first, &[0x52]), Mode::Normal, 0);
+    planner.revoke(0, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    assert!(actions(&mut planner).is_empty());
+    assert_eq!(planner.counts().active, 0);
 }

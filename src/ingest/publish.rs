@@ -38,6 +38,7 @@ impl Publisher {
         flight: FlightId,
         txid: Txid,
         event: EventRef,
+        body: [u8; 32],
         reason: Reason,
         done: mpsc::UnboundedSender<Done>,
     ) {
@@ -48,7 +49,7 @@ impl Publisher {
             offset: event.offset,
             timestamp_ms: event.timestamp_ms,
         };
-        let payload = Event::Contest(Contest { txid, position, reason }).encode();
+        let payload = Event::Contest(Contest { txid, position, body, reason }).encode();
         let message = Produce {
             topic: self.chain_topic.clone(),
             partition: Some(0),
@@ -123,5 +124,83 @@ pub fn mismatch(txid: Txid) -> Poison {
     Poison {
         class: DeadLetterClass::SeedMismatch,
         message: format!("outputs: transaction {txid} is stored with other content"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::broker::{BrokerError, Delivered};
+
+    /// Takes messages up to so many bytes of payload.
+    struct Narrow {
+        most: usize,
+        taken: Mutex<Vec<Produce>>,
+    }
+
+    #[async_trait::async_trait]
+    impl Producer for Narrow {
+        async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
+            if message.payload.len() > self.most {
+                return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", "too large"));
+            }
+            self.taken.lock().unwrap().push(message);
+            Ok(Delivered { partition: 0, offset: 0 })
+        }
+
+        async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError> {
+            let mut delivered = Vec::new();
+            for message in messages {
+                delivered.push(self.produce(message).await?);
+            }
+            Ok(delivered)
+        }
+    }
+
+    async fn buried(payload: &'static [u8]) -> Produce {
+        let producer = Arc::new(Narrow { most: 10, taken: Mutex::default() });
+        let publisher = Publisher {
+            producer: producer.clone(),
+            source_topic: "txs".into(),
+            chain_topic: "chain".into(),
+            dead_letter_topic: "dead-letters".into(),
+            retry_pause: (Duration::ZERO, Duration::ZERO),
+            metrics: Arc::new(Metrics::new()),
+        };
+        let event = EventRef { timestamp_ms: 5, partition: 2, offset: 77, epoch: 1 };
+        let source = Message {
+            offset: 77,
+            timestamp_ms: 5,
+            key: Bytes::from_static(b"key"),
+            payload: Bytes::from_static(payload),
+            headers: vec![("trace".to_owned(), Bytes::from_static(b"abc"))],
+        };
+        let poison = Poison { class: DeadLetterClass::Decode, message: "it is no event".to_owned() };
+        let (sender, mut done) = mpsc::unbounded_channel();
+        publisher.dead_letter(event, source, poison, sender);
+        assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(of)) if of == event));
+        let taken = std::mem::take(&mut *producer.taken.lock().unwrap());
+        let [message] = taken.try_into().expect("one message");
+        message
+    }
+
+    #[tokio::test]
+    async fn a_dead_letter_is_the_source_message_with_whence_and_why() {
+        let message = buried(b"short").await;
+        assert_eq!((&message.key[..], &message.payload[..]), (&b"key"[..], &b"short"[..]));
+        let letter = DeadLetter::from_headers(&message.headers).unwrap();
+        assert_eq!((letter.topic.as_str(), letter.partition, letter.offset), ("txs", 2, 77));
+        assert_eq!((letter.class, letter.message.as_str()), (DeadLetterClass::Decode, "it is no event"));
+    }
+
+    #[tokio::test]
+    async fn one_that_is_too_large_keeps_everything_but_its_payload() {
+        let message = buried(b"far too long for that topic").await;
+        assert_eq!((&message.key[..], message.payload.len()), (&b"key"[..], 0));
+        assert_eq!(message.headers[0], ("trace".to_owned(), Bytes::from_static(b"abc")));
+        let letter = DeadLetter::from_headers(&message.headers).unwrap();
+        assert_eq!((letter.partition, letter.offset), (2, 77), "where the rest can be read");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{BlockRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState, Verdict};
+use super::{BlockRecord, Body, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState, Verdict};
 use crate::tx::{Txid, UtxoHash};
 
 /// Settings that decide what an operation does; the same for every operation on a set.
@@ -164,8 +164,22 @@ pub enum Sequenced {
         /// Height of the last applied block.
         height: u32,
     },
-    /// Writes a block record.
+    /// Gives a contested master the body of the event that is decided on; what is live keeps its own
+    /// (`AlreadyApplied(State)`). A stub or an absent record is refused.
+    ReplaceBody(ClaimedBody),
+    /// Writes a block record. Another block under the same id is refused (`OTHER_CONTENT`).
     PutBlock(BlockRecord),
+}
+
+/// A body as an event claims it, and what follows from the previous outputs in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedBody {
+    /// The body.
+    pub body: Body,
+    /// Fee, satoshis.
+    pub fee: u64,
+    /// Size in extended format, bytes.
+    pub extended_size: u64,
 }
 
 /// Beyond this number of conflicting children nothing is automatic.
@@ -321,8 +335,6 @@ pub enum Rejection {
     NotYetSpendable(u32, u32),
     /// The slot names this very spender, which was pruned since.
     SpenderPruned(u32),
-    /// The slot is free but was said to be held.
-    NotHeld(u32),
     /// The slot is not frozen.
     NotFrozen(u32),
     /// The slot is frozen already.
@@ -360,7 +372,6 @@ impl Rejection {
             Rejection::SpentBy(..) => "SPENT",
             Rejection::NotYetSpendable(..) => "FROZEN_UNTIL",
             Rejection::SpenderPruned(_) => "SPENDER_PRUNED",
-            Rejection::NotHeld(_) => "INVALID_SPEND",
             Rejection::NotFrozen(_) => "NOT_FROZEN",
             Rejection::AlreadyFrozen(_) => "ALREADY_FROZEN",
             Rejection::Exists(_) => "TX_EXISTS",

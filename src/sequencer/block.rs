@@ -6,7 +6,8 @@ use crate::{
     engine::Row,
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
     record::{
-        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Rejection, Sequenced, TxState, Verdict, build,
+        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Record, Rejection, Sequenced, TxState, Verdict,
+        build,
     },
     sequencer::{
         Stop,
@@ -51,6 +52,7 @@ impl Handler {
             return Ok(false);
         }
         self.check_follows(block)?;
+        self.check_id(block).await?;
         let listed = listed(block)?;
         let mut steps = Steps::new(log, at.offset, at.making);
         self.begin_block(at, block, message, &listed).await?;
@@ -118,6 +120,21 @@ impl Handler {
                 hex_reversed(&block.previous),
                 hex_reversed(&tip.hash),
                 tip.height
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Every triple names its block by this id alone: two blocks under one id could never be told apart again.
+    async fn check_id(&self, block: &Block<'_>) -> Result<(), Stop> {
+        let there = self.parts.store.read(vec![Key::Block(block.block_id)]).await?;
+        match there.first() {
+            Some(Some(Record::Block(there))) if there.hash != block.hash => Err(Stop::Halt(format!(
+                "block {} has the id {}, which is that of block {} at height {}",
+                hex_reversed(&block.hash),
+                block.block_id,
+                hex_reversed(&there.hash),
+                there.height
             ))),
             _ => Ok(()),
         }

@@ -1,10 +1,9 @@
 //! `Contest` and `Reconsider`: evaluate, write the decision ahead, apply.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    broker::{BrokerError, BrokerErrorKind, Message, TopicPartition},
-    event::{Contest, DeadLetter, DeadLetterClass, DecisionBody},
+    event::{Contest, DecisionBody},
     record::{
         Key, Outcome, Page, Phase, Reason, Reply, Respend, RespendChecks, RespendSlot, Sequenced, SpendSlot,
         SpendingData, TxState, Verdict,
@@ -14,16 +13,16 @@ use crate::{
         decisions::DecisionLog,
         evaluate::{Found, Input, Refusal, evaluate, refusal},
         handler::{At, Handler, distinct, subject},
-        steps::{Making, Steps},
+        steps::Steps,
     },
     tx::{Outpoint, Txid},
 };
 
 /// What may open a verdict again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reopen {
-    /// A later event of the transaction itself, contested for this reason.
-    ByEvent(Reason),
+#[derive(Debug, Clone, Copy)]
+pub enum Reopen<'a> {
+    /// An event of the transaction itself.
+    ByEvent(&'a Contest),
     /// A `Reconsider`.
     Reconsider,
 }
@@ -40,7 +39,7 @@ impl Handler {
     /// Handles a contest.
     pub async fn contest(&self, at: At, log: &mut DecisionLog, contest: &Contest) -> Result<(), Stop> {
         let mut steps = Steps::new(log, at.offset, at.making);
-        let body = self.decide_on(at, &mut steps, contest.txid, Reopen::ByEvent(contest.reason)).await?;
+        let body = self.decide_on(at, &mut steps, contest.txid, Reopen::ByEvent(contest)).await?;
         if let DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } = body {
             self.bury(at, contest, parent).await?;
         }
@@ -55,9 +54,20 @@ impl Handler {
     }
 
     /// Decides until the transaction itself has its verdict: a live rival that has to give way comes first.
-    async fn decide_on(&self, at: At, steps: &mut Steps<'_>, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
+    async fn decide_on(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        txid: Txid,
+        reopen: Reopen<'_>,
+    ) -> Result<DecisionBody, Stop> {
         loop {
             let body = steps.decide(self.judge(at, txid, reopen)).await?;
+            if let Reopen::ByEvent(contest) = reopen
+                && decides_a_contestant(&body, txid)
+            {
+                self.adopt_body(at, contest).await?;
+            }
             self.carry_out(at, steps, body.clone()).await?;
             if subject(&body) == Some(txid) {
                 return Ok(body);
@@ -66,14 +76,15 @@ impl Handler {
     }
 
     /// What a contest means, by what the store shows. Does only what is harmless.
-    async fn judge(&self, at: At, txid: Txid, reopen: Reopen) -> Result<DecisionBody, Stop> {
+    async fn judge(&self, at: At, txid: Txid, reopen: Reopen<'_>) -> Result<DecisionBody, Stop> {
         let passed_over = DecisionBody::PassedOver { txid };
         // A contestant was stored before it was contested. What a command names may never come.
-        if reopen == Reopen::Reconsider && self.parts.store.master(txid).await?.is_none_or(|page| page.utxos.is_none())
+        if matches!(reopen, Reopen::Reconsider)
+            && self.parts.store.master(txid).await?.is_none_or(|page| page.utxos.is_none())
         {
             return Ok(passed_over);
         }
-        let Some(page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(passed_over) };
+        let Some(mut page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(passed_over) };
         let (was_live, reopened) = match page.state() {
             TxState::Live => (true, false),
             TxState::Conflicting(Verdict::Pending) => (false, false),
@@ -81,7 +92,17 @@ impl Handler {
             _ => return Ok(passed_over),
         };
         let height = page.master.as_ref().and_then(|master| master.unmined_since).unwrap_or(self.height());
-        let may_wait = !matches!(reopen, Reopen::Reconsider | Reopen::ByEvent(Reason::MissingParent { .. }));
+        let may_wait = match reopen {
+            Reopen::Reconsider => false,
+            Reopen::ByEvent(contest) => !matches!(contest.reason, Reason::MissingParent { .. }),
+        };
+        if let Reopen::ByEvent(contest) = reopen
+            && !was_live
+            && let Some(claimed) = self.other_claims(contest, &page).await?
+            && let Some(master) = &mut Arc::make_mut(&mut page).master
+        {
+            master.body = Some(claimed.body);
+        }
         let Findings::Inputs(inputs) = self.findings(at, Phase::Evaluate, &page, height, may_wait).await? else {
             return Ok(passed_over);
         };
@@ -245,50 +266,19 @@ impl Handler {
         }
         Ok(live)
     }
+}
 
-    /// The dead letter of a transaction whose parent is missing: acknowledged before the chain offset completes.
-    async fn bury(&self, at: At, contest: &Contest, parent: Txid) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
-            return Ok(());
+/// Whether a decision settles the fate of a contestant: of what was live before, nothing about its body is in question.
+fn decides_a_contestant(body: &DecisionBody, contestant: Txid) -> bool {
+    match body {
+        DecisionBody::Accepted { txid, .. } | DecisionBody::Conflicting { txid, live: false, .. } => {
+            *txid == contestant
         }
-        let position = &contest.position;
-        let partition = TopicPartition { topic: position.topic.as_str().into(), partition: position.partition };
-        let source = self.source(&partition, position.offset).await?;
-        let letter = DeadLetter {
-            topic: position.topic.clone(),
-            partition: position.partition,
-            offset: position.offset,
-            stage: "sequencer".to_owned(),
-            class: DeadLetterClass::MissingParent,
-            message: format!("inputs: parent {parent} of {} was never produced before it", contest.txid),
-            timestamp_ms: position.timestamp_ms,
-        };
-        self.parts.metrics.dead_letters.of(letter.class).inc();
-        tracing::warn!(txid = %contest.txid, %parent, "dead letter: missing parent");
-        let mut message = self.message(&self.parts.topics.dead_letters, None, source.key, source.payload);
-        message.headers = source.headers;
-        message.headers.extend(letter.to_headers());
-        self.produce(vec![message]).await
-    }
-
-    /// Reads one message again.
-    async fn source(&self, partition: &TopicPartition, offset: u64) -> Result<Message, Stop> {
-        let mut reader = self.parts.broker.read(partition, offset).await?;
-        let wait = std::time::Duration::from_secs(10);
-        match reader.next(wait).await?.into_iter().next() {
-            Some(message) if message.offset == offset => Ok(message),
-            Some(_) => Err(Stop::Halt(format!(
-                "offset {offset} of {partition} is gone: its topic no longer holds what the chain refers to"
-            ))),
-            None => {
-                let message = format!("offset {offset} of {partition} does not come");
-                Err(BrokerError::new(BrokerErrorKind::Retryable, "read again", message).into())
-            }
-        }
+        _ => false,
     }
 }
 
-impl Reopen {
+impl Reopen<'_> {
     fn opens(self, reason: Reason) -> bool {
         match self {
             Reopen::Reconsider => true,

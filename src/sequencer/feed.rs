@@ -266,17 +266,5 @@ fn dead_letter(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn merges_by_sequence_and_waits_for_what_is_missing() {
-        assert_eq!(choose(5, Some(5), None), Choice::Feed(Source::BlockMined));
-        assert_eq!(choose(5, Some(6), Some(5)), Choice::Feed(Source::Reorgs));
-        assert_eq!(choose(5, Some(4), Some(5)), Choice::Skip(Source::BlockMined));
-        assert_eq!(choose(5, Some(6), Some(3)), Choice::Skip(Source::Reorgs));
-        assert_eq!(choose(5, Some(6), None), Choice::Wait);
-        assert_eq!(choose(5, None, None), Choice::Wait);
-        assert_eq!(choose(5, Some(6), Some(7)), Choice::Gap);
-    }
-}
+#[path = "feed_tests.rs"]
+mod tests;

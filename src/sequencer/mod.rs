@@ -10,6 +10,7 @@ pub mod evaluate;
 pub mod feed;
 pub mod handler;
 pub mod progress;
+mod source;
 pub mod state;
 pub mod steps;
 mod verdict;
@@ -273,3 +274,6 @@ impl Holding {
 pub fn chain_group(group: &str) -> String {
     format!("{group}.chain")
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,6 +67,11 @@ impl BodyHash {
         }
     }
 
+    /// The BLAKE3 alone.
+    pub fn hash(self) -> [u8; 32] {
+        self.hash
+    }
+
     /// Of a transaction whose body is missing.
     pub const MISSING: BodyHash = BodyHash { kind: 2, hash: [0; 32] };
 }

@@ -16,14 +16,17 @@ const IMAGE: &str = "aerospike/aerospike-server:8.1.0.3";
 /// Generous: two cores may be shared by many.
 const START_BOUND: Duration = Duration::from_secs(120);
 
-/// Where a namespace keeps its records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Storage {
-    /// Gone with the process.
-    Memory,
-    /// In a file: there again after a restart, as far as it was flushed.
-    File,
+/// How a server of a test's own is set up.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup<'a> {
+    /// Keeps its records in a file, where they are again after a restart, as far as they were flushed; otherwise in memory.
+    pub durable: bool,
+    /// What the namespace says besides.
+    pub namespace: &'a str,
 }
+
+/// What the store's start-up checks want.
+pub const FIT: &str = "replication-factor 1\n  nsup-period 120\n  max-record-size 8M";
 
 /// A server that tests may fill, each in a set of its own.
 pub struct AerospikeServer {
@@ -41,23 +44,34 @@ enum Own {
 impl AerospikeServer {
     /// A server in memory; `None`, with a loud line, when none can be had.
     pub fn start() -> Option<Self> {
-        Self::start_with(Storage::Memory)
-    }
-
-    /// A server; `None`, with a loud line, when none can be had.
-    pub fn start_with(storage: Storage) -> Option<Self> {
-        if let (Ok(hosts), Storage::Memory) = (std::env::var("AEROSPIKE_HOSTS"), storage) {
+        if let Ok(hosts) = std::env::var("AEROSPIKE_HOSTS") {
             let namespace = std::env::var("AEROSPIKE_NAMESPACE").unwrap_or_else(|_| "test".into());
             return Some(AerospikeServer { hosts, namespace, own: None });
         }
+        let setup = Setup { durable: false, namespace: FIT };
         if let Some(command) = in_path("asd") {
-            return Some(Self::process(command, storage));
+            return Some(Self::process(command, &configuration(setup)));
         }
-        if storage == Storage::Memory && engine_runs() {
-            return Some(Self::container());
+        if engine_runs() {
+            return Some(Self::container(setup));
         }
         eprintln!("SKIPPED: tests on Aerospike: no AEROSPIKE_HOSTS, no `asd` in PATH, no container engine");
         None
+    }
+
+    /// A server of this test's own, which may be killed.
+    pub fn start_own(setup: Setup<'_>) -> Option<Self> {
+        Self::start_configured(&configuration(setup))
+    }
+
+    /// A server of this test's own with that configuration, whose namespace is `test`. `{FOLDER}`, `{SERVICE}`, `{FABRIC}`
+    /// and `{HEARTBEAT}` stand for a folder and ports.
+    pub fn start_configured(configuration: &str) -> Option<Self> {
+        let Some(command) = in_path("asd") else {
+            eprintln!("SKIPPED: tests on an Aerospike of their own: no `asd` in PATH");
+            return None;
+        };
+        Some(Self::process(command, configuration))
     }
 
     /// Settings for a set that nobody else uses.
@@ -68,11 +82,6 @@ impl AerospikeServer {
     /// A store URL with a set that nobody else uses.
     pub fn url(&self) -> String {
         format!("aerospike://{}/{}?set={}", self.hosts, self.namespace, own_set())
-    }
-
-    /// Whether [`kill`](Self::kill) may be called: a server that was running before is never touched.
-    pub fn may_be_killed(&self) -> bool {
-        matches!(self.own, Some(Own::Process { .. }))
     }
 
     /// Ends the server as a power cut would.
@@ -91,24 +100,25 @@ impl AerospikeServer {
         wait_until_it_answers(&self.hosts, || process.try_wait().unwrap().is_some(), folder.path());
     }
 
-    fn process(command: PathBuf, storage: Storage) -> Self {
+    fn process(command: PathBuf, configuration: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let ports = free_ports();
-        write_configuration(folder.path(), ports, storage);
+        for sub in ["smd", "usr/udf/lua"] {
+            fs::create_dir_all(folder.path().join(sub)).unwrap();
+        }
+        let ports: [u16; 3] = free_ports();
+        let text = filled(configuration, &folder.path().display().to_string(), ports);
+        fs::write(folder.path().join("aerospike.conf"), text).unwrap();
         let mut process = spawn(&command, folder.path());
         let hosts = format!("127.0.0.1:{}", ports[0]);
         wait_until_it_answers(&hosts, || process.try_wait().unwrap().is_some(), folder.path());
         AerospikeServer { hosts, namespace: "test".into(), own: Some(Own::Process { process, command, folder }) }
     }
 
-    fn container() -> Self {
+    fn container(setup: Setup<'_>) -> Self {
         let [port] = free_ports();
         let folder = tempfile::tempdir().unwrap();
-        fs::write(
-            folder.path().join("aerospike.conf"),
-            configuration(folder.path(), [3000, 3001, 3002], Storage::Memory, "any"),
-        )
-        .unwrap();
+        let text = filled(&configuration(setup), "/opt/aerospike", [3000, 3001, 3002]).replace("127.0.0.1", "any");
+        fs::write(folder.path().join("aerospike.conf"), text).unwrap();
         let started = Command::new("docker")
             .args(["run", "--detach", "--rm", "--publish", &format!("127.0.0.1:{port}:3000"), "--volume"])
             .arg(format!("{}:/opt/aerospike/etc:ro", folder.path().display()))
@@ -184,36 +194,29 @@ fn free_ports<const N: usize>() -> [u16; N] {
     held.map(|listener| listener.local_addr().unwrap().port())
 }
 
-fn write_configuration(folder: &Path, ports: [u16; 3], storage: Storage) {
-    for sub in ["smd", "usr/udf/lua"] {
-        fs::create_dir_all(folder.join(sub)).unwrap();
-    }
-    fs::write(folder.join("aerospike.conf"), configuration(folder, ports, storage, "127.0.0.1")).unwrap();
+fn filled(configuration: &str, folder: &str, [service, fabric, heartbeat]: [u16; 3]) -> String {
+    configuration
+        .replace("{FOLDER}", folder)
+        .replace("{SERVICE}", &service.to_string())
+        .replace("{FABRIC}", &fabric.to_string())
+        .replace("{HEARTBEAT}", &heartbeat.to_string())
 }
 
-fn configuration(folder: &Path, [service, fabric, heartbeat]: [u16; 3], storage: Storage, address: &str) -> String {
-    let folder = folder.display();
-    let storage = match storage {
-        Storage::Memory => "storage-engine memory {\n    data-size 2G\n  }".to_owned(),
-        Storage::File => format!("storage-engine device {{\n    file {folder}/test.dat\n    filesize 1G\n  }}"),
-    };
-    let own_place = match address {
-        "any" => String::new(),
-        _ => format!("  work-directory {folder}\n"),
-    };
-    let lua = match address {
-        "any" => String::new(),
-        _ => format!("mod-lua {{\n  user-path {folder}/usr/udf/lua\n}}\n"),
+fn configuration(setup: Setup<'_>) -> String {
+    let storage = match setup.durable {
+        false => "storage-engine memory {\n    data-size 2G\n  }",
+        true => "storage-engine device {\n    file {FOLDER}/test.dat\n    filesize 1G\n  }",
     };
     format!(
-        "service {{\n  proto-fd-max 1024\n  cluster-name utxo-store-tests\n{own_place}}}\n\
-         {lua}\
+        "service {{\n  proto-fd-max 1024\n  cluster-name utxo-store-tests\n  work-directory {{FOLDER}}\n}}\n\
+         mod-lua {{\n  user-path {{FOLDER}}/usr/udf/lua\n}}\n\
          logging {{\n  console {{\n    context any warning\n  }}\n}}\n\
          network {{\n\
-         \x20 service {{\n    address {address}\n    port {service}\n  }}\n\
-         \x20 fabric {{\n    address {address}\n    port {fabric}\n  }}\n\
-         \x20 heartbeat {{\n    mode mesh\n    address {address}\n    port {heartbeat}\n    interval 150\n    timeout 10\n  }}\n\
+         \x20 service {{\n    address 127.0.0.1\n    port {{SERVICE}}\n  }}\n\
+         \x20 fabric {{\n    address 127.0.0.1\n    port {{FABRIC}}\n  }}\n\
+         \x20 heartbeat {{\n    mode mesh\n    address 127.0.0.1\n    port {{HEARTBEAT}}\n    interval 150\n    timeout 10\n  }}\n\
          }}\n\
-         namespace test {{\n  replication-factor 1\n  nsup-period 120\n  max-record-size 8M\n  {storage}\n}}\n"
+         namespace test {{\n  {}\n  {storage}\n}}\n",
+        setup.namespace
     )
 }

@@ -5,13 +5,13 @@ use std::{
     process::{Command, Output},
 };
 
-fn utxo_store(args: &[&str], variables: &[(&str, &str)]) -> Output {
+pub fn utxo_store(args: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
     command.args(args).env_clear().envs(variables.iter().copied());
     command.output().unwrap()
 }
 
-fn stderr(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 

@@ -35,7 +35,7 @@ async fn ten_thousand_operations_on_memory_and_aerospike() {
     let work = aerospike.work();
     eprintln!("{work:?}");
     // Otherwise everything went the slow way, and the expressions were never tried.
-    assert!(work.native > STEPS * RECORDS / 50 && work.unread > 0 && work.refused > 0, "{work:?}");
+    assert!(work.native > 20 && work.unread > 50 && work.refused > 500 && work.lost == 0, "{work:?}");
 }
 
 /// Another every day; a failure prints it, and `DIFFERENTIAL_SEED` replays it.

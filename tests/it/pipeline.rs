@@ -1,8 +1,14 @@
 //! The pipeline and the sequencer on a log and a store in memory.
 
-use utxo_store::record::{Reason, Slot, TxState, Verdict};
+use utxo_store::{
+    broker::Message,
+    engine::Row,
+    event::Validated,
+    ingest::prepare::{Prepared, prepare},
+    record::{Key, Marks, Operation, Outcome, Page, Phase, Reason, Sequenced, Slot, Stamp, TxState, Verdict},
+};
 
-use crate::world::{Made, World, spend};
+use crate::world::{Coin, Made, World, spend};
 
 async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
@@ -178,4 +184,91 @@ async fn killed_at_any_moment_it_comes_out_the_same() {
             assert_eq!((live.state(), &live.utxos), (again.state(), &again.utxos), "killed after {kill_after_ms} ms");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_events_for_one_transaction_the_contested_one_says_what_it_spends() {
+    for (claims, last) in [(vec![false, true], true), (vec![true, false], true), (vec![false, false], false)] {
+        for (at_once, behind_a_rival) in [(true, false), (false, false), (true, true), (false, true)] {
+            let world = World::new().await;
+            let seed = world.seed(1, 1).await;
+            let running = world.start();
+            world.until_consumed().await;
+            if behind_a_rival {
+                world.validate(&spend(&[seed.coin(0)], 1, 9)).await;
+                world.until_consumed().await;
+            }
+            let right = spend(&[seed.coin(0)], 1, 1);
+            for (script, is_right) in (0x60..).zip(&claims) {
+                let claimed = Coin { script: vec![script], ..seed.coin(0) };
+                let made = if *is_right { right.clone() } else { spend(&[claimed], 1, 1) };
+                assert_eq!(made.txid, right.txid, "an id does not commit to what is spent");
+                world.validate(&made).await;
+                if !at_once {
+                    world.until_consumed().await;
+                }
+            }
+            world.until_consumed().await;
+            let live = state(&world, &right).await == TxState::Live;
+            assert_eq!(live, last && !behind_a_rival, "{claims:?} at once: {at_once}");
+            if live {
+                let page = world.page(&right).await.unwrap();
+                let body = page.master.as_ref().unwrap().body.clone();
+                assert_eq!(body, Some(utxo_store::record::Body::Transaction(right.extended)), "{claims:?}");
+            }
+            running.stop().await;
+            world.check(&format!("{claims:?} at once: {at_once}, behind a rival: {behind_a_rival}")).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_with_the_id_of_another_halts_the_chain_before_anything_of_it_is_stored() {
+    let world = World::new().await;
+    let running = world.start();
+    world.mine(1, &[]).await;
+    let second = world.mine_as(1, 2, &[]).await;
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    let report = running.health.ready();
+    assert!(report.reasons["chain_running"].contains("has the id 1, which is that of block"), "{report:?}");
+    assert!(world.page(&second).await.is_none());
+    running.stop().await;
+}
+
+/// The state that a stub leaves behind which fell with a parent, was filled, and whose contest was not acknowledged: a
+/// rival took one of the two slots that its spend had taken before, and nobody has settled the other.
+#[tokio::test(start_paused = true)]
+async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let (loser, winner) = (spend(&[seed.coin(0), seed.coin(1)], 1, 1), spend(&[seed.coin(1)], 1, 2));
+    world.validate(&winner).await;
+    world.run_until_consumed().await;
+
+    let event = Validated { tx: &loser.extended, height: 200, locked: false }.encode();
+    let key = bytes::Bytes::copy_from_slice(&loser.txid.0);
+    let message = Message { offset: 0, timestamp_ms: 1, key, payload: event.into(), headers: vec![] };
+    let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!() };
+    let mut taken = tx.spend(&tx.groups[0], Marks::Respect);
+    taken.slots.truncate(1);
+    let mut page = Page::clone(&tx.page);
+    page.conflicting = true;
+    page.master.as_mut().unwrap().verdict = Some(Verdict::Pending);
+    let fell = Sequenced::MarkConflicting { reason: Reason::ConflictingParent { parent: winner.txid }, height: 100 };
+    let stamp = Stamp { offset: 0, phase: Phase::Apply };
+    let master = Key::master(loser.txid);
+    for (key, operation) in [
+        (Key::master(seed.txid), Operation::Spend(taken)),
+        (master, Operation::CreateContested(page.into())),
+        (master, Operation::Sequenced(stamp, fell)),
+    ] {
+        let outcomes = world.store.engine.apply(&[Row { key, operation }]).await;
+        assert!(matches!(outcomes[..], [Ok(Outcome::Applied(_))]), "{outcomes:?}");
+    }
+    assert_eq!(holder(&world, &seed, 0).await.spender().unwrap().txid, loser.txid);
+
+    world.validate(&loser).await;
+    world.run_until_consumed().await;
+    assert_eq!(holder(&world, &seed, 1).await.spender().unwrap().txid, winner.txid);
+    assert_eq!(holder(&world, &seed, 0).await.spender(), None, "a loser holds no slots");
 }

@@ -11,13 +11,13 @@ use std::{
 use tempfile::TempDir;
 use utxo_store::{
     broker::{
-        Broker, NewTopic, Produce, TopicPartition,
+        Broker, Message, NewTopic, Produce, TopicPartition,
         kafka::{KafkaBroker, KafkaSettings, MockCluster},
     },
     event::{Seeded, SeededOutput},
 };
 
-const PARTITIONS: i32 = 2;
+pub const PARTITIONS: i32 = 2;
 /// Far beyond what anything here takes: it only ends a test that would never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -101,6 +101,32 @@ impl Bench {
         block_on(async { self.broker().producer().await.unwrap().produce_all(messages).await.unwrap() });
     }
 
+    /// Produces a message as it is.
+    pub fn produce(&self, topic: &str, key: &[u8], payload: &[u8]) {
+        let message = Produce {
+            topic: topic.into(),
+            key: key.to_vec().into(),
+            payload: payload.to_vec().into(),
+            ..Produce::default()
+        };
+        block_on(async { self.broker().producer().await.unwrap().produce(message).await.unwrap() });
+    }
+
+    /// Everything in one partition of a topic.
+    pub fn messages(&self, topic: &str, partition: i32) -> Vec<Message> {
+        let partition = TopicPartition { topic: topic.into(), partition };
+        block_on(async {
+            let broker = self.broker();
+            let (low, end) = broker.watermarks(&partition).await.unwrap();
+            let mut reader = broker.read(&partition, low).await.unwrap();
+            let mut messages = Vec::new();
+            while reader.position() < end {
+                messages.extend(reader.next(Duration::from_millis(100)).await.unwrap());
+            }
+            messages
+        })
+    }
+
     /// Sum of what the group has committed of the validated transactions.
     pub fn committed(&self) -> u64 {
         let partitions: Vec<_> =
@@ -159,12 +185,12 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(future)
 }
 
 /// The line that standard error ends with, where the rest are log records.
-fn last_line(output: &Output) -> String {
+pub fn last_line(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned()
 }
 
@@ -205,6 +231,29 @@ fn sigterm_drains_commits_and_exits_with_0_and_a_restart_goes_on() {
     instance.signal("INT");
     assert_eq!(instance.wait().code(), Some(0));
     assert_eq!(bench.committed(), 110);
+}
+
+#[test]
+fn a_second_signal_stops_at_once_and_loses_nothing() {
+    let bench = Bench::new();
+    bench.seed(20);
+    let never = [("UTXO_STORE__INGEST__COMMIT_INTERVAL_MS", "600000")];
+    let mut instance = bench.start_with(&never);
+    until("everything is completed", || {
+        instance.get("/metrics").contains("utxo_transactions_completed_total{result=\"live\"} 20")
+    });
+    // Both signals are there when it goes on: before the first one's commit can have been answered.
+    for signal in ["STOP", "TERM", "INT", "CONT"] {
+        instance.signal(signal);
+    }
+    assert_eq!(instance.wait().code(), Some(3));
+    let log = fs::read_to_string(bench.path("run.log")).unwrap();
+    assert!(log.contains("stopped at once by a second signal"), "{log}");
+
+    let mut instance = bench.start();
+    until("everything is committed", || bench.committed() == 20);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
 }
 
 #[test]

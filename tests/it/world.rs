@@ -321,10 +321,15 @@ impl World {
 
     /// Produces a block that lists these transactions.
     pub async fn mine(&self, sequence: u64, listed: &[&Made]) -> Made {
+        self.mine_as(sequence as u32, sequence, listed).await
+    }
+
+    /// The same, under another local id.
+    pub async fn mine_as(&self, block_id: u32, sequence: u64, listed: &[&Made]) -> Made {
         let coinbase = coinbase(sequence as u32);
         let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
         let block = Block {
-            block_id: sequence as u32,
+            block_id,
             hash: [sequence as u8; 32],
             previous: [sequence as u8 - 1; 32],
             height: 100 + sequence as u32,

@@ -124,6 +124,7 @@ impl Inner {
         let counter = match step {
             Step::Native(_) if refused => &self.work.refused,
             Step::Native(_) if !failed => &self.work.native,
+            Step::Write(written) if refused && written.unread => &self.work.refused,
             Step::Write(_) if refused => &self.work.lost,
             Step::Write(written) if !failed && attempts == 0 && written.unread => &self.work.unread,
             Step::Read => &self.work.read,

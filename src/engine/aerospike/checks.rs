@@ -69,7 +69,7 @@ pub async fn check(
              can come back after a cold start; offsets are committed later by as much, and pruned records stay as tombstones"
         );
     }
-    for index in INDEXES {
+    for index in INDEXES.into_iter().filter(|_| settings.access.creates_indexes) {
         see_to_index(client, settings, policies, index).await?;
     }
     Ok(Checked { may_forget })

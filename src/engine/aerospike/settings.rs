@@ -37,6 +37,8 @@ pub struct Access {
     /// Community Edition with a replication factor above 1: a cluster that falls in two can then accept both of two
     /// conflicting spends. Refused unless this says that it was thought of.
     pub accept_replication: bool,
+    /// Secondary indexes that are missing are created. Whoever only reads does without.
+    pub creates_indexes: bool,
 }
 
 impl Default for Access {
@@ -49,6 +51,7 @@ impl Default for Access {
             connections: 256,
             utxo_batch_size: None,
             accept_replication: false,
+            creates_indexes: true,
         }
     }
 }

@@ -43,6 +43,9 @@ pub enum OpenFjallError {
     /// There is something, but no store.
     #[error("`{0}` is neither empty nor a store of utxo-store")]
     NotAStore(PathBuf),
+    /// There is nothing, and it is not to be created.
+    #[error("there is no store in `{0}`")]
+    Missing(PathBuf),
     /// Written by a version of this program that lays records out differently.
     #[error("`{directory}` has layout `{found}`, this program needs `{}`", String::from_utf8_lossy(LAYOUT))]
     Layout {
@@ -73,20 +76,42 @@ pub(super) fn open(directory: &Path, options: FjallOptions) -> Result<Tables, Op
     check_layout(directory, &tables).map(|()| tables)
 }
 
-/// Refuses what is no store, and clears what a killed first opening left behind.
-fn prepare(directory: &Path) -> Result<(), OpenFjallError> {
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", directory.display()));
-    std::fs::create_dir_all(directory).map_err(named)?;
-    if directory.join(MARKER).try_exists().map_err(named)? {
-        return Ok(());
+/// Refuses a directory without a store, and leaves it as it is.
+pub(super) fn must_exist(directory: &Path) -> Result<(), OpenFjallError> {
+    match has_marker(directory)? {
+        true => Ok(()),
+        false => Err(OpenFjallError::Missing(directory.to_owned())),
     }
-    for entry in std::fs::read_dir(directory).map_err(named)? {
+}
+
+/// Makes a directory for a new store where there is nothing, and clears what a killed first opening left behind.
+fn prepare(directory: &Path) -> Result<(), OpenFjallError> {
+    std::fs::create_dir_all(directory).map_err(|error| named(directory, &error))?;
+    if has_marker(directory)? { Ok(()) } else { clear_unfinished(directory) }
+}
+
+/// Whether fjall has finished an opening here. `false`: there is nothing, or what a killed first opening left behind;
+/// anything else is refused.
+fn has_marker(directory: &Path) -> Result<bool, OpenFjallError> {
+    let named = |error: io::Error| named(directory, &error);
+    if directory.join(MARKER).try_exists().map_err(named)? {
+        return Ok(true);
+    }
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.map_err(named)?,
+    };
+    for entry in entries {
         let name = entry.map_err(named)?.file_name();
         if !BEFORE_MARKER.iter().any(|known| name == *known) {
             return Err(OpenFjallError::NotAStore(directory.to_owned()));
         }
     }
-    clear_unfinished(directory)
+    Ok(false)
+}
+
+fn named(directory: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("`{}`: {error}", directory.display()))
 }
 
 /// Fjall does not go on where its first opening was killed: it refuses its own journal. Whoever holds the lock file

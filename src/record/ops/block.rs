@@ -10,6 +10,7 @@ pub(super) fn put(key: &Key, record: &mut Option<Record>, block: &BlockRecord) -
     }
     let chain_pos = match record {
         None => None,
+        Some(Record::Block(there)) if there.hash != block.hash => return Err(Rejection::OtherContent),
         Some(Record::Block(there)) => there.chain_pos,
         Some(_) => return Err(Rejection::Unexpected),
     };
@@ -55,6 +56,16 @@ mod tests {
         let effect = on(&key, &mut record, &put_at(4, 5));
         assert_eq!((effect.outcome, effect.changed), (already(Reply::None), true));
         assert_eq!(refused(on(&key, &mut record, &put_at(3, 9))), Rejection::StaleStamp(stamp(4)));
+    }
+
+    #[test]
+    fn an_id_is_never_given_to_another_block() {
+        let key = Key::Block(7);
+        let mut record = None;
+        on(&key, &mut record, &put_at(3, 5));
+        let other = BlockRecord { hash: [9; 32], ..block(0) };
+        let told = refused(on(&key, &mut record, &sequenced(4, Sequenced::PutBlock(other))));
+        assert_eq!(told, Rejection::OtherContent);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Key, Master, Page, Record, Rejection, Reply, TxState, Verdict};
+use crate::record::{Key, Page, Record, Rejection, Reply, TxState};
 
 use super::{Effect, belongs, optional_page, slots::slot};
 
@@ -19,9 +19,7 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> 
     match page.state() {
         TxState::Stub(_) => *page = Arc::new(fill(page, new)),
         TxState::Pruned(height) if page.conflicting => *page = Arc::new(restore(page, new, height)),
-        state @ TxState::Conflicting(verdict) => {
-            return Ok(Effect::already(Reply::State(state), may_replace_body(verdict) && replace_body(page, new)));
-        }
+        state @ TxState::Conflicting(_) => return Ok(Effect::already(Reply::State(state), false)),
         state @ (TxState::Live | TxState::Creating | TxState::Pruned(_)) => return Err(Rejection::Exists(state)),
     }
     Ok(Effect::applied(Reply::State(page.state())))
@@ -52,35 +50,11 @@ fn restore(tombstone: &Page, new: &Page, pruned: u32) -> Page {
     page
 }
 
-/// The inputs of the first event may have been wrong; those of a later one can be right.
-fn may_replace_body(verdict: Verdict) -> bool {
-    matches!(verdict, Verdict::Conflicting(reason) if reason.reopened_by_its_event())
-}
-
-/// Replaces what depends on the claimed previous outputs; whether anything differed.
-fn replace_body(page: &mut Arc<Page>, new: &Page) -> bool {
-    let (Some(Master { body: old_body, .. }), Some(Master { body, .. })) =
-        (page.master.as_deref(), new.master.as_deref())
-    else {
-        return false;
-    };
-    if old_body == body && page.fee == new.fee && page.extended_size == new.extended_size {
-        return false;
-    }
-    let page = Arc::make_mut(page);
-    page.fee = new.fee;
-    page.extended_size = new.extended_size;
-    if let Some(master) = &mut page.master {
-        master.body.clone_from(body);
-    }
-    true
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::record::ops::testing::*;
-    use crate::record::{Operation, Reason};
+    use crate::record::{Operation, Reason, Verdict};
 
     fn create(page: Page) -> Operation {
         Operation::CreateContested(Arc::new(page))
@@ -147,24 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn only_wrong_inputs_are_replaced() {
-        let parent = txid(8);
-        for (reason, replaced) in [
-            (Reason::MissingParent { parent }, true),
-            (Reason::Mismatch { input: 0 }, true),
-            (Reason::Command, false),
-            (Reason::PrunedParent { parent }, false),
-        ] {
-            let verdict = Verdict::Conflicting(reason);
+    fn what_is_there_keeps_its_body() {
+        for verdict in [Verdict::Pending, LOST, Verdict::Conflicting(Reason::Mismatch { input: 0 })] {
             let mut record = record(contested(2, verdict));
             let mut new = contested(2, Verdict::Pending);
             new.fee = 77;
-            master(&mut new).body = Some(crate::record::Body::External);
             let effect = on_master(&mut record, &create(new));
             assert_eq!(effect.outcome, already(Reply::State(TxState::Conflicting(verdict))));
-            assert_eq!(effect.changed, replaced);
-            assert_eq!(page(&record).fee == 77, replaced);
-            assert_eq!(page(&record).verdict(), Some(verdict));
+            assert!(!effect.changed);
         }
     }
 

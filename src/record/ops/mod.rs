@@ -20,6 +20,7 @@ mod preserve;
 mod prune;
 mod reassign;
 mod refusal;
+mod replace_body;
 mod respend;
 mod set_locked;
 mod set_mined;
@@ -107,6 +108,7 @@ fn sequenced(
         Sequenced::Preserve { until } => preserve::apply(record, *until),
         Sequenced::MarkSpenderPruned(held) => prune::mark_spender_pruned(record, held),
         Sequenced::Prune { height } => prune::apply(record, *height),
+        Sequenced::ReplaceBody(claimed) => replace_body::apply(record, claimed),
         Sequenced::PutBlock(block) => block::put(key, record, block),
     }?;
     effect.changed |= stamp::write(record.as_mut(), stamp);

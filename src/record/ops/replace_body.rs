@@ -1,0 +1,84 @@
+//! `ReplaceBody`: the transaction as the event has it that is being decided on.
+//!
+//! A transaction id commits to the outputs that are spent, not to what an event in extended form claims of them. So two
+//! events for one transaction can differ, and the contest that is decided names the one that counts.
+
+use std::sync::Arc;
+
+use crate::record::{ClaimedBody, Record, Rejection, Reply, TxState};
+
+use super::{Effect, master_of, whole_page};
+
+pub(super) fn apply(record: &mut Option<Record>, claimed: &ClaimedBody) -> Result<Effect, Rejection> {
+    let page = whole_page(record)?;
+    let there = master_of(page)?;
+    let state = page.state();
+    let same = there.body.as_ref() == Some(&claimed.body)
+        && (page.fee, page.extended_size) == (claimed.fee, claimed.extended_size);
+    if same || !matches!(state, TxState::Conflicting(_)) {
+        return Ok(Effect::already(Reply::State(state), false));
+    }
+    let page = Arc::make_mut(page);
+    page.fee = claimed.fee;
+    page.extended_size = claimed.extended_size;
+    if let Some(master) = &mut page.master {
+        master.body = Some(claimed.body.clone());
+    }
+    Ok(Effect::applied(Reply::State(state)))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn claimed() -> ClaimedBody {
+        ClaimedBody {
+            body: Body::Transaction(bytes::Bytes::from_static(b"as the later event has it")),
+            fee: 77,
+            extended_size: 25,
+        }
+    }
+
+    fn replace(record: &mut Option<Record>) -> Outcome {
+        on_master(record, &sequenced(1, Sequenced::ReplaceBody(claimed()))).outcome
+    }
+
+    #[test]
+    fn what_is_contested_gets_the_body_that_counts() {
+        for verdict in [Verdict::Pending, Verdict::Conflicting(Reason::Mismatch { input: 0 })] {
+            let mut record = record(contested(2, verdict));
+            let before = page(&record).clone();
+            let state = Reply::State(TxState::Conflicting(verdict));
+            assert_eq!(replace(&mut record), applied(state.clone()));
+            let after = page(&record);
+            assert_eq!((after.fee, after.extended_size), (77, 25));
+            assert_eq!(after.master.as_ref().unwrap().body, Some(claimed().body));
+            assert_eq!((&after.utxos, after.verdict()), (&before.utxos, before.verdict()));
+            assert_eq!(replace(&mut record), already(state), "twice is once");
+        }
+    }
+
+    #[test]
+    fn what_is_live_keeps_its_own() {
+        let mut accepted = live(1);
+        master(&mut accepted).verdict = Some(Verdict::Accepted);
+        for there in [live(1), accepted] {
+            let mut record = record(there);
+            assert_eq!(replace(&mut record), already(Reply::State(TxState::Live)));
+            assert_ne!(page(&record).fee, 77);
+        }
+    }
+
+    #[test]
+    fn what_has_none_is_refused() {
+        for (there, told) in [
+            (None, Rejection::NotFound),
+            (record(stub(Verdict::Pending)), Rejection::NotFound),
+            (record(tombstone(5, None)), Rejection::Pruned(5)),
+        ] {
+            let mut record = there;
+            assert_eq!(refused(on_master(&mut record, &sequenced(1, Sequenced::ReplaceBody(claimed())))), told);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The feed on a log in memory.
+
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+};
+
+use super::*;
+use crate::{
+    broker::{
+        NewTopic,
+        memory::{MemoryBroker, MemorySettings},
+    },
+    clock::Clock,
+    event::Reorg,
+    sequencer::tests::topics,
+};
+
+#[test]
+fn merges_by_sequence_and_waits_for_what_is_missing() {
+    assert_eq!(choose(5, Some(5), None), Choice::Feed(Source::BlockMined));
+    assert_eq!(choose(5, Some(6), Some(5)), Choice::Feed(Source::Reorgs));
+    assert_eq!(choose(5, Some(4), Some(5)), Choice::Skip(Source::BlockMined));
+    assert_eq!(choose(5, Some(6), Some(3)), Choice::Skip(Source::Reorgs));
+    assert_eq!(choose(5, Some(6), None), Choice::Wait);
+    assert_eq!(choose(5, None, None), Choice::Wait);
+    assert_eq!(choose(5, Some(6), Some(7)), Choice::Gap);
+}
+
+/// What was logged on this thread.
+#[derive(Clone, Default)]
+struct Logged(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Logged {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Logged {
+    fn listen() -> (Self, tracing::subscriber::DefaultGuard) {
+        let logged = Logged::default();
+        let writer = logged.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        (logged, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// The lines about a gap.
+    fn gaps(&self) -> Vec<String> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains("a sequence number is missing")).map(str::to_owned).collect()
+    }
+}
+
+/// The three topics, and what a feed of them needs.
+struct Topics {
+    broker: MemoryBroker,
+    names: SequencerTopics,
+    metrics: Arc<Metrics>,
+}
+
+impl Topics {
+    async fn new() -> Self {
+        let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(1_000)));
+        let new = |name: &str| NewTopic { name: name.into(), partitions: 1, config: vec![] };
+        broker.create_topics(&["block-mined", "reorgs", "chain", "dead-letters"].map(new)).await.unwrap();
+        Topics { broker, names: topics(), metrics: Arc::new(Metrics::new()) }
+    }
+
+    /// Puts an event with this sequence into a topic.
+    async fn put(&self, topic: &str, sequence: u64) {
+        let payload = Event::Reorg(Reorg { sequence, disconnected: vec![], connected: vec![] }).encode();
+        self.produce(topic, payload).await;
+    }
+
+    async fn produce(&self, topic: &str, payload: Vec<u8>) {
+        let message =
+            Produce { topic: topic.into(), partition: Some(0), payload: payload.into(), ..Produce::default() };
+        self.broker.producer().await.unwrap().produce(message).await.unwrap();
+    }
+
+    async fn feed(&self, state: &ChainState) -> Feed {
+        let producer = self.broker.producer().await.unwrap();
+        Feed::open(&self.broker, producer, self.names.clone(), self.metrics.clone(), state).await.unwrap()
+    }
+
+    /// The sequences in the chain, in their order; 0 for what has none.
+    async fn chain(&self) -> Vec<u64> {
+        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+        let (_, end) = self.broker.watermarks(&chain).await.unwrap();
+        let mut reader = self.broker.read(&chain, 0).await.unwrap();
+        let mut sequences = Vec::new();
+        while reader.position() < end {
+            let messages = reader.next(IDLE).await.unwrap();
+            sequences.extend(messages.iter().map(|message| sequence_of(message).unwrap_or(0)));
+        }
+        sequences
+    }
+}
+
+async fn a_while() {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_is_named_once_and_nothing_behind_it_is_fed() {
+    let (logged, _guard) = Logged::listen();
+    let topics = Topics::new().await;
+    let feed = tokio::spawn(topics.feed(&ChainState::default()).await.run());
+    topics.put("block-mined", 1).await;
+    topics.put("block-mined", 4).await;
+    topics.put("reorgs", 3).await;
+    a_while().await;
+    a_while().await;
+    assert_eq!(topics.chain().await, [1]);
+    assert_eq!(topics.metrics.chain_gap.get(), 1);
+    let [line] = logged.gaps().try_into().expect("it is told once");
+    assert!(["missing=2", "block_mined=4", "reorgs=3"].iter().all(|word| line.contains(word)), "{line}");
+
+    feed.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_still_be_on_its_way_is_named_only_after_a_grace() {
+    let (logged, _guard) = Logged::listen();
+    let topics = Topics::new().await;
+    let feed = tokio::spawn(topics.feed(&ChainState::default()).await.run());
+    topics.put("block-mined", 2).await;
+    tokio::time::sleep(GAP_GRACE / 2).await;
+    assert_eq!((topics.metrics.chain_gap.get(), logged.gaps().len()), (0, 0), "the reorg may be on its way");
+    tokio::time::sleep(GAP_GRACE).await;
+    assert_eq!((topics.metrics.chain_gap.get(), logged.gaps().len()), (1, 1));
+    topics.put("reorgs", 1).await;
+    a_while().await;
+    assert_eq!((topics.metrics.chain_gap.get(), topics.chain().await), (0, vec![1, 2]));
+    feed.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_holder_has_fed_is_not_fed_again() {
+    let topics = Topics::new().await;
+    for sequence in 1..=4 {
+        topics.put(if sequence == 2 { "reorgs" } else { "block-mined" }, sequence).await;
+    }
+    // An earlier holder fed three, one of them twice, with something else in between; the first is handled.
+    for sequence in [1, 2, 2] {
+        topics.put("chain", sequence).await;
+    }
+    topics.produce("chain", vec![1, 2, 3]).await;
+    topics.put("chain", 3).await;
+    let state = ChainState { sequence: 1, block_mined_next: 1, ..ChainState::default() };
+    let mut feed = topics.feed(&state).await;
+    feed.pass_over_fed(&topics.broker, 1).await.unwrap();
+    let feed = tokio::spawn(feed.run());
+    a_while().await;
+    assert_eq!(topics.chain().await, [1, 2, 2, 0, 3, 4]);
+    feed.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_got_into_the_chain_out_of_sequence_is_fed_again() {
+    let topics = Topics::new().await;
+    for sequence in 1..=3 {
+        topics.put("block-mined", sequence).await;
+    }
+    // The produce of 2 failed, that of 3 did not.
+    topics.put("chain", 1).await;
+    topics.put("chain", 3).await;
+    let mut feed = topics.feed(&ChainState::default()).await;
+    feed.pass_over_fed(&topics.broker, 0).await.unwrap();
+    let feed = tokio::spawn(feed.run());
+    a_while().await;
+    assert_eq!(topics.chain().await, [1, 3, 2, 3]);
+    feed.abort();
+}

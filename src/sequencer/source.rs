@@ -1,0 +1,97 @@
+//! What a contest refers to: the event itself, read again from its topic.
+
+use crate::{
+    broker::{BrokerError, BrokerErrorKind, Message, TopicPartition},
+    event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
+    record::{Body, ClaimedBody, Key, Page, Phase, Sequenced},
+    sequencer::{
+        Stop,
+        handler::{At, Handler},
+        steps::Making,
+    },
+    store::canonical::BodyHash,
+    tx::{Transaction, Txid},
+};
+
+impl Handler {
+    /// The transaction as the contested event has it, where that is not how it is stored. Two events for one transaction
+    /// can claim different previous outputs; which of them was stored first is an accident, which one is decided on is not.
+    pub(super) async fn other_claims(&self, contest: &Contest, page: &Page) -> Result<Option<ClaimedBody>, Stop> {
+        let stored = page.master.as_ref().and_then(|master| master.body.as_ref());
+        let Some(stored @ Body::Transaction(_)) = stored else { return Ok(None) };
+        if BodyHash::of(stored).hash() == contest.body {
+            return Ok(None);
+        }
+        let message = self.source(&contest.position).await?;
+        claimed_body(&message, contest).map_err(Stop::Halt)
+    }
+
+    /// Stores the transaction as the contested event has it.
+    pub(super) async fn adopt_body(&self, at: At, contest: &Contest) -> Result<(), Stop> {
+        let Some(page) = self.wait_for_bodies(at, &[contest.txid]).await?.pop() else { return Ok(()) };
+        let Some(claimed) = self.other_claims(contest, &page).await? else { return Ok(()) };
+        let row = at.row(Phase::Apply, Key::master(contest.txid), Sequenced::ReplaceBody(claimed));
+        self.apply_decided(at, vec![row]).await
+    }
+
+    /// The dead letter of a transaction whose parent is missing: acknowledged before the chain offset completes.
+    pub(super) async fn bury(&self, at: At, contest: &Contest, parent: Txid) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let position = &contest.position;
+        let source = self.source(position).await?;
+        let letter = DeadLetter {
+            topic: position.topic.clone(),
+            partition: position.partition,
+            offset: position.offset,
+            stage: "sequencer".to_owned(),
+            class: DeadLetterClass::MissingParent,
+            message: format!("inputs: parent {parent} of {} was never produced before it", contest.txid),
+            timestamp_ms: position.timestamp_ms,
+        };
+        self.parts.metrics.dead_letters.of(letter.class).inc();
+        tracing::warn!(txid = %contest.txid, %parent, "dead letter: missing parent");
+        let mut message = self.message(&self.parts.topics.dead_letters, None, source.key, source.payload);
+        message.headers = source.headers;
+        message.headers.extend(letter.to_headers());
+        self.produce(vec![message]).await
+    }
+
+    /// Reads one message again.
+    async fn source(&self, position: &Position) -> Result<Message, Stop> {
+        let partition = TopicPartition { topic: position.topic.as_str().into(), partition: position.partition };
+        let offset = position.offset;
+        let mut reader = self.parts.broker.read(&partition, offset).await?;
+        let wait = std::time::Duration::from_secs(10);
+        match reader.next(wait).await?.into_iter().next() {
+            Some(message) if message.offset == offset => Ok(message),
+            Some(_) => Err(Stop::Halt(format!(
+                "offset {offset} of {partition} is gone: its topic no longer holds what the chain refers to"
+            ))),
+            None => {
+                let message = format!("offset {offset} of {partition} does not come");
+                Err(BrokerError::new(BrokerErrorKind::Retryable, "read again", message).into())
+            }
+        }
+    }
+}
+
+/// What the contested event claims. A partial transaction claims nothing of the outputs that are spent.
+fn claimed_body(message: &Message, contest: &Contest) -> Result<Option<ClaimedBody>, String> {
+    let Position { topic, partition, offset, .. } = &contest.position;
+    let wrong =
+        |what: String| format!("the contest of {} names offset {offset} of {topic}/{partition}: {what}", contest.txid);
+    let validated = match Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))? {
+        Event::Validated(validated) => validated,
+        Event::Seeded(_) => return Ok(None),
+        other => return Err(wrong(format!("there is a {} event", other.kind().name()))),
+    };
+    let tx = Transaction::parse(validated.tx).map_err(|error| wrong(error.to_string()))?;
+    if tx.txid() != contest.txid {
+        return Err(wrong(format!("there is the transaction {}", tx.txid())));
+    }
+    let fee = tx.fee().map_err(|error| wrong(error.to_string()))?;
+    let body = Body::Transaction(message.payload.slice_ref(validated.tx));
+    Ok(Some(ClaimedBody { body, fee, extended_size: validated.tx.len() as u64 }))
+}

@@ -1,0 +1,106 @@
+//! The consumer of the chain on a log and a store in memory.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use super::*;
+use crate::{
+    api::Health,
+    broker::{
+        Broker, NewTopic, Produce,
+        memory::{MemoryBroker, MemorySettings},
+    },
+    clock::Clock,
+    event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
+    store::testing,
+    telemetry::Metrics,
+};
+
+pub(super) fn topics() -> SequencerTopics {
+    SequencerTopics {
+        block_mined: "block-mined".into(),
+        reorgs: "reorgs".into(),
+        chain: "chain".into(),
+        decisions: "decisions".into(),
+        outcomes: "outcomes".into(),
+        dead_letters: "dead-letters".into(),
+    }
+}
+
+async fn parts() -> SequencerParts {
+    let clock = Clock::simulated(1_000);
+    let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
+    let new = |name: &str| NewTopic { name: name.into(), partitions: 1, config: vec![] };
+    let names = ["block-mined", "reorgs", "chain", "decisions", "outcomes", "dead-letters"];
+    broker.create_topics(&names.map(new)).await.unwrap();
+    SequencerParts {
+        producer: broker.producer().await.unwrap(),
+        broker: Arc::new(broker),
+        store: testing::store(100),
+        topics: topics(),
+        settings: SequencerSettings {
+            block_wait: Duration::from_secs(10),
+            mined_batch_size: 64,
+            cone_chunk: 2,
+            commit_interval: Duration::from_millis(100),
+        },
+        metrics: Arc::new(Metrics::new()),
+        health: Arc::new(Health::new(clock.clone(), Duration::from_secs(600))),
+        clock,
+    }
+}
+
+/// A block that waits for `listed`, and behind it more repeats than may be read ahead.
+async fn fill(parts: &SequencerParts, listed: &Bytes, repeats: usize) {
+    let coinbase = testing::coinbase(5_000);
+    let txid = testing::txid(listed);
+    let block = Block {
+        block_id: 1,
+        hash: [1; 32],
+        previous: [0; 32],
+        height: 100,
+        time: 5,
+        longest_chain: true,
+        coinbase: &coinbase,
+        subtrees: vec![Subtree { count: 1, transactions: SubtreeTransactions::Inline(&txid.0) }],
+    };
+    let block = Event::BlockMined(BlockMined { sequence: 1, block }).encode();
+    let repeat = Event::Reorg(Reorg { sequence: 1, disconnected: vec![], connected: vec![] }).encode();
+    let payloads = std::iter::once(block).chain(std::iter::repeat_n(repeat, repeats));
+    let message = |payload: Vec<u8>| Produce {
+        topic: "chain".into(),
+        partition: Some(0),
+        payload: payload.into(),
+        ..Produce::default()
+    };
+    parts.producer.produce_all(payloads.map(message).collect()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_a_block_that_waits_only_so_much_is_read_and_then_all_of_it() {
+    let parts = parts().await;
+    parts.store.plant(testing::seeded(1, 2)).await;
+    let listed = testing::transaction(&[(testing::outpoint(crate::tx::Txid([1; 32]), 0), 1_000)], &[600]);
+    let repeats = 2 * BOUNDS.span as usize;
+    fill(&parts, &listed, repeats).await;
+    let consumer = parts.broker.subscribe("g.chain", &["chain".to_owned()]).await.unwrap();
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(Sequencer::new(parts.clone(), ChainMode::Live, consumer).run(shutdown.clone()));
+    let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+    let shown = parts.metrics.partition(&chain);
+
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(shown.paused.get(), 1);
+    let batch = MemorySettings::new(parts.clock.clone()).batch_messages as i64;
+    let read = shown.unfinished_events.get();
+    assert!((BOUNDS.span as i64..=BOUNDS.span as i64 + batch).contains(&read), "{read}");
+
+    parts.store.accept(&listed).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!((shown.paused.get(), shown.unfinished_events.get()), (0, 0));
+    let committed = parts.broker.committed("g.chain", &[chain]).await.unwrap();
+    assert_eq!(committed[0].as_ref().map(|committed| committed.offset), Some(repeats as u64 + 1));
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
+}
