@@ -115,10 +115,12 @@ async fn refusal(settings: &AerospikeSettings) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_fit_is_refused_with_its_remedy() {
     let Some(server) = AerospikeServer::start() else { return };
+    open(&server.settings()).await.close().await.unwrap();
     let mut wrong = server.settings();
     wrong.namespace = "nowhere".into();
     assert!(refusal(&wrong).await.contains("has no namespace `nowhere`"));
-    let nobody = AerospikeSettings::new("127.0.0.1:1", "test", "set");
+    let mut nobody = AerospikeSettings::new("127.0.0.1:1", "test", "set");
+    nobody.access.timeout = Duration::from_millis(300);
     assert!(refusal(&nobody).await.contains("check that the server runs"));
     let no_hosts = AerospikeSettings::new("127.0.0.1:what", "test", "set");
     assert!(refusal(&no_hosts).await.contains("127.0.0.1:what"));

@@ -1,6 +1,6 @@
 //! Reaching a cluster: hosts, encryption, login.
 
-use std::{io, path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use aerospike::{AuthMode, Client, ClientPolicy, ToHosts};
 
@@ -43,7 +43,11 @@ pub enum OpenAerospikeError {
     },
 }
 
-/// Connects to the cluster.
+/// Between two attempts to reach a cluster.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Connects to the cluster. A server that is starting refuses clients until it knows its partitions, so that it is asked
+/// again for as long as a request may take.
 ///
 /// # Errors
 /// Hosts that are none, certificates that cannot be read, nobody who answers.
@@ -53,11 +57,17 @@ pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospi
         .to_hosts()
         .map_err(|error| OpenAerospikeError::Hosts { hosts: settings.hosts.clone(), problem: one_line(&error) })?;
     let policy = client_policy(settings)?;
-    let unreachable = |problem| OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem };
-    let client = Client::new(&policy, &hosts).await.map_err(|error| unreachable(one_line(&error)))?;
-    match client.is_connected() {
-        true => Ok(client),
-        false => Err(unreachable("no node answered".into())),
+    let deadline = tokio::time::Instant::now() + settings.access.timeout;
+    loop {
+        let problem = match Client::new(&policy, &hosts).await {
+            Ok(client) if client.is_connected() => return Ok(client),
+            Ok(_) => "no node answered".to_owned(),
+            Err(error) => one_line(&error),
+        };
+        if tokio::time::Instant::now() + PAUSE > deadline {
+            return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });
+        }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
