@@ -1,7 +1,10 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench setup
+.PHONY: help demo test lint bench fuzz setup
+
+TARGET ?= transaction
+TIME ?= 600
 
 help: ## list these recipes
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
@@ -17,6 +20,9 @@ lint: setup ## format and lints only
 
 bench: setup ## micro and whole-pipeline benchmarks
 	@cargo bench --locked --bench micro --bench macro
+
+fuzz: setup ## one fuzzer for a while: TARGET=event TIME=600, see fuzz/README.md
+	@scripts/fuzz.sh $(TARGET) $(TIME)
 
 setup:
 	@scripts/setup.sh

@@ -90,7 +90,7 @@ impl InstanceError {
         let broker = match self {
             InstanceError::Broker(error)
             | InstanceError::Pipeline(PipelineError::Broker(error))
-            | InstanceError::Sequencer(Stop::Broker(error) | Stop::Decisions(DecisionError::Broker(error)))
+            | InstanceError::Sequencer(Stop::Broker(error))
             | InstanceError::Decisions(DecisionError::Broker(error)) => Some(error),
             _ => None,
         };

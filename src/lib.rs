@@ -19,4 +19,5 @@ pub mod seeded;
 pub mod sequencer;
 pub mod store;
 pub mod telemetry;
+pub mod text;
 pub mod tx;

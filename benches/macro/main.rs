@@ -91,7 +91,8 @@ fn sections() -> Vec<Section> {
         Section { title: "The pipeline alone (null engine)", cases: each(EngineKind::Null, in_memory) },
         Section { title: "On the memory engine", cases: each(EngineKind::Memory, in_memory) },
         Section {
-            title: "On the fjall engine; `raw` is fjall alone with the same writes, in the same process",
+            title: "On the fjall engine; `raw` is fjall alone with the same writes (how much of it the pipeline is), as they \
+                    came and sorted",
             cases: each(EngineKind::Fjall, on_disk),
         },
         Section {

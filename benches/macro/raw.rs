@@ -21,15 +21,21 @@ use crate::{
     run::{POLLED, page_of, scratch},
 };
 
-/// What fjall alone took.
+/// What fjall alone took, for the writes as they came, and for the same writes with those of each batch sorted.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Raw {
-    pub seconds: f64,
-    pub user_seconds: f64,
-    pub system_seconds: f64,
+    pub as_they_came: Took,
+    pub sorted: Took,
     pub syncs: u64,
     /// Keys written, those of indexes too.
     pub writes: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Took {
+    pub seconds: f64,
+    pub user_seconds: f64,
+    pub system_seconds: f64,
 }
 
 /// One key and its value, encoded beforehand.
@@ -44,30 +50,40 @@ const UNMINED_SINCE: usize = 2;
 /// Records, and the three indexes.
 const KEYSPACES: [&str; 4] = ["records", "index_delete_at_height", "index_unmined_since", "index_creating_at"];
 
-/// Makes the writes of `notes` on an equally filled store, in as many synced batches as the engine made.
-pub fn same_writes(generator: Generator, notes: &[Note], syncs: u64) -> Raw {
+/// Makes the writes of `notes` on an equally filled store, in as many synced batches as the engine made; once as they
+/// came, and once as the engine does it: sorted, keyspace by keyspace.
+pub fn same_writes(generator: impl Fn() -> Generator, notes: &[Note], syncs: u64) -> Raw {
+    let mut model = Model::default();
+    let before = generator();
+    let parents: Vec<Vec<Write>> = before
+        .parents_from_before()
+        .map(|messages| {
+            let notes: Vec<Note> = messages.iter().map(|message| model.there(page_of(message))).collect();
+            model.writes_of(&notes)
+        })
+        .collect();
+    model.will_come(generator());
+    let group = notes.len().div_ceil(syncs.max(1) as usize).max(1);
+    let mut groups: Vec<Vec<Write>> = notes.chunks(group).map(|notes| model.writes_of(notes)).collect();
+    drop(model);
+
+    let (writes, syncs) = (groups.iter().map(|group| group.len() as u64).sum(), groups.len() as u64);
+    let as_they_came = took(&parents, &groups);
+    groups.iter_mut().for_each(|group| group.sort_by(|a, b| (a.keyspace, &a.key).cmp(&(b.keyspace, &b.key))));
+    Raw { as_they_came, sorted: took(&parents, &groups), syncs, writes }
+}
+
+/// A new store with `parents` in it, then `groups` against the clock.
+fn took(parents: &[Vec<Write>], groups: &[Vec<Write>]) -> Took {
     let directory = scratch();
     // As the engine opens it.
     let database = Database::builder(directory.path()).cache_size(256 << 20).open().expect("a new store");
     let keyspaces = KEYSPACES.map(|name| database.keyspace(name, KeyspaceCreateOptions::default).expect("a keyspace"));
-
-    let mut model = Model::default();
-    for messages in generator.parents_from_before() {
-        let notes: Vec<Note> = messages.iter().map(|message| model.there(page_of(message))).collect();
-        commit(&database, &keyspaces, &model.writes_of(&notes));
-    }
-    model.will_come(generator);
-    let group = notes.len().div_ceil(syncs.max(1) as usize).max(1);
-    let groups: Vec<Vec<Write>> = notes.chunks(group).map(|notes| model.writes_of(notes)).collect();
-    drop(model);
-
-    let (writes, syncs) = (groups.iter().map(|group| group.len() as u64).sum(), groups.len() as u64);
+    parents.iter().for_each(|group| commit(&database, &keyspaces, group));
     let (started, cpu_before) = (Instant::now(), Cpu::now());
-    for group in &groups {
-        commit(&database, &keyspaces, group);
-    }
+    groups.iter().for_each(|group| commit(&database, &keyspaces, group));
     let (seconds, (user_seconds, system_seconds)) = (started.elapsed().as_secs_f64(), Cpu::since(cpu_before));
-    Raw { seconds, user_seconds, system_seconds, syncs, writes }
+    Took { seconds, user_seconds, system_seconds }
 }
 
 fn commit(database: &Database, keyspaces: &[Keyspace], writes: &[Write]) {

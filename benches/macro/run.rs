@@ -140,7 +140,7 @@ async fn measured(case: &Case) -> Outcome {
         // The first run is for its notes and warms up the memory, so that both that count find it so.
         EngineKind::Fjall => {
             let (first, notes, syncs) = on_fjall(case, 2 * case.transactions as usize).await;
-            let raw = raw::same_writes(Generator::new(case.shape, case.transactions), &notes, syncs);
+            let raw = raw::same_writes(|| Generator::new(case.shape, case.transactions), &notes, syncs);
             drop(notes);
             let (outcome, ..) = on_fjall(case, 0).await;
             Outcome { raw: Some(raw), peak_memory: first.peak_memory, memory_before: first.memory_before, ..outcome }
@@ -221,7 +221,7 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (O
 /// The defaults of the configuration (`deploy/utxo-store.toml`, `[ingest]`), but for larger batches and less
 /// in flight: enough to fill the batches (on fjall: the synced groups), and no more memory than that takes.
 fn settings(topic: Arc<str>, engine: EngineKind) -> PipelineSettings {
-    let in_flight = if engine == EngineKind::Fjall { 32_768 } else { 16_384 };
+    let in_flight = if engine == EngineKind::Fjall { 32_768 } else { 4_096 };
     PipelineSettings {
         topic,
         group: "bench".into(),

@@ -1,6 +1,9 @@
 //! The rows that are printed.
 
-use crate::run::{Case, Outcome};
+use crate::{
+    raw::Took,
+    run::{Case, Outcome},
+};
 
 pub fn head() {
     println!(
@@ -35,15 +38,20 @@ pub fn row(case: &Case, outcome: &Outcome) {
         outcome.memory_before >> 20,
     );
     match &outcome.raw {
-        Some(raw) => println!(
-            "  {:.0} tx/s, {:.2}+{:.2} µs/tx; pipeline is {:.0} % of it; {} syncs, {:.2} writes/tx",
-            case.transactions as f64 / raw.seconds,
-            micros(raw.user_seconds),
-            micros(raw.system_seconds),
-            100.0 * raw.seconds / outcome.seconds,
-            raw.syncs,
-            per_tx(raw.writes),
-        ),
+        Some(raw) => {
+            let took = |took: &Took| {
+                format!(
+                    "{:.0} tx/s ({:.0} %), {:.2}+{:.2} µs",
+                    case.transactions as f64 / took.seconds,
+                    100.0 * took.seconds / outcome.seconds,
+                    micros(took.user_seconds),
+                    micros(took.system_seconds),
+                )
+            };
+            let (as_they_came, sorted) = (took(&raw.as_they_came), took(&raw.sorted));
+            let writes = per_tx(raw.writes);
+            println!("  {as_they_came}; sorted {sorted}; {} syncs, {writes:.2} writes/tx", raw.syncs);
+        }
         None => println!("  -"),
     }
 }

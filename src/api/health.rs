@@ -46,6 +46,7 @@ pub struct Health {
     unmet: Mutex<BTreeMap<Condition, String>>,
     idle: AtomicBool,
     moved_at_ms: AtomicU64,
+    started_ms: u64,
 }
 
 impl Condition {
@@ -64,8 +65,10 @@ impl Health {
     pub fn new(clock: Clock, stall_limit: Duration) -> Self {
         let starting =
             [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
+        let started_ms = clock.now_ms();
         Self {
-            moved_at_ms: AtomicU64::new(clock.now_ms()),
+            moved_at_ms: AtomicU64::new(started_ms),
+            started_ms,
             clock,
             stall_limit,
             unmet: Mutex::new(starting.into()),
@@ -80,6 +83,11 @@ impl Health {
             None => unmet.remove(&condition),
             Some(reason) => unmet.insert(condition, reason),
         };
+    }
+
+    /// When the process started, ms since the epoch.
+    pub fn started_ms(&self) -> u64 {
+        self.started_ms
     }
 
     /// Some watermark moved.

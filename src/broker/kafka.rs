@@ -7,6 +7,7 @@ mod arena;
 mod consumer;
 mod errors;
 mod inbox;
+mod lookup;
 mod mock;
 mod producer;
 mod settings;
@@ -31,7 +32,8 @@ use rdkafka::{
 use self::{
     consumer::{KafkaConsumer, KafkaReader, off_the_runtime},
     errors::{kind_of_code, translate},
-    worker::{Source, committed_of, start, watermarks_of},
+    lookup::{committed_of, watermarks_of},
+    worker::{Source, start},
 };
 pub use self::{
     mock::MockCluster,

@@ -1,7 +1,7 @@
 //! A log in memory, for tests, benches and simulation.
 //!
 //! Deterministic: no threads, no wall clock, no randomly ordered map. What waits is woken through tokio, deadlines are in
-//! tokio's (possibly paused) time, and faults are drawn from a seed. Groups rebalance cooperatively: only what has to
+//! tokio's (possibly paused) time, and faults are drawn from a seed. Of a topic's configuration it knows `max.message.bytes`. Groups rebalance cooperatively: only what has to
 //! move is revoked, and it goes to its next owner when the present one has let go, or has let the deadline pass.
 
 mod consumer;
@@ -185,6 +185,10 @@ impl State {
         let faults = &settings.faults;
         let at = self.place(&message)?;
         let log = self.logs.get_mut("produce", &at)?;
+        if log.is_too_large(&message) {
+            let message = format!("{at}: a message of {} bytes is larger than the topic takes", message.payload.len());
+            return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", message));
+        }
         if self.random.chance(faults.produce_refused) {
             return Err(BrokerError::new(BrokerErrorKind::Retryable, "produce", format!("{at}: refused by a fault")));
         }

@@ -30,7 +30,8 @@ use super::{
 };
 use crate::{
     broker::Broker,
-    config::{Brokers, Config, StoreUrl},
+    config::{Brokers, Config},
+    engine::StoreUrl,
     event::Topic,
     generate::{Chain, Message, PreviousOutputs, Rivals, SourceFile},
     instance,

@@ -18,7 +18,8 @@ use super::{
     signals, wiring,
 };
 use crate::{
-    config::{Config, StoreUrl},
+    config::Config,
+    engine::StoreUrl,
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceParts},
     store::{

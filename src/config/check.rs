@@ -9,6 +9,7 @@ use super::{
     settings::{Http, Ingest, Kafka, Log, Sequencer, Store, Topics},
     types::{Range, SettingType},
 };
+use crate::text::one_line;
 
 /// One thing that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,10 +24,12 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.key.as_str() {
-            "" => write!(f, "{}: {}", self.source, self.problem),
-            key => write!(f, "{key} {} ({})", self.problem, self.source),
-        }
+        let told = match self.key.as_str() {
+            "" => format!("{}: {}", self.source, self.problem),
+            key => format!("{key} {} ({})", self.problem, self.source),
+        };
+        // Names of settings and of files can be anything.
+        f.write_str(&one_line(&told))
     }
 }
 

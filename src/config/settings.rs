@@ -3,11 +3,15 @@
 //! The checked structs, what the raw stage accepts, the commented sample (`deploy/utxo-store.toml`) and the defaults all
 //! follow from this list. A default is written as TOML writes it.
 
-use crate::tx::Network;
+use crate::{engine::StoreUrl, tx::Network};
 
 use super::{
     check::Checker,
+<<<<<<< HEAD
     types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, SettingType, StoreUrl, TopicName},
+=======
+    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, SettingType, TopicName},
+>>>>>>> main
 };
 
 /// A group of settings: a table of the TOML file.

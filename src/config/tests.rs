@@ -146,6 +146,15 @@ fn every_error_is_reported_at_once_with_its_key_and_source() {
 }
 
 #[test]
+fn an_error_stays_on_its_line_whatever_is_called_so() {
+    let errors = load("\"a\\nb\" = 1\n[kafka.properties]\n\"c\\nd\" = []\n", &[]).unwrap_err();
+    assert_eq!(
+        errors,
+        ["a\\nb is unknown (FILE)", "kafka.properties.c\\nd must be text, a number or true or false (FILE)"]
+    );
+}
+
+#[test]
 fn settings_at_odds_with_each_other_are_refused() {
     let errors = load(
         "[kafka]\nsession_timeout_ms = 6000\nmax_poll_interval_ms = 5000\nheartbeat_interval_ms = 2001\n\

@@ -1,12 +1,15 @@
 //! [`FjallEngine`]: records in an embedded log-structured store on local disk, durable to the last acknowledged row.
 //!
-//! Each call reads the records that it is about on a thread of its own. One thread, the committer, is the only writer:
-//! it takes all calls that are waiting, applies their rows one after the other, and writes what changed as one atomic,
-//! synced batch (`committer.rs`). So a sync is shared by everybody who waits for it, and many rows on one record cost one
-//! write of it. Reads go past it, to what has been written.
+//! Each call reads the records that it is about, applies its rows to them and encodes what comes of it on a thread of its
+//! own (`job.rs`). One thread, the committer, is the only writer: it takes all calls that are waiting, does again what
+//! they did on records that are others by now, and writes what changed as one atomic, synced batch (`committer.rs`). So a
+//! sync is shared by everybody who waits for it, and many rows on one record cost one write of it. Reads go past it, to
+//! what has been written.
 
 mod committer;
+mod job;
 mod open;
+mod recent;
 mod tables;
 
 use std::{
@@ -18,7 +21,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
-use self::{committer::Job, tables::Tables};
+use self::{committer::Call, job::Job, tables::Tables};
 use super::{
     Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set,
     key::{self, KeyBytes},
@@ -39,7 +42,8 @@ pub struct FjallEngine {
 
 struct Open {
     tables: Arc<Tables>,
-    jobs: mpsc::Sender<Job>,
+    rules: Rules,
+    calls: mpsc::Sender<Call>,
     committer: JoinHandle<Result<(), EngineError>>,
 }
 
@@ -50,9 +54,9 @@ impl FjallEngine {
     /// In use by another process; not a store; a store of another layout; damaged; or the disk's own.
     pub fn open(directory: &Path, rules: Rules, options: FjallOptions) -> Result<Self, OpenFjallError> {
         let tables = Arc::new(open::open(directory, options)?);
-        let (jobs, queue) = mpsc::channel(QUEUE);
+        let (calls, queue) = mpsc::channel(QUEUE);
         let committer = committer::start(tables.clone(), rules, queue).map_err(OpenFjallError::Io)?;
-        Ok(FjallEngine { open: Mutex::new(Some(Open { tables, jobs, committer })) })
+        Ok(FjallEngine { open: Mutex::new(Some(Open { tables, rules, calls, committer })) })
     }
 
     /// Refuses a directory without a store, and leaves it as it is.
@@ -69,9 +73,9 @@ impl FjallEngine {
         open.as_ref().map_or(0, |open| open.tables.groups.load(Ordering::Relaxed))
     }
 
-    fn way_in(&self) -> Option<(Arc<Tables>, mpsc::Sender<Job>)> {
+    fn way_in(&self) -> Option<(Arc<Tables>, Rules, mpsc::Sender<Call>)> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().map(|open| (open.tables.clone(), open.jobs.clone()))
+        open.as_ref().map(|open| (open.tables.clone(), open.rules, open.calls.clone()))
     }
 
     /// Runs something that may wait for the disk where that holds up nobody else.
@@ -103,18 +107,18 @@ impl RecordEngine for FjallEngine {
         if rows.is_empty() {
             return Vec::new();
         }
-        let Some((tables, jobs)) = self.way_in() else { return vec![Err(closed("apply", "any")); rows.len()] };
-        let (answer, answered) = oneshot::channel();
+        let Some((tables, rules, calls)) = self.way_in() else { return vec![Err(closed("apply", "any")); rows.len()] };
         let (count, rows) = (rows.len(), rows.to_vec());
-        let prepared = tokio::task::spawn_blocking(move || Job::prepare(&tables, rows, answer)).await;
+        let prepared = tokio::task::spawn_blocking(move || Job::prepare(&tables, &rules, rows)).await;
         let job = match prepared {
             Ok(job) => job,
             Err(error) => return vec![Err(stopped("apply", &error.to_string())); count],
         };
-        if jobs.send(job).await.is_err() {
+        let (done, finished) = oneshot::channel();
+        if calls.send(Call { job, done }).await.is_err() {
             return vec![Err(closed("apply", "any")); count];
         }
-        answered.await.unwrap_or_else(|_| vec![Err(stopped("apply", "the committer")); count])
+        finished.await.map_or_else(|_| vec![Err(stopped("apply", "the committer")); count], Job::answers)
     }
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
@@ -147,7 +151,7 @@ impl RecordEngine for FjallEngine {
 impl Open {
     /// Lets the committer finish its queue, and gives the directory free.
     fn finish(self) -> Result<(), EngineError> {
-        drop(self.jobs);
+        drop(self.calls);
         self.committer.join().unwrap_or_else(|_| Err(stopped("close", "the committer")))
     }
 }

@@ -5,9 +5,19 @@
 //! | `memory://` | [`MemoryEngine`]; gone with the process |
 //! | `null:///` | [`NullEngine`]; keeps nothing |
 //! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
+<<<<<<< HEAD
 //! | `aerospike://host:3000,host2/namespace?set=txmeta&externalStore=…` | [`AerospikeEngine`] in that namespace |
+=======
+//!
+//! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
+>>>>>>> main
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
 
 use super::{
     RecordEngine,
@@ -25,7 +35,7 @@ pub enum OpenError {
     #[error("a store URL looks like `fjall:///path`: there is no `://` in what was given")]
     NotAUrl,
     /// A scheme that nobody knows.
-    #[error("unknown store `{0}://`; known are memory, null, fjall, aerospike, postgres, sqlite, sqlitememory")]
+    #[error("unknown store `{}://`; known are memory, null, fjall, aerospike, postgres, sqlite, sqlitememory", .0.escape_debug())]
     UnknownScheme(String),
     /// A scheme that is to come.
     #[error("store `{0}://` is not built yet")]
@@ -39,7 +49,7 @@ pub enum OpenError {
         problem: &'static str,
     },
     /// A parameter that this store does not have.
-    #[error("store `{scheme}` has no parameter `{key}`")]
+    #[error("store `{scheme}` has no parameter `{}`", key.escape_debug())]
     UnknownParameter {
         /// Which store.
         scheme: &'static str,
@@ -94,6 +104,7 @@ impl OpenOptions {
 ///
 /// # Errors
 /// See [`OpenError`]; each is one line.
+<<<<<<< HEAD
 pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     let rules = options.rules;
     Ok(match parse(url)? {
@@ -107,6 +118,13 @@ pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngi
             let settings = AerospikeSettings { access: options.access.clone(), ..settings };
             Arc::new(AerospikeEngine::open(&settings, rules).await?)
         }
+=======
+pub fn open(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    Ok(match url.parse()? {
+        StoreUrl::Memory => Arc::new(MemoryEngine::new(rules)),
+        StoreUrl::Null => Arc::new(NullEngine::new(rules)),
+        StoreUrl::Fjall(directory, options) => Arc::new(FjallEngine::open(&directory, rules, options)?),
+>>>>>>> main
     })
 }
 
@@ -115,22 +133,32 @@ pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngi
 ///
 /// # Errors
 /// As [`open`]; and there is no store.
+<<<<<<< HEAD
 pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     if let Store::Fjall(directory, _) = parse(url)? {
+=======
+pub fn open_existing(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    if let StoreUrl::Fjall(directory, _) = url.parse()? {
+>>>>>>> main
         FjallEngine::must_exist(&directory)?;
     }
     let access = Access { creates_indexes: false, ..options.access.clone() };
     open(url, &OpenOptions { access, ..*options }).await
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Store {
+/// Where a store lives, and what it is opened with. Written as a URL that is read as the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// In memory; gone at the end of the process.
     Memory,
+    /// Takes everything and keeps nothing: for measurements.
     Null,
+    /// The embedded durable engine, in this directory.
     Fjall(PathBuf, FjallOptions),
     Aerospike(AerospikeSettings),
 }
 
+<<<<<<< HEAD
 /// The seed's name of the set.
 const DEFAULT_SET: &str = "txmeta";
 const DEFAULT_PORT: &str = "3000";
@@ -148,6 +176,44 @@ fn parse(url: &str) -> Result<Store, OpenError> {
         "aerospike" => aerospike(path, query).map(Store::Aerospike),
         "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
         _ => Err(OpenError::UnknownScheme(scheme.into())),
+=======
+impl StoreUrl {
+    /// The embedded durable engine in this directory, as it is opened unless somebody says otherwise.
+    pub fn fjall(directory: impl Into<PathBuf>) -> Self {
+        StoreUrl::Fjall(directory.into(), FjallOptions::default())
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreUrl::Memory => f.write_str("memory://"),
+            StoreUrl::Null => f.write_str("null:///"),
+            StoreUrl::Fjall(directory, options) => {
+                write!(f, "fjall://{}", encoded(&directory.to_string_lossy()))?;
+                if *options == FjallOptions::default() {
+                    return Ok(());
+                }
+                write!(f, "?cache_mib={}", options.cache_bytes >> 20)
+            }
+        }
+    }
+}
+
+impl FromStr for StoreUrl {
+    type Err = OpenError;
+
+    fn from_str(url: &str) -> Result<Self, OpenError> {
+        let (scheme, rest) = url.split_once("://").ok_or(OpenError::NotAUrl)?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        match scheme {
+            "memory" => without_place("memory", path, query).map(|()| StoreUrl::Memory),
+            "null" => without_place("null", path, query).map(|()| StoreUrl::Null),
+            "fjall" => Ok(StoreUrl::Fjall(fjall_directory(path)?, fjall_options(query)?)),
+            "aerospike" | "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
+            _ => Err(OpenError::UnknownScheme(scheme.into())),
+        }
+>>>>>>> main
     }
 }
 
@@ -163,10 +229,11 @@ fn without_place(scheme: &'static str, path: &str, query: &str) -> Result<(), Op
 }
 
 fn fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
-    if !path.starts_with('/') || path == "/" {
+    let path = decoded(path)?;
+    // Whatever is left of the root by dots and slashes is the root.
+    if !path.starts_with('/') || Path::new(&path).file_name().is_none() {
         return Err(OpenError::Path { scheme: "fjall", problem: "needs an absolute path: `fjall:///path`" });
     }
-    let path = decoded(path)?;
     if path.contains('\0') {
         return Err(OpenError::Path { scheme: "fjall", problem: "has a zero byte in its path" });
     }
@@ -225,6 +292,11 @@ fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
     query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
 }
 
+/// Text with a `%` and two hexadecimal digits in place of what ends a path or stands for something else.
+fn encoded(path: &str) -> String {
+    path.replace('%', "%25").replace('?', "%3F")
+}
+
 /// Text with each `%` and the two hexadecimal digits after it replaced by their byte.
 fn decoded(text: &str) -> Result<String, OpenError> {
     let mut bytes = Vec::with_capacity(text.len());
@@ -244,17 +316,17 @@ fn decoded(text: &str) -> Result<String, OpenError> {
 mod tests {
     use super::*;
 
-    fn fjall(path: &str, cache_bytes: u64) -> Store {
-        Store::Fjall(path.into(), FjallOptions { cache_bytes })
+    fn fjall(path: &str, cache_bytes: u64) -> StoreUrl {
+        StoreUrl::Fjall(path.into(), FjallOptions { cache_bytes })
     }
 
     #[test]
     fn urls_name_stores() {
         let default = FjallOptions::default().cache_bytes;
         for (url, store) in [
-            ("memory://", Store::Memory),
-            ("memory:///", Store::Memory),
-            ("null:///", Store::Null),
+            ("memory://", StoreUrl::Memory),
+            ("memory:///", StoreUrl::Memory),
+            ("null:///", StoreUrl::Null),
             ("fjall:///var/lib/utxo", fjall("/var/lib/utxo", default)),
             ("fjall:///a%20b/%E2%82%BF%3f?", fjall("/a b/₿?", default)),
             ("fjall:///a?cache_mib=2", fjall("/a", 2 << 20)),
@@ -267,8 +339,18 @@ mod tests {
                 }),
             ),
         ] {
-            assert_eq!(parse(url).unwrap(), store, "{url}");
+            assert_eq!(url.parse::<StoreUrl>().unwrap(), store, "{url}");
         }
+    }
+
+    #[test]
+    fn a_path_is_written_so_that_it_is_read_as_the_same() {
+        for path in ["/a", "/100%25/?", "/a b/₿", "/a?cache_mib=2", "/a\nb"] {
+            for url in [StoreUrl::fjall(path), fjall(path, 3 << 20)] {
+                assert_eq!(url.to_string().parse::<StoreUrl>().unwrap(), url, "{url}");
+            }
+        }
+        assert_eq!(StoreUrl::fjall("/50%/a?b").to_string(), "fjall:///50%25/a%3Fb");
     }
 
     #[test]
@@ -293,6 +375,9 @@ mod tests {
             ("fjall://relative/path", "absolute path"),
             ("fjall://", "absolute path"),
             ("fjall:///", "absolute path"),
+            ("fjall:////", "absolute path"),
+            ("fjall:///./", "absolute path"),
+            ("fjall:///a/%2e%2e", "absolute path"),
             ("fjall:///a?cash_mib=2", "no parameter `cash_mib`"),
             ("fjall:///a?cache_mib=lots", "whole number of mebibytes"),
             ("fjall:///a?cache_mib=0", "whole number of mebibytes"),
@@ -303,8 +388,10 @@ mod tests {
             ("fjall:///a%€", "does not stand for a character"),
             ("fjall:///%FF", "does not stand for a character"),
             ("fjall:///a%00", "zero byte"),
+            ("a\nb://", "unknown store `a\\nb://`"),
+            ("memory://?%0Asize=3", "no parameter `\\nsize`"),
         ] {
-            let error = parse(url).unwrap_err().to_string();
+            let error = url.parse::<StoreUrl>().unwrap_err().to_string();
             assert!(error.contains(says), "{url}: {error}");
             assert!(!error.contains('\n') && !error.contains("secret"), "{url}: {error}");
         }

@@ -67,6 +67,26 @@ declare! {
         },
         /// The last step for this event.
         Closed = 5, "closed",
+        /// A part of an `accepted` that is larger than a message may be. It is decided, as a whole, once all its parts stand in
+        /// steps directly behind each other, from the first to the last; anything else between them voids what was begun.
+        AcceptedPart = 6, "accepted-part" {
+            /// Which whole: the first bytes of BLAKE3 of the event that holds the `accepted`, with `chain_offset` and `step` 0.
+            whole: [u8; 16],
+            /// Number of the part, from 0.
+            part: u32,
+            /// How many there are.
+            parts: u32,
+            /// The transaction.
+            txid: Txid,
+            /// Block height at the decision.
+            height: u32,
+            /// The next of its inputs.
+            inputs: Vec<DecidedInput>,
+            /// The next of the transactions that become conflicting for it.
+            losers: Vec<Txid>,
+            /// A block on the longest chain brings it.
+            by_block: bool,
+        },
     }
 }
 

@@ -147,7 +147,7 @@ fn bodies() -> Vec<DecisionBody> {
         DecisionBody::Accepted {
             txid: winner,
             height: 170,
-            inputs: vec![taken, free],
+            inputs: vec![taken.clone(), free],
             losers: vec![loser],
             by_block: true,
         },
@@ -162,6 +162,16 @@ fn bodies() -> Vec<DecisionBody> {
     ];
     bodies.extend(results().into_iter().map(|result| DecisionBody::CommandDone { id: [0x1D; 16], result }));
     bodies.push(DecisionBody::Closed);
+    bodies.push(DecisionBody::AcceptedPart {
+        whole: [0x77; 16],
+        part: 0,
+        parts: 2,
+        txid: winner,
+        height: 170,
+        inputs: vec![taken],
+        losers: vec![loser],
+        by_block: true,
+    });
     bodies
 }
 

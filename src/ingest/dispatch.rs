@@ -128,8 +128,7 @@ impl Dispatcher {
 
     fn send(&mut self) {
         let size = self.rows.len().min(self.settings.batch_size);
-        let rest = (self.rows.split_off(size), self.tokens.split_off(size));
-        let (rows, tokens) = (std::mem::replace(&mut self.rows, rest.0), std::mem::replace(&mut self.tokens, rest.1));
+        let (rows, tokens) = (take_first(&mut self.rows, size), take_first(&mut self.tokens, size));
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
         tokio::spawn(apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows));
@@ -139,6 +138,14 @@ impl Dispatcher {
         let reads = std::mem::take(&mut self.reads);
         tokio::spawn(read_until_done(self.engine.clone(), self.settings, self.done.clone(), reads));
     }
+}
+
+/// Takes the first `count` out. What stays has room for as many again: the next batch will be much like this one, and
+/// growing by doubling would copy every row once more.
+fn take_first<T>(all: &mut Vec<T>, count: usize) -> Vec<T> {
+    let mut rest = Vec::with_capacity(count.max(all.len() - count));
+    rest.extend(all.drain(count..));
+    std::mem::replace(all, rest)
 }
 
 /// Pauses between tries: doubling, bounded.

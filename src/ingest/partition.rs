@@ -1,5 +1,7 @@
 //! What is known of one assigned partition.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     broker::{Assigned, Broker, BrokerError, Committed, Message, TopicPartition},
     ingest::{dead_letters::DeadLetterGauge, offsets::OffsetTracker, proof::PartitionView},
@@ -15,6 +17,33 @@ pub struct PartitionBounds {
     pub bytes: u64,
 }
 
+/// Why a partition does not go on until an operator has looked. It travels with the commit, so that no rebalance lifts it:
+/// only an instance that was started after it tries again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Halt {
+    /// In one line.
+    pub why: String,
+    /// Since when, ms since the epoch.
+    #[serde(rename = "since")]
+    pub since_ms: u64,
+}
+
+impl Halt {
+    /// What still holds of the halt in a commit, for an instance that was started at `started_ms`.
+    pub fn standing(committed: &Committed, started_ms: u64) -> Option<Halt> {
+        note_in(committed)?.halted.filter(|halt| halt.since_ms >= started_ms)
+    }
+}
+
+/// What is said with a commit, as JSON. What a later version adds is passed over, what an earlier one lacks is none.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    #[serde(flatten)]
+    view: PartitionView,
+    #[serde(rename = "halt", default, skip_serializing_if = "Option::is_none")]
+    halted: Option<Halt>,
+}
+
 /// One assigned partition.
 pub struct PartitionState {
     /// Of its assignment.
@@ -28,7 +57,7 @@ pub struct PartitionState {
     /// It delivers nothing for now.
     pub paused: bool,
     /// Why it does not go on until an operator has looked.
-    pub halted: Option<String>,
+    pub halted: Option<Halt>,
     /// Its dead letters.
     pub dead_letters: DeadLetterGauge,
     /// What was committed last.
@@ -124,8 +153,8 @@ impl PartitionState {
 
     /// The completed prefix, where it (or what is said with it) has changed since the last commit.
     pub fn to_commit(&self, bounds: &PartitionBounds) -> Option<Committed> {
-        let view = self.view(bounds);
-        let metadata = serde_json::to_string(&view).ok()?;
+        let note = Note { view: self.view(bounds), halted: self.halted.clone() };
+        let metadata = serde_json::to_string(&note).ok()?;
         let now = Committed { offset: self.tracker.watermark(), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
@@ -151,8 +180,12 @@ impl PartitionState {
 }
 
 /// What was said with a commit; `None`: nothing that can be read.
-fn view_in(committed: &Committed) -> Option<PartitionView> {
+fn note_in(committed: &Committed) -> Option<Note> {
     serde_json::from_str(&committed.metadata).ok()
+}
+
+fn view_in(committed: &Committed) -> Option<PartitionView> {
+    note_in(committed).map(|note| note.view)
 }
 
 #[cfg(test)]
@@ -187,6 +220,30 @@ mod tests {
         let second = state(Some(committed));
         let replayed: Vec<u64> = (1..10).filter(|offset| second.is_replayed(&message(*offset))).collect();
         assert_eq!(replayed, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_halt_travels_with_the_commit_until_somebody_starts_after_it() {
+        let mut first = state(None);
+        first.deliver(&message(0));
+        assert_eq!(Halt::standing(&first.to_commit(&BOUNDS).unwrap(), 0), None);
+        let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
+        first.halted = Some(halt.clone());
+        let committed = first.to_commit(&BOUNDS).unwrap();
+        assert_eq!(Halt::standing(&committed, 5_000), Some(halt));
+        assert_eq!(Halt::standing(&committed, 5_001), None);
+        assert!(state(Some(committed)).is_replayed(&message(0)), "the view is there, too");
+    }
+
+    #[test]
+    fn what_other_versions_committed_can_be_read() {
+        let committed = |metadata: &str| Committed { offset: 3, metadata: metadata.into() };
+        let before = committed(r#"{"oldest":[7,3],"read":9,"end":true,"bound":false,"pos":5}"#);
+        assert_eq!(view_in(&before).map(|view| (view.position, view.oldest_unfinished)), Some((5, Some((7, 3)))));
+        assert_eq!(Halt::standing(&before, 0), None);
+        let after = committed(r#"{"read":9,"pos":5,"halt":{"why":"x","since":4,"by":"y"},"more":[1]}"#);
+        assert_eq!(view_in(&after).map(|view| view.position), Some(5));
+        assert_eq!(Halt::standing(&after, 4), Some(Halt { why: "x".into(), since_ms: 4 }));
     }
 
     #[test]

@@ -17,8 +17,8 @@ use crate::{
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
-        partition::{PartitionBounds, PartitionState},
-        plan::{Action, EventRef, PlanSettings, Planner},
+        partition::{Halt, PartitionBounds, PartitionState},
+        plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, proves_missing},
         publish::{Publisher, mismatch},
@@ -40,7 +40,8 @@ pub struct PipelineSettings {
     pub plan: PlanSettings,
     /// Batching.
     pub dispatch: DispatchSettings,
-    /// Transactions that move at once; beyond it nothing more is read (it resumes at half).
+    /// Transactions that move at once; beyond it nothing more is read (it resumes at half). Those that wait count, too, as
+    /// long as a sixteenth of it moves.
     pub max_active: usize,
     /// What may be unfinished in a partition before it is paused.
     pub bounds: PartitionBounds,
@@ -176,7 +177,10 @@ impl Pipeline {
                 () = shutdown.cancelled() => break,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
-                polled = self.consumer.poll() => self.on_polled(polled?).await?,
+                polled = self.consumer.poll() => match polled {
+                    Ok(polled) => self.on_polled(polled).await?,
+                    Err(error) => self.on_gone(error).await?,
+                },
                 () = tokio::time::sleep_until(wake) => self.on_tick().await?,
             }
             self.act();
@@ -233,6 +237,31 @@ impl Pipeline {
         if self.throttled {
             self.pause(number);
         }
+        let standing = |committed| Halt::standing(committed, self.parts.health.started_ms());
+        if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
+            self.halt(number, halt);
+        }
+    }
+
+    /// What is to be read next is no longer in the topic, or is not there yet: skipping it would lose it, so the partitions
+    /// that this befell halt. The rest goes on.
+    async fn on_gone(&mut self, error: BrokerError) -> Result<(), PipelineError> {
+        // Nobody will look at a rebuild: it has failed.
+        if error.kind != BrokerErrorKind::OutOfRange || self.parts.modes.ends().is_some() {
+            return Err(error.into());
+        }
+        let mut found = false;
+        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
+            let Some(position) = self.partitions.get(&number).map(|state| state.tracker.position()) else { continue };
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+            let (low, high) = self.parts.broker.watermarks(&partition).await?;
+            if !(low..=high).contains(&position) {
+                found = true;
+                let why = format!("offset {position} is next, but the topic holds {low} to {high}");
+                self.halt(number, Halt { why, since_ms: self.now_ms() });
+            }
+        }
+        if found { Ok(()) } else { Err(error.into()) }
     }
 
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
@@ -290,18 +319,27 @@ impl Pipeline {
         self.throttle();
     }
 
-    /// Reads nothing more while too much moves; resumes at half.
+    /// Reads nothing more while too much moves; resumes at half. Nor while too many wait for what moves, as long as enough
+    /// does: what was read long before its turn has to be fetched from far memory, again and again.
     fn throttle(&mut self) {
-        let load = self.planner.counts().active + self.unprepared;
+        let PlanCounts { active, parked, .. } = self.planner.counts();
+        let moving = active + self.unprepared;
         let limit = self.settings.max_active;
-        if !self.throttled && load >= limit {
+        let too_many = |limit: usize| moving >= limit || (moving + parked >= limit && moving >= self.enough());
+        if !self.throttled && too_many(limit) {
             self.throttled = true;
             let all: Vec<i32> = self.partitions.keys().copied().collect();
             all.into_iter().for_each(|number| self.pause(number));
-        } else if self.throttled && load <= limit / 2 {
+        } else if self.throttled && !too_many(limit / 2 + 1) {
             self.throttled = false;
             self.resume_all();
         }
+    }
+
+    /// So many move that nothing is gained by reading on, whatever waits. Fewer, and what is read next may be what they
+    /// wait for.
+    fn enough(&self) -> usize {
+        (self.settings.max_active / 16).max(1)
     }
 
     fn pause(&mut self, number: i32) {
@@ -352,7 +390,7 @@ impl Pipeline {
                 Err(poison) => self.bury(event, &message, poison),
             }
             if let Some(why) = stop {
-                self.halt(chunk.partition, why);
+                self.halt(chunk.partition, Halt { why, since_ms: now_ms });
             }
         }
     }
@@ -383,13 +421,16 @@ impl Pipeline {
         self.parts.publisher.dead_letter(event, message.clone(), poison, self.done_sender.clone());
     }
 
-    fn halt(&mut self, number: i32, why: String) {
-        tracing::error!(partition = number, why, "halted: the events that follow are left where they are");
+    fn halt(&mut self, number: i32, halt: Halt) {
+        let Halt { why, since_ms } = &halt;
+        tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
         self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
         if let Some(state) = self.partitions.get_mut(&number) {
-            state.halted = Some(why);
+            state.halted = Some(halt);
         }
         self.pause(number);
+        // Whoever has the partition next is to know.
+        self.next_commit = Instant::now();
     }
 
     fn on_done(&mut self, done: Done) -> Result<(), PipelineError> {

@@ -109,11 +109,20 @@ fn check_key(message: &Message, txid: &Txid) -> Result<(), Poison> {
     if message.key.as_ref() == txid.0 {
         return Ok(());
     }
-    let key = hex::encode(&message.key);
+    let key = shown_key(&message.key);
     Err(Poison::new(
         DeadLetterClass::Decode,
         format!("the key {key} is not the transaction's id {txid} (internal order)"),
     ))
+}
+
+/// As much of it as an id has. A key can be nearly as large as a message may be, and a dead letter that carries it in a
+/// header again would be too large to publish.
+fn shown_key(key: &[u8]) -> String {
+    match key.get(..size_of::<Txid>()) {
+        Some(start) if key.len() > start.len() => format!("{}… of {} bytes", hex::encode(start), key.len()),
+        _ => hex::encode(key),
+    }
 }
 
 fn check_pages(slots: usize, settings: &PrepareSettings) -> Result<(), Poison> {
@@ -215,5 +224,17 @@ fn setting(settings: &PrepareSettings, height: u32, message: &Message) -> build:
         height,
         batch_size: settings.utxo_batch_size,
         created_at: u64::try_from(message.timestamp_ms).unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_no_id_is_shown_but_never_longer_than_one() {
+        assert_eq!(shown_key(&[]), "");
+        assert_eq!(shown_key(&[0xAB; 32]), "ab".repeat(32));
+        assert_eq!(shown_key(&[0xAB; 1 << 20]), format!("{}… of 1048576 bytes", "ab".repeat(32)));
     }
 }

@@ -11,7 +11,6 @@ pub type EventOrder = (i64, i32, u64);
 /// What is known of one partition of validated transactions, of this instance or (from the metadata of its last commit)
 /// of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct PartitionView {
     /// Timestamp and offset of its first unfinished event.
     #[serde(rename = "oldest", default, skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    broker::{BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
+    broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
     ingest::{dispatch::Done, flight::FlightId, plan::EventRef, prepare::Poison},
     record::Reason,
@@ -57,7 +57,12 @@ impl Publisher {
             payload: payload.into(),
             ..Produce::default()
         };
-        self.publish(message, Done::ContestPublished(flight), done);
+        let publisher = self.clone();
+        self.answer(done, async move {
+            let producer = publisher.producer.as_ref();
+            produce_until_acknowledged(producer, &[message], publisher.retry_pause).await?;
+            Ok(Done::ContestPublished(flight))
+        });
     }
 
     /// Puts a message aside, untouched, saying whence and why; answers with [`Done::DeadLetterPublished`].
@@ -79,44 +84,59 @@ impl Publisher {
             why = letter.message,
             "dead letter"
         );
-        let mut headers = source.headers;
-        headers.extend(letter.to_headers());
-        let message = Produce {
-            topic: self.dead_letter_topic.clone(),
-            partition: None,
-            key: source.key,
-            payload: source.payload,
-            headers,
-            timestamp_ms: None,
-        };
-        self.publish(message, Done::DeadLetterPublished(event), done);
+        let publisher = self.clone();
+        self.answer(done, async move {
+            let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
+            bury_until_acknowledged(producer, topic, source, &letter, publisher.retry_pause).await?;
+            Ok(Done::DeadLetterPublished(event))
+        });
     }
 
-    fn publish(&self, message: Produce, answer: Done, done: mpsc::UnboundedSender<Done>) {
-        let publisher = self.clone();
+    fn answer(
+        &self,
+        done: mpsc::UnboundedSender<Done>,
+        published: impl Future<Output = Result<Done, BrokerError>> + Send + 'static,
+    ) {
         tokio::spawn(async move {
-            let answer = match publisher.produce_until_done(message).await {
-                Ok(()) => answer,
-                Err(error) => Done::Fatal(error),
-            };
+            let answer = published.await.unwrap_or_else(|error| Done::Fatal(error.to_string()));
             // A pipeline that has ended meanwhile reads the event again when it starts.
             let _ = done.send(answer);
         });
     }
+}
 
-    async fn produce_until_done(&self, mut message: Produce) -> Result<(), String> {
-        let producer = self.producer.as_ref();
-        let produced = produce_until_acknowledged(producer, std::slice::from_ref(&message), self.retry_pause).await;
-        let Err(error) = produced else { return Ok(()) };
-        if error.kind != BrokerErrorKind::TooLarge {
-            return Err(error.to_string());
+/// Puts a message aside until that is acknowledged: with as much of it as the topic takes. What has to go is its payload
+/// first, then its key and headers: those of the dead letter name the source, where the rest can be read.
+///
+/// # Errors
+/// What no retry heals.
+pub async fn bury_until_acknowledged(
+    producer: &dyn Producer,
+    topic: &str,
+    source: Message,
+    letter: &DeadLetter,
+    pause: (Duration, Duration),
+) -> Result<(), BrokerError> {
+    let own = letter.to_headers();
+    let whole = Produce {
+        topic: topic.to_owned(),
+        partition: None,
+        key: source.key,
+        payload: source.payload,
+        headers: [source.headers, own.clone()].concat(),
+        timestamp_ms: None,
+    };
+    let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
+    let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
+    for form in [whole, without_payload] {
+        match produce_until_acknowledged(producer, &[form], pause).await {
+            Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+                tracing::warn!(%error, "a dead letter with less of its source");
+            }
+            produced => return produced.map(drop),
         }
-        // The headers name the source, where the rest can be read.
-        tracing::warn!(%error, "dead letter without its payload");
-        message.payload = Bytes::new();
-        let produced = produce_until_acknowledged(producer, &[message], self.retry_pause).await;
-        produced.map(drop).map_err(|error| error.to_string())
     }
+    produce_until_acknowledged(producer, &[without_source], pause).await.map(drop)
 }
 
 /// What is wrong with an event that contradicts what is stored.
@@ -134,19 +154,17 @@ mod tests {
     use super::*;
     use crate::broker::{BrokerError, Delivered};
 
-    /// Takes messages up to so many bytes of payload.
-    struct Narrow {
-        most: usize,
-        taken: Mutex<Vec<Produce>>,
-    }
+    /// Takes no message of more than so many bytes.
+    struct Narrow(usize, Mutex<Vec<Produce>>);
 
     #[async_trait::async_trait]
     impl Producer for Narrow {
         async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
-            if message.payload.len() > self.most {
+            let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+            if message.key.len() + message.payload.len() + headers > self.0 {
                 return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", "too large"));
             }
-            self.taken.lock().unwrap().push(message);
+            self.1.lock().unwrap().push(message);
             Ok(Delivered { partition: 0, offset: 0 })
         }
 
@@ -159,48 +177,40 @@ mod tests {
         }
     }
 
-    async fn buried(payload: &'static [u8]) -> Produce {
-        let producer = Arc::new(Narrow { most: 10, taken: Mutex::default() });
+    /// Lengths of key, payload and the source's header, of what was produced.
+    async fn published(limit: usize, key: usize, payload: usize, header: usize) -> (usize, usize, usize) {
+        let producer = Arc::new(Narrow(limit, Mutex::default()));
         let publisher = Publisher {
             producer: producer.clone(),
             source_topic: "txs".into(),
             chain_topic: "chain".into(),
-            dead_letter_topic: "dead-letters".into(),
+            dead_letter_topic: "dead".into(),
             retry_pause: (Duration::ZERO, Duration::ZERO),
-            metrics: Arc::new(Metrics::new()),
+            metrics: Arc::default(),
         };
-        let event = EventRef { timestamp_ms: 5, partition: 2, offset: 77, epoch: 1 };
         let source = Message {
-            offset: 77,
-            timestamp_ms: 5,
-            key: Bytes::from_static(b"key"),
-            payload: Bytes::from_static(payload),
-            headers: vec![("trace".to_owned(), Bytes::from_static(b"abc"))],
+            offset: 7,
+            timestamp_ms: 9,
+            key: vec![1; key].into(),
+            payload: vec![2; payload].into(),
+            headers: vec![("trace".into(), vec![3; header].into())],
         };
-        let poison = Poison { class: DeadLetterClass::Decode, message: "it is no event".to_owned() };
+        let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
+        let poison = Poison { class: DeadLetterClass::Decode, message: "why".into() };
         let (sender, mut done) = mpsc::unbounded_channel();
         publisher.dead_letter(event, source, poison, sender);
-        assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(of)) if of == event));
-        let taken = std::mem::take(&mut *producer.taken.lock().unwrap());
-        let [message] = taken.try_into().expect("one message");
-        message
+        assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(_))));
+        let produced = producer.1.lock().unwrap().pop().unwrap();
+        assert_eq!(DeadLetter::from_headers(&produced.headers).unwrap().offset, 7);
+        let trace = produced.headers.iter().find(|(name, _)| name == "trace").map_or(0, |(_, value)| value.len());
+        (produced.key.len(), produced.payload.len(), trace)
     }
 
     #[tokio::test]
-    async fn a_dead_letter_is_the_source_message_with_whence_and_why() {
-        let message = buried(b"short").await;
-        assert_eq!((&message.key[..], &message.payload[..]), (&b"key"[..], &b"short"[..]));
-        let letter = DeadLetter::from_headers(&message.headers).unwrap();
-        assert_eq!((letter.topic.as_str(), letter.partition, letter.offset), ("txs", 2, 77));
-        assert_eq!((letter.class, letter.message.as_str()), (DeadLetterClass::Decode, "it is no event"));
-    }
-
-    #[tokio::test]
-    async fn one_that_is_too_large_keeps_everything_but_its_payload() {
-        let message = buried(b"far too long for that topic").await;
-        assert_eq!((&message.key[..], message.payload.len()), (&b"key"[..], 0));
-        assert_eq!(message.headers[0], ("trace".to_owned(), Bytes::from_static(b"abc")));
-        let letter = DeadLetter::from_headers(&message.headers).unwrap();
-        assert_eq!((letter.partition, letter.offset), (2, 77), "where the rest can be read");
+    async fn a_dead_letter_keeps_as_much_of_its_source_as_the_broker_takes() {
+        assert_eq!(published(1_000, 32, 300, 50).await, (32, 300, 50));
+        assert_eq!(published(1_000, 32, 900, 50).await, (32, 0, 50));
+        assert_eq!(published(1_000, 900, 50, 50).await, (0, 0, 0));
+        assert_eq!(published(1_000, 32, 50, 900).await, (0, 0, 0));
     }
 }

@@ -130,6 +130,8 @@ impl FirstMentions {
             }
             // A contest that is passed over is no mention.
             DecisionBody::PassedOver { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {}
+            // Parts are read as the whole that they make; one without the others decides nothing.
+            DecisionBody::AcceptedPart { .. } => {}
         }
     }
 }

@@ -9,8 +9,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use crate::{
-    broker::{Broker, BrokerError, Message, Produce, Producer, Reader, TopicPartition, produce_until_acknowledged},
+    broker::{
+        Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition,
+        produce_until_acknowledged,
+    },
     event::{Decision, DecisionBody, Event},
+    sequencer::parts,
 };
 
 /// Decisions by chain offset. Pure: fed with messages in the order of the topic.
@@ -80,18 +84,31 @@ impl DecisionTable {
         Ok(())
     }
 
-    /// The decision that counts.
+    /// The record that counts for a step: a decision, or a part of one.
     pub fn get(&self, chain_offset: u64, step: u32) -> Option<&DecisionBody> {
         self.by_offset.get(&chain_offset)?.steps.get(step as usize)
     }
 
-    /// Every decision, by chain offset and step.
+    /// The next decision from `step` on, its parts joined, and the step behind it.
+    pub fn whole(&self, chain_offset: u64, step: u32) -> Option<(DecisionBody, u32)> {
+        let steps = self.by_offset.get(&chain_offset)?.steps.get(step as usize..)?;
+        let (body, taken) = parts::next_whole(steps)?;
+        Some((body, step + taken))
+    }
+
+    /// The step that comes next.
+    pub fn next_step(&self, chain_offset: u64) -> u32 {
+        self.by_offset.get(&chain_offset).map_or(0, |decided| decided.steps.len() as u32)
+    }
+
+    /// Every decision, by chain offset and step; parts joined.
     pub fn iter(&self) -> impl Iterator<Item = Decision> + '_ {
-        self.by_offset.iter().flat_map(|(chain_offset, decided)| {
-            decided.steps.iter().zip(0..).map(|(body, step)| Decision {
-                chain_offset: *chain_offset,
-                step,
-                body: body.clone(),
+        self.by_offset.keys().flat_map(move |&chain_offset| {
+            let mut next = 0;
+            std::iter::from_fn(move || {
+                let (body, behind) = self.whole(chain_offset, next)?;
+                let step = std::mem::replace(&mut next, behind);
+                Some(Decision { chain_offset, step, body })
             })
         })
     }
@@ -122,6 +139,14 @@ pub enum DecisionError {
     /// The topic's content.
     #[error(transparent)]
     Bad(#[from] BadDecision),
+    /// What cannot be split any further.
+    #[error("the decision on chain offset {chain_offset} is larger than a message may be: {error}")]
+    TooLarge {
+        /// What it decides on.
+        chain_offset: u64,
+        /// What the broker says.
+        error: BrokerError,
+    },
 }
 
 /// The decisions topic, open.
@@ -173,26 +198,48 @@ impl DecisionLog {
         Ok(())
     }
 
-    /// Publishes a decision, reads it back, and answers with the one that counts: this one, or an earlier one for the same
-    /// identity.
-    pub async fn publish(
-        &mut self,
-        chain_offset: u64,
-        step: u32,
-        body: DecisionBody,
-    ) -> Result<DecisionBody, DecisionError> {
-        let payload: Bytes = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode().into();
-        let message = Produce {
-            topic: self.partition.topic.to_string(),
-            partition: Some(self.partition.partition),
-            key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
-            payload,
-            ..Produce::default()
-        };
-        let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
-        let end = delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0);
-        self.read_up_to(end).await?;
-        Ok(self.table.get(chain_offset, step).cloned().unwrap_or(body))
+    /// Publishes a decision behind those that are known, and reads it back: the table then holds what counts, this one or
+    /// somebody else's. One that is larger than a message may be goes out in parts, as large as the topic takes; a chunk
+    /// of a cone is cut short instead.
+    ///
+    /// # Errors
+    /// [`DecisionError::TooLarge`] when not even one entry fits into a message.
+    pub async fn publish(&mut self, chain_offset: u64, body: DecisionBody) -> Result<(), DecisionError> {
+        let mut entries = parts::entries(&body);
+        loop {
+            match self.publish_in_order(chain_offset, parts::records(&body, entries)).await {
+                Err(DecisionError::Broker(error)) if error.kind == BrokerErrorKind::TooLarge => {
+                    if entries <= 1 {
+                        return Err(DecisionError::TooLarge { chain_offset, error });
+                    }
+                    entries = entries.div_ceil(2);
+                    tracing::debug!(chain_offset, entries, %error, "a decision is split");
+                }
+                published => return published,
+            }
+        }
+    }
+
+    /// Each record is read back before the next is written: steps are contiguous, whatever a produce may lose.
+    async fn publish_in_order(&mut self, chain_offset: u64, records: Vec<DecisionBody>) -> Result<(), DecisionError> {
+        for body in records {
+            let step = self.table.next_step(chain_offset);
+            let payload = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode();
+            let message = Produce {
+                topic: self.partition.topic.to_string(),
+                partition: Some(self.partition.partition),
+                key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
+                payload: payload.into(),
+                ..Produce::default()
+            };
+            let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
+            let end = delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0);
+            self.read_up_to(end).await?;
+            if self.table.get(chain_offset, step) != Some(&body) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Forgets what is handled; answers from where the topic must be read by whoever goes on at `chain_offset`.

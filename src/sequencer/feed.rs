@@ -8,8 +8,12 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    broker::{Broker, BrokerError, Message, Produce, Producer, Reader, TopicPartition, produce_until_acknowledged},
+    broker::{
+        Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition,
+        produce_until_acknowledged,
+    },
     event::{DeadLetter, DeadLetterClass, Event},
+    ingest::publish::bury_until_acknowledged,
     sequencer::{handler::SequencerTopics, state::ChainState},
     telemetry::Metrics,
 };
@@ -120,26 +124,40 @@ impl Feed {
             self.listen().await?;
             let batch = self.gather().await?;
             if !batch.is_empty() {
-                produce_until_acknowledged(self.producer.as_ref(), &batch, RETRY_PAUSE).await?;
+                let produced = produce_until_acknowledged(self.producer.as_ref(), &batch, RETRY_PAUSE).await;
+                produced.map_err(|error| {
+                    if error.kind == BrokerErrorKind::TooLarge { too_large(&batch, error) } else { error }
+                })?;
             }
         }
     }
 
+    /// Waits only while there is nothing to feed: one topic that is quiet must not hold up the other.
     async fn listen(&mut self) -> Result<(), BrokerError> {
-        for tap in [&mut self.block_mined, &mut self.reorgs] {
-            if tap.heads.len() < BATCH {
-                for message in tap.reader.next(IDLE).await? {
-                    match sequence_of(&message) {
-                        Ok(sequence) => tap.heads.push_back((sequence, message)),
-                        Err(why) => {
-                            let letter = dead_letter(&self.topics, &self.metrics, &tap.topic, message, why);
-                            produce_until_acknowledged(self.producer.as_ref(), &[letter], RETRY_PAUSE).await?;
-                        }
+        for source in [Source::BlockMined, Source::Reorgs] {
+            let wait = if self.has_next() { Duration::ZERO } else { IDLE };
+            let tap = self.tap(source);
+            if tap.heads.len() >= BATCH {
+                continue;
+            }
+            for message in tap.reader.next(wait).await? {
+                match sequence_of(&message) {
+                    Ok(sequence) => self.tap(source).heads.push_back((sequence, message)),
+                    Err(why) => {
+                        let from = self.tap(source).topic.clone();
+                        let letter = dead_letter(&self.metrics, &from, &message, why);
+                        let (producer, topic) = (self.producer.as_ref(), self.topics.dead_letters.as_str());
+                        bury_until_acknowledged(producer, topic, message, &letter, RETRY_PAUSE).await?;
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    fn has_next(&self) -> bool {
+        let choice = choose(self.next, self.block_mined.head(), self.reorgs.head());
+        matches!(choice, Choice::Feed(_) | Choice::Skip(_))
     }
 
     async fn gather(&mut self) -> Result<Vec<Produce>, BrokerError> {
@@ -227,24 +245,35 @@ pub fn source_offset(message: &Message) -> Option<u64> {
 
 /// The `sequence` of a block or reorg, or why the message is neither.
 pub fn sequence_of(message: &Message) -> Result<u64, String> {
-    match Event::decode(&message.payload) {
-        Ok(Event::BlockMined(block)) => Ok(block.sequence),
-        Ok(Event::Reorg(reorg)) => Ok(reorg.sequence),
-        Ok(other) => Err(format!("a {} event does not belong in this topic", other.kind().name())),
-        Err(error) => Err(error.to_string()),
+    let event = Event::decode(&message.payload).map_err(|error| error.to_string())?;
+    sequence(&event).ok_or_else(|| format!("a {} event does not belong in this topic", event.kind().name()))
+}
+
+fn sequence(event: &Event<'_>) -> Option<u64> {
+    match event {
+        Event::BlockMined(block) => Some(block.sequence),
+        Event::Reorg(reorg) => Some(reorg.sequence),
+        _ => None,
     }
 }
 
-fn dead_letter(
-    topics: &SequencerTopics,
-    metrics: &Metrics,
-    source: &TopicPartition,
-    message: Message,
-    why: String,
-) -> Produce {
+/// Names what is too large for the chain: the largest of the batch is among it.
+fn too_large(batch: &[Produce], error: BrokerError) -> BrokerError {
+    let Some(largest) = batch.iter().max_by_key(|message| message.payload.len()) else { return error };
+    let sequence = Event::decode(&largest.payload).ok().and_then(|event| sequence(&event));
+    let message = format!(
+        "the block or reorg with sequence {}, of {} bytes, is larger than the chain takes: {}",
+        sequence.unwrap_or_default(),
+        largest.payload.len(),
+        error.message
+    );
+    BrokerError { message, ..error }
+}
+
+fn dead_letter(metrics: &Metrics, source: &TopicPartition, message: &Message, why: String) -> DeadLetter {
     metrics.dead_letters.of(DeadLetterClass::Decode).inc();
     tracing::error!(topic = %source.topic, offset = message.offset, why, "dead letter");
-    let letter = DeadLetter {
+    DeadLetter {
         topic: source.topic.to_string(),
         partition: source.partition,
         offset: message.offset,
@@ -252,16 +281,6 @@ fn dead_letter(
         class: DeadLetterClass::Decode,
         message: why,
         timestamp_ms: message.timestamp_ms,
-    };
-    let mut headers = message.headers;
-    headers.extend(letter.to_headers());
-    Produce {
-        topic: topics.dead_letters.clone(),
-        partition: None,
-        key: message.key,
-        payload: message.payload,
-        headers,
-        timestamp_ms: None,
     }
 }
 

@@ -6,10 +6,11 @@ use bytes::Bytes;
 
 use crate::{
     api::{Condition, Health},
-    broker::{Broker, BrokerError, Produce, Producer, produce_until_acknowledged},
+    broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
     engine::{EngineError, Row},
-    event::{DecisionBody, Event, OutcomeEvent, OutcomeKind},
+    event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
+    ingest::publish::bury_until_acknowledged,
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
     sequencer::{decisions::DecisionError, state::ChainState, steps::Making},
     store::Store,
@@ -79,13 +80,29 @@ pub enum Stop {
     Behind(u64),
     /// The broker.
     #[error(transparent)]
-    Broker(#[from] BrokerError),
+    Broker(BrokerError),
     /// The store.
     #[error(transparent)]
     Store(#[from] EngineError),
-    /// The decisions.
-    #[error(transparent)]
-    Decisions(#[from] DecisionError),
+}
+
+impl From<BrokerError> for Stop {
+    /// What is too large for a topic, or gone from it, is no better after a restart: the chain halts, the rest goes on.
+    fn from(error: BrokerError) -> Self {
+        match error.kind {
+            BrokerErrorKind::TooLarge | BrokerErrorKind::OutOfRange => Stop::Halt(error.to_string()),
+            _ => Stop::Broker(error),
+        }
+    }
+}
+
+impl From<DecisionError> for Stop {
+    fn from(error: DecisionError) -> Self {
+        match error {
+            DecisionError::Broker(error) => error.into(),
+            DecisionError::Bad(_) | DecisionError::TooLarge { .. } => Stop::Halt(error.to_string()),
+        }
+    }
 }
 
 /// The chain event that is being handled.
@@ -250,6 +267,13 @@ impl Handler {
         self.produce(messages.collect()).await
     }
 
+    /// Puts a dead letter aside until that is acknowledged.
+    pub async fn bury_letter(&self, source: Message, letter: &DeadLetter) -> Result<(), Stop> {
+        self.parts.metrics.dead_letters.of(letter.class).inc();
+        let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
+        Ok(bury_until_acknowledged(producer, topic, source, letter, LOOK_AGAIN).await?)
+    }
+
     /// A message for one of the topics.
     pub fn message(&self, topic: &str, partition: Option<i32>, key: Bytes, payload: Bytes) -> Produce {
         Produce { topic: topic.to_owned(), partition, key, payload, ..Produce::default() }
@@ -275,6 +299,9 @@ pub fn subject(body: &DecisionBody) -> Option<Txid> {
         DecisionBody::PassedOver { txid }
         | DecisionBody::Accepted { txid, .. }
         | DecisionBody::Conflicting { txid, .. } => Some(*txid),
-        DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => None,
+        DecisionBody::Cone { .. }
+        | DecisionBody::CommandDone { .. }
+        | DecisionBody::Closed
+        | DecisionBody::AcceptedPart { .. } => None,
     }
 }

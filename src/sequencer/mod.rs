@@ -9,6 +9,7 @@ pub mod decisions;
 pub mod evaluate;
 pub mod feed;
 pub mod handler;
+mod parts;
 pub mod progress;
 mod source;
 pub mod state;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
-    ingest::partition::{PartitionBounds, PartitionState},
+    ingest::partition::{Halt, PartitionBounds, PartitionState},
     telemetry::Rebalance,
 };
 
@@ -101,7 +102,7 @@ impl Sequencer {
                     self.commit().await
                 }
             };
-            if let Err(stop) = step {
+            if let Err(stop) = step.or_else(|stop| self.halt(stop)) {
                 break Err(stop);
             }
         };
@@ -148,6 +149,9 @@ impl Sequencer {
                     self.commit().await?;
                 }
                 self.holding = None;
+                // Whoever holds it next says whether it stands.
+                self.parts.health.set(Condition::ChainRunning, None);
+                self.parts.metrics.chain_halted.set(0);
                 partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
                 self.consumer.finish_revocation();
             }
@@ -205,20 +209,24 @@ impl Sequencer {
                 holding.on_handled(committed);
                 Ok(())
             }
-            Progress::Stopped(stop @ Stop::Halt(_)) => {
-                let why = stop.to_string();
-                tracing::error!("the chain is halted: {why}");
-                holding.state.halted = Some(why.clone());
-                self.parts.metrics.chain_halted.set(1);
-                self.parts.health.set(Condition::ChainRunning, Some(why));
-                match self.mode {
-                    // Nobody will look: a rebuild that cannot go on has failed.
-                    ChainMode::Rebuild { .. } => Err(stop),
-                    ChainMode::Live => Ok(()),
-                }
-            }
             Progress::Stopped(stop) => Err(stop),
         }
+    }
+
+    /// A halt stays, loudly, until an operator has looked; whatever else stops the chain ends the instance.
+    fn halt(&mut self, stop: Stop) -> Result<(), Stop> {
+        // Nobody will look: a rebuild that cannot go on has failed.
+        if !matches!((&stop, self.mode), (Stop::Halt(_), ChainMode::Live)) {
+            return Err(stop);
+        }
+        let why = stop.to_string();
+        tracing::error!("the chain is halted: {why}");
+        if let Some(holding) = &mut self.holding {
+            holding.state.halted = Some(Halt { why: why.clone(), since_ms: self.parts.clock.now_ms() });
+        }
+        self.parts.metrics.chain_halted.set(1);
+        self.parts.health.set(Condition::ChainRunning, Some(why));
+        Ok(())
     }
 
     /// Ends the worker, wherever it stands: what it was handling is handled again from its beginning.

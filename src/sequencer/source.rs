@@ -50,12 +50,8 @@ impl Handler {
             message: format!("inputs: parent {parent} of {} was never produced before it", contest.txid),
             timestamp_ms: position.timestamp_ms,
         };
-        self.parts.metrics.dead_letters.of(letter.class).inc();
         tracing::warn!(txid = %contest.txid, %parent, "dead letter: missing parent");
-        let mut message = self.message(&self.parts.topics.dead_letters, None, source.key, source.payload);
-        message.headers = source.headers;
-        message.headers.extend(letter.to_headers());
-        self.produce(vec![message]).await
+        self.bury_letter(source, &letter).await
     }
 
     /// Reads one message again.

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::one_line;
+
 /// Which blocks the chain has seen when its offset was committed, and where its sources and decisions go on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,7 +42,7 @@ pub struct Tip {
 
 /// What is wrong with the metadata of a committed chain offset.
 #[derive(Debug, thiserror::Error)]
-#[error("the metadata of the committed chain offset is not the chain's state: {0}")]
+#[error("the metadata of the committed chain offset is not the chain's state: {}", one_line(&.0.to_string()))]
 pub struct BadState(#[from] serde_json::Error);
 
 impl ChainState {
@@ -75,5 +77,7 @@ mod tests {
         for bad in ["{", "{\"seq\":1}", "[]", "{\"seq\":1,\"mined\":0,\"reorgs\":0,\"decisions\":0,\"x\":1}"] {
             assert!(ChainState::from_metadata(bad).is_err(), "{bad}");
         }
+        let error = ChainState::from_metadata("{\"a\\nb\":1}").unwrap_err().to_string();
+        assert!(error.contains("`a\\nb`") && !error.contains('\n'), "{error}");
     }
 }

@@ -35,9 +35,9 @@ impl<'a> Steps<'a> {
 
     /// The next decision, if it is in the log already.
     pub fn existing(&mut self) -> Option<DecisionBody> {
-        let body = self.log.table().get(self.chain_offset, self.next).cloned();
-        self.next += u32::from(body.is_some());
-        body
+        let (body, next) = self.log.table().whole(self.chain_offset, self.next)?;
+        self.next = next;
+        Some(body)
     }
 
     /// The members that were live, of the cone whose decisions come next in the log. A rebuild waits for them before it
@@ -52,7 +52,7 @@ impl<'a> Steps<'a> {
 
     /// Whether the next decision is in the log already.
     pub fn has_existing(&self) -> bool {
-        self.log.table().get(self.chain_offset, self.next).is_some()
+        self.log.table().whole(self.chain_offset, self.next).is_some()
     }
 
     /// Reads what others have decided meanwhile.
@@ -92,8 +92,8 @@ impl<'a> Steps<'a> {
             )));
         }
         let body = make.await?;
-        let step = self.next;
-        self.next += 1;
-        Ok(self.log.publish(self.chain_offset, step, body).await?)
+        self.log.publish(self.chain_offset, body).await?;
+        // Without a whole decision somebody else's parts stand between: they, or ours behind them, are read anew.
+        self.existing().ok_or(Stop::Behind(self.chain_offset))
     }
 }

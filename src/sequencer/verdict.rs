@@ -44,9 +44,13 @@ impl Handler {
                 self.tell_conflicting(at, members).await
             }
             DecisionBody::PassedOver { txid } => self.settle_passed_over(at, txid).await,
-            DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => Err(Stop::Halt(
-                format!("chain offset {}: a decision stands where a verdict should: {body:?}", at.offset),
-            )),
+            DecisionBody::Cone { .. }
+            | DecisionBody::CommandDone { .. }
+            | DecisionBody::Closed
+            | DecisionBody::AcceptedPart { .. } => Err(Stop::Halt(format!(
+                "chain offset {}: a decision stands where a verdict should: {body:?}",
+                at.offset
+            ))),
         }
     }
 
@@ -151,7 +155,8 @@ impl Handler {
                 live: live.get(&txid).copied().unwrap_or(false),
             }));
         }
-        let members = found.drain(..found.len().min(size)).collect();
+        // They stay until the chunk that names them counts: it may have been cut short, or be somebody else's.
+        let members = found.iter().take(size).cloned().collect();
         Ok(DecisionBody::Cone { members, height })
     }
 

@@ -176,7 +176,6 @@ impl Worker {
             return Ok(());
         }
         let parts = &self.handler.parts;
-        parts.metrics.dead_letters.of(DeadLetterClass::Decode).inc();
         tracing::error!(offset = at.offset, why, "dead letter in the chain");
         let letter = DeadLetter {
             topic: parts.topics.chain.clone(),
@@ -187,10 +186,6 @@ impl Worker {
             message: why,
             timestamp_ms: message.timestamp_ms,
         };
-        let mut dead =
-            self.handler.message(&parts.topics.dead_letters, None, message.key.clone(), message.payload.clone());
-        dead.headers = message.headers.clone();
-        dead.headers.extend(letter.to_headers());
-        self.handler.produce(vec![dead]).await
+        self.handler.bury_letter(message.clone(), &letter).await
     }
 }

@@ -41,6 +41,8 @@ pub enum ParseErrorKind {
     },
     /// The segregated-witness marker (`00 01` in place of the input count): there is no witness data on this chain.
     SegwitMarker,
+    /// A transaction in extended format within a block: a block holds what miners hashed.
+    ExtendedInBlock,
     /// A transaction without inputs.
     NoInputs,
     /// Bytes behind the end; holds how many.
@@ -58,6 +60,7 @@ impl fmt::Display for ParseErrorKind {
                 write!(f, "the {field} is {count}, which cannot fit into the {left} bytes that are left")
             }
             Self::SegwitMarker => f.write_str("segwit marker: a transaction with witness data is not of this chain"),
+            Self::ExtendedInBlock => f.write_str("a transaction in extended format: a block holds the standard one"),
             Self::NoInputs => f.write_str("the input count is zero"),
             Self::TrailingBytes(count) => write!(f, "{count} bytes behind the end"),
         }

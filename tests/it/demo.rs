@@ -13,11 +13,11 @@ fn demo(args: &[&str]) -> Output {
     command.arg("demo").args(args).env("UTXO_STORE__STORE__NETWORK", "regtest").output().unwrap()
 }
 
-fn data(name: &str) -> String {
+pub fn data(name: &str) -> String {
     format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-fn shown(args: &[&str]) -> Value {
+pub fn shown(args: &[&str]) -> Value {
     let output = demo(&[args, &["--json"]].concat());
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(0), "{err}{out}");
@@ -29,7 +29,7 @@ fn shown(args: &[&str]) -> Value {
 }
 
 #[track_caller]
-fn assert_counts(report: &Value, counts: &[(&str, u64)]) {
+pub fn assert_counts(report: &Value, counts: &[(&str, u64)]) {
     for (name, count) in counts {
         assert_eq!(report[name], *count, "{name}: {report}");
     }
@@ -44,7 +44,7 @@ fn assert_refused(args: &[&str], code: i32, words: &[&str]) {
     assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
 }
 
-const FIRST_BLOCKS: [(&str, u64); 9] = [
+pub const FIRST_BLOCKS: [(&str, u64); 9] = [
     ("blocks", 4_313),
     ("transactions", 4_371),
     ("inputs", 247),

@@ -145,7 +145,10 @@ async fn run(seed: u64) {
     let mut random = Seeded::new(seed);
     let kills = random.below(3);
     let (steps, instances) = (5 + random.below(40), 1 + random.below(2));
-    let world = World::with_faults(log_faults(&mut random, seed), store_faults(&mut random)).await;
+    let (log_faults, store_faults) = (log_faults(&mut random, seed), store_faults(&mut random));
+    // With room for one entry, what has more is decided in parts.
+    let decision_bytes = (random.below(2) == 0).then_some(240);
+    let world = World::with(log_faults, store_faults, decision_bytes).await;
     let mut history =
         History { random, world: world.clone(), coins: vec![], honest: vec![], mined: vec![], sequence: 0, tag: 0 };
     for tag in 0..2 {

@@ -1,4 +1,4 @@
-//! `utxo-store run` as a process of its own, against a mock cluster in this one.
+//! `utxo-store run` as a process of its own, against a mock cluster in this one (or a real one elsewhere).
 
 use std::{
     fs::{self, File},
@@ -21,9 +21,11 @@ pub const PARTITIONS: i32 = 2;
 /// Far beyond what anything here takes: it only ends a test that would never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A mock cluster, and a directory with a configuration and a store.
+/// A cluster, and a directory with a configuration and a store.
 pub struct Bench {
-    pub cluster: MockCluster,
+    brokers: String,
+    session_timeout_ms: u32,
+    _mock: Option<MockCluster>,
     pub directory: TempDir,
 }
 
@@ -33,7 +35,15 @@ impl Bench {
         let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
         let many = ["validated-txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
         let cluster = MockCluster::start(&[singles.as_slice(), many.as_slice()].concat()).unwrap();
-        Bench { cluster, directory: tempfile::tempdir().unwrap() }
+        let bench = Bench::on(cluster.bootstrap_servers());
+        // The mock lets a member be missed sooner.
+        Bench { session_timeout_ms: 2_000, _mock: Some(cluster), ..bench }
+    }
+
+    /// On a cluster that somebody else owns.
+    pub fn on(brokers: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Bench { brokers: brokers.to_owned(), session_timeout_ms: 6_000, _mock: None, directory }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -48,10 +58,11 @@ impl Bench {
     pub fn command(&self, args: &[&str], variables: &[(&str, &str)]) -> Command {
         let file = self.path("utxo-store.toml");
         let text = format!(
-            "[kafka]\nbrokers = \"{}\"\nsession_timeout_ms = 2000\nheartbeat_interval_ms = 300\n\
+            "[kafka]\nbrokers = \"{}\"\nsession_timeout_ms = {}\nheartbeat_interval_ms = 300\n\
              max_poll_interval_ms = 10000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n\
              [store]\nurl = \"{}\"\n[ingest]\ncommit_interval_ms = 100\n[http]\nlisten = \"127.0.0.1:0\"\n",
-            self.cluster.bootstrap_servers(),
+            self.brokers,
+            self.session_timeout_ms,
             self.store_url(),
         );
         fs::write(&file, text).unwrap();
@@ -67,6 +78,17 @@ impl Bench {
 
     /// The same, with variables of the environment.
     pub fn start_with(&self, variables: &[(&str, &str)]) -> Instance {
+        let instance = self.start_unready_with(variables);
+        until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
+        instance
+    }
+
+    /// Starts `run`, ready or not.
+    pub fn start_unready(&self) -> Instance {
+        self.start_unready_with(&[])
+    }
+
+    fn start_unready_with(&self, variables: &[(&str, &str)]) -> Instance {
         let file = self.path("http-address");
         fs::remove_file(&file).ok();
         let mut command =
@@ -75,12 +97,11 @@ impl Bench {
         let mut instance = Instance { child, address: String::new() };
         until("the address is known", || file.exists());
         instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
-        until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
         instance
     }
 
     pub fn broker(&self) -> KafkaBroker {
-        let settings = KafkaSettings::new(self.cluster.bootstrap_servers());
+        let settings = KafkaSettings::new(self.brokers.as_str());
         KafkaBroker::new(KafkaSettings { fetch_wait_max: Duration::from_millis(10), ..settings }).unwrap()
     }
 

@@ -125,11 +125,16 @@ pub struct Running {
 
 impl World {
     pub async fn new() -> Self {
-        Self::with_faults(MemoryFaults::default(), Faults::default()).await
+        Self::with(MemoryFaults::default(), Faults::default(), None).await
+    }
+
+    /// Decisions of so many bytes at the most.
+    pub async fn with_decisions_of(bytes: usize) -> Self {
+        Self::with(MemoryFaults::default(), Faults::default(), Some(bytes)).await
     }
 
     /// What goes wrong between the instances and their log and store; the checks see the store as it is.
-    pub async fn with_faults(faults: MemoryFaults, engine_faults: Faults) -> Self {
+    pub async fn with(faults: MemoryFaults, engine_faults: Faults, decision_bytes: Option<usize>) -> Self {
         let seed = faults.seed;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker = MemoryBroker::new(MemorySettings { faults, ..MemorySettings::new(clock.clone()) });
@@ -142,7 +147,9 @@ impl World {
             dead_letters: "dead-letters".into(),
         };
         let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: vec![] };
-        let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
+        let mut singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
+        singles[3].config =
+            decision_bytes.map(|most| ("max.message.bytes".to_owned(), most.to_string())).into_iter().collect();
         let many = ["txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
         broker.create_topics(&[singles.as_slice(), many.as_slice()].concat()).await.unwrap();
         let settings = InstanceSettings {

@@ -25,7 +25,7 @@ pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
 /// carries the new generation, or finds the partition gone. So these are retryable.
 pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
     match code {
-        Code::MessageSizeTooLarge => BrokerErrorKind::TooLarge,
+        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => BrokerErrorKind::TooLarge,
         Code::OffsetOutOfRange | Code::AutoOffsetReset => BrokerErrorKind::OutOfRange,
         Code::Fatal | Code::Fenced | Code::FencedInstanceId | Code::OutOfOrderSequenceNumber => BrokerErrorKind::Fatal,
         Code::UnknownTopic

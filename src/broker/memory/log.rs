@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::group;
-use crate::broker::{BrokerError, BrokerErrorKind, Message, NewTopic, TopicPartition};
+use crate::broker::{BrokerError, BrokerErrorKind, Message, NewTopic, Produce, TopicPartition};
 
 /// One partition. Offsets ascend and may have gaps, as after compaction.
 #[derive(Debug, Default)]
@@ -15,9 +15,18 @@ pub(super) struct PartitionLog {
     messages: VecDeque<Message>,
     pub(super) low: u64,
     pub(super) next: u64,
+    /// The most bytes of a message.
+    max_message_bytes: Option<usize>,
 }
 
 impl PartitionLog {
+    /// Whether a message is larger than the topic takes.
+    pub(super) fn is_too_large(&self, message: &Produce) -> bool {
+        let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let bytes = message.key.len() + message.payload.len() + headers;
+        self.max_message_bytes.is_some_and(|most| bytes > most)
+    }
+
     /// Appends a message, giving it its offset.
     pub(super) fn append(&mut self, mut message: Message) -> u64 {
         message.offset = self.next;
@@ -86,7 +95,13 @@ impl Logs {
                 refused(format!("{} exists with {there} partitions instead of {}", topic.name, topic.partitions))
             }
             None => {
-                let partitions = (0..topic.partitions).map(|_| PartitionLog::default()).collect();
+                let limit = topic.config.iter().find(|(key, _)| key == "max.message.bytes");
+                let max_message_bytes = match limit.map(|(_, value)| value.parse()).transpose() {
+                    Ok(limit) => limit,
+                    Err(_) => return refused(format!("{}: max.message.bytes is no number", topic.name)),
+                };
+                let new = || PartitionLog { max_message_bytes, ..PartitionLog::default() };
+                let partitions = std::iter::repeat_with(new).take(topic.partitions as usize).collect();
                 self.topics.insert(topic.name.as_str().into(), partitions);
                 Ok(())
             }

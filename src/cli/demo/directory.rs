@@ -7,12 +7,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{
-    cli::Failure,
-    config::{Config, StoreUrl},
-    event::Topic,
-    tx::Network,
-};
+use crate::{cli::Failure, config::Config, engine::StoreUrl, event::Topic, tx::Network};
 
 /// What differs from demo to demo.
 pub struct Settings<'a> {
@@ -71,7 +66,7 @@ impl Directory {
     fn toml(&self, settings: &Settings<'_>) -> String {
         let quoted = |text: &str| format!("{text:?}");
         let session = if settings.suffix.is_some() { 6_000 } else { 2_000 };
-        let store = settings.store.cloned().unwrap_or_else(|| StoreUrl::Fjall(self.path.join("live")));
+        let store = settings.store.cloned().unwrap_or_else(|| StoreUrl::fjall(self.path.join("live")));
         let mut text = format!(
             "[kafka]\nbrokers = {}\ngroup = {}\nsession_timeout_ms = {session}\nheartbeat_interval_ms = 300\n\
              max_poll_interval_ms = 30000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n[kafka.topics]\n",
@@ -110,7 +105,7 @@ impl Directory {
 
     /// The store to compare with.
     pub fn rebuilt(&self) -> StoreUrl {
-        StoreUrl::Fjall(self.path.join("rebuilt"))
+        StoreUrl::fjall(self.path.join("rebuilt"))
     }
 
     /// Leaves everything where it is.
@@ -142,7 +137,7 @@ mod tests {
         let config = directory.configure(&settings(None)).unwrap();
         assert_eq!((config.kafka.brokers.as_str(), config.store.network), ("h:1", Network::Test));
         assert_eq!(config.kafka.topics.validated_txs.as_str(), "utxo.validated-txs");
-        assert_eq!(config.store.url, StoreUrl::Fjall(directory.path.join("live")));
+        assert_eq!(config.store.url, StoreUrl::fjall(directory.path.join("live")));
         let config = directory.configure(&settings(Some(".demo-7"))).unwrap();
         assert_eq!(config.kafka.topics.dead_letters.as_str(), "utxo.dead-letters.demo-7");
         assert_eq!((config.kafka.group.as_str(), config.kafka.session_timeout_ms), ("utxo-store.demo-7", 6_000));

@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use super::topic_name;
 use crate::{
-    broker::{BrokerError, Produce, Producer},
+    broker::{BrokerError, BrokerErrorKind, Produce, Producer},
     config::Topics,
     generate::Message,
+    tx::Txid,
 };
 
 const BATCH_MESSAGES: usize = 1_000;
@@ -64,12 +65,32 @@ impl Produced {
     ) -> Result<(), BrokerError> {
         let (events, bytes) =
             (batch.len() as u64, batch.iter().map(|message| message.payload.len() as u64).sum::<u64>());
-        producer.produce_all(std::mem::take(batch)).await?;
+        let messages = std::mem::take(batch);
+        if let Err(error) = producer.produce_all(messages.clone()).await {
+            return Err(if error.kind == BrokerErrorKind::TooLarge { too_large(&messages, error) } else { error });
+        }
         self.events += events;
         self.bytes += bytes;
         bar.inc(events);
         Ok(())
     }
+}
+
+/// Names what is too large: the largest of the topic is among it.
+fn too_large(messages: &[Produce], error: BrokerError) -> BrokerError {
+    let of_topic = messages.iter().filter(|message| error.message.starts_with(&message.topic));
+    let Some(largest) = of_topic.max_by_key(|message| message.payload.len()) else { return error };
+    let what = match <[u8; 32]>::try_from(&largest.key[..]) {
+        Ok(txid) => format!("transaction {}", Txid(txid)),
+        Err(_) => "a block".to_owned(),
+    };
+    let message = format!(
+        "{what} makes an event of {} bytes, more than topic {} takes (raise its max.message.bytes): {}",
+        largest.payload.len(),
+        largest.topic,
+        error.message
+    );
+    BrokerError { message, ..error }
 }
 
 /// Where a message goes: by its key, or to the one partition of its topic.

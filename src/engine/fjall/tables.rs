@@ -47,15 +47,11 @@ impl Tables {
         value.map(|value| record("read", key, value)).transpose()
     }
 
-    /// Adds a record, or its absence, to a batch.
-    pub fn put(&self, batch: &mut WriteBatch, key: &Key, record: Option<&Record>, buffer: &mut Vec<u8>) {
+    /// Adds an encoded record, or its absence, to a batch.
+    pub fn put(&self, batch: &mut WriteBatch, key: &Key, value: Option<Slice>) {
         let (keyspace, bytes) = (self.of(key), KeyBytes::of(key));
-        match record {
-            Some(record) => {
-                buffer.clear();
-                codec::encode(record, buffer);
-                batch.insert(keyspace, bytes.as_ref(), &buffer[..]);
-            }
+        match value {
+            Some(value) => batch.insert(keyspace, bytes.as_ref(), value),
             None => batch.remove(keyspace, bytes.as_ref()),
         }
     }

@@ -8,7 +8,7 @@ use std::{fmt, iter::FusedIterator};
 pub use file::{BlockFile, BlockFileError, Blocks};
 pub use merkle::MerkleError;
 
-use super::{ParseError, Transaction, Txid, double_sha256, reader::Reader};
+use super::{ParseError, ParseErrorKind, Transaction, Txid, double_sha256, reader::Reader};
 
 /// Size of a block header, in bytes.
 pub const HEADER_LEN: usize = 80;
@@ -43,7 +43,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Reads one block that takes up all of `bytes`, with every transaction in it.
+    /// Reads one block that takes up all of `bytes`, with every transaction in it, in standard format.
     ///
     /// # Errors
     /// What is wrong, and at which byte of `bytes`. The merkle root is not checked: see [`Block::check_merkle_root`].
@@ -54,7 +54,10 @@ impl<'a> Block<'a> {
         let transactions_at = reader.position();
         for _ in 0..transaction_count {
             let at = reader.position();
-            let (_, len) = Transaction::parse_prefix(reader.rest()).map_err(|error| error.shifted(at))?;
+            let (transaction, len) = Transaction::parse_prefix(reader.rest()).map_err(|error| error.shifted(at))?;
+            if transaction.is_extended() {
+                return Err(reader.error(at, ParseErrorKind::ExtendedInBlock));
+            }
             reader.take(len as u64, "transaction")?;
         }
         reader.finish()?;

@@ -175,6 +175,14 @@ fn a_bare_block_cut_anywhere_is_refused() {
 }
 
 #[test]
+fn a_transaction_in_extended_format_is_not_part_of_a_block() {
+    let bytes = |transaction: &[u8]| [&[0; 80][..], &[1], transaction].concat();
+    assert!(Block::parse(&bytes(&simple().standard())).is_ok());
+    let error = Block::parse(&bytes(&simple().extended())).unwrap_err();
+    assert_eq!(error, ParseError { at: 81, kind: ParseErrorKind::ExtendedInBlock });
+}
+
+#[test]
 fn a_framed_file_gives_the_blocks_before_the_cut_then_one_error() {
     let bytes = data("mainnet-0-4312.blk");
     let second_at = 8 + 285;

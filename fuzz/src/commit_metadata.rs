@@ -1,0 +1,90 @@
+//! What travels in the metadata of committed offsets: the chain's state, and the pipeline's view of a partition.
+
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use utxo_store::{
+    broker::{Assigned, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
+    ingest::{
+        partition::PartitionState,
+        proof::{ChainView, PartitionView, proves_missing},
+    },
+    sequencer::state::ChainState,
+    telemetry::Metrics,
+};
+
+use super::assert_one_line;
+
+/// See the module.
+pub fn check(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    chain(text);
+    match serde_json::from_str::<PartitionView>(text) {
+        Ok(view) => {
+            assert_view_survives(view);
+            assert_proof(view);
+            assert_eq!(read_before(text, view.position), (true, false));
+        }
+        // Somebody else's metadata tells nothing of what was read.
+        Err(_) => assert!(!read_before(text, 1).0),
+    }
+}
+
+fn chain(text: &str) {
+    match ChainState::from_metadata(text) {
+        Ok(state) => {
+            let metadata = state.to_metadata();
+            assert!(metadata.len() <= MAX_COMMIT_METADATA, "{metadata}");
+            assert_eq!(ChainState::from_metadata(&metadata).ok(), Some(state));
+        }
+        Err(error) => assert_one_line(&error),
+    }
+}
+
+fn assert_view_survives(view: PartitionView) {
+    let metadata = serde_json::to_string(&view).expect("numbers and booleans always serialise");
+    assert!(metadata.len() <= MAX_COMMIT_METADATA, "{metadata}");
+    assert_eq!(serde_json::from_str::<PartitionView>(&metadata).ok(), Some(view));
+}
+
+/// Whatever another instance claims: what is unfinished before an event bars the proof, and no claim of progress adds
+/// to what bars it.
+fn assert_proof(view: PartitionView) {
+    let grace_ms = 60_000;
+    let oldest = view.oldest_unfinished.unwrap_or((view.read_timestamp_ms, view.position));
+    for event in
+        [(oldest.0, 1, oldest.1), (i64::MAX, i32::MAX, u64::MAX), (i64::MIN, 0, 0), (view.read_timestamp_ms, 0, 0)]
+    {
+        for chain in [ChainView::AtEnd, ChainView::Behind(view.read_timestamp_ms), ChainView::Behind(i64::MAX)] {
+            let proven = |view| proves_missing(event, &[(0, view)], chain, grace_ms);
+            let older = view.oldest_unfinished.is_some_and(|(timestamp_ms, offset)| (timestamp_ms, 0, offset) < event);
+            assert!(!(older && proven(view)));
+            if proven(view) {
+                assert!(proven(PartitionView { at_end: true, read_timestamp_ms: i64::MAX, ..view }));
+                assert!(proven(PartitionView { oldest_unfinished: None, ..view }));
+                assert!(proves_missing(event, &[(0, view)], ChainView::AtEnd, grace_ms));
+            }
+        }
+    }
+}
+
+/// Whether one who is assigned the partition with this metadata takes the offset before `position`, and the one at it,
+/// for read by an earlier holder.
+fn read_before(metadata: &str, position: u64) -> (bool, bool) {
+    static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+    let partition = TopicPartition { topic: "txs".into(), partition: 0 };
+    let metrics = METRICS.partition(&partition);
+    let committed = Some(Committed { offset: 0, metadata: metadata.to_owned() });
+    let state =
+        PartitionState::new(&Assigned { partition, epoch: 1, committed, position: 0, high_watermark: 0 }, metrics);
+    let is_replayed = |offset| {
+        state.is_replayed(&Message {
+            offset,
+            timestamp_ms: 0,
+            key: Bytes::new(),
+            payload: Bytes::new(),
+            headers: vec![],
+        })
+    };
+    (position == 0 || is_replayed(position - 1), is_replayed(position))
+}

@@ -1,0 +1,205 @@
+//! Rebalances: only noted in librdkafka's callback, and carried out by the worker's thread, so that the other partitions go on
+//! while one is drained.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rdkafka::{
+    ClientContext, TopicPartitionList,
+    consumer::{BaseConsumer, Consumer as _, ConsumerContext, RebalanceProtocol},
+    error::{KafkaError, RDKafkaErrorCode},
+    types::RDKafkaRespErr,
+};
+use tracing::{error, info, warn};
+
+use super::{
+    super::{
+        inbox::Revocation,
+        lookup::{committed_of, watermarks_of},
+    },
+    Worker,
+};
+use crate::broker::{Assigned, BrokerError, Polled, TopicPartition};
+
+/// The pause before a start position is looked up again.
+const LOOK_UP_PAUSE: Duration = Duration::from_millis(500);
+
+/// Epochs are unique in the process.
+static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
+
+pub(super) fn next_epoch() -> u64 {
+    NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Notes rebalances for the thread to carry out.
+#[derive(Default)]
+pub(in super::super) struct Context {
+    pub(super) noted: Mutex<VecDeque<(Change, TopicPartitionList)>>,
+    pub(super) closing: AtomicBool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Assign,
+    Revoke,
+}
+
+impl ClientContext for Context {
+    /// The end of a partition is told like an error. It is none; whoever reads the partition hears of it.
+    fn error(&self, error: KafkaError, reason: &str) {
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+            error!(%error, reason, "librdkafka");
+        }
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, err: RDKafkaRespErr, tpl: &mut TopicPartitionList) {
+        let change = match err {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => Change::Assign,
+            _ => Change::Revoke,
+        };
+        if self.closing.load(Ordering::Acquire) {
+            carry_out(consumer, change, tpl);
+        } else {
+            self.noted.lock().unwrap_or_else(PoisonError::into_inner).push_back((change, tpl.clone()));
+        }
+    }
+}
+
+/// Tells librdkafka that an assignment or revocation is accepted.
+pub(super) fn carry_out(consumer: &BaseConsumer<Context>, change: Change, tpl: &TopicPartitionList) {
+    let cooperative = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
+    let result = match (change, cooperative) {
+        (Change::Assign, true) => consumer.incremental_assign(tpl),
+        (Change::Assign, false) => consumer.assign(tpl),
+        (Change::Revoke, true) => consumer.incremental_unassign(tpl),
+        (Change::Revoke, false) => consumer.unassign(),
+    };
+    if let Err(error) = result {
+        warn!(?change, %error, "rebalance: librdkafka refused the change");
+    }
+}
+
+/// A rebalance that is being carried out.
+pub(super) enum Step {
+    Assign { tpl: TopicPartitionList, not_before: Instant },
+    Revoke { tpl: TopicPartitionList, partitions: Vec<TopicPartition>, deadline: Instant },
+}
+
+impl Worker {
+    /// Carries a rebalance forward; true when something was done.
+    pub(super) fn rebalance(&mut self) -> bool {
+        if self.step.is_none() {
+            let noted = self.consumer.context().noted.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some((change, tpl)) = noted else { return false };
+            self.step = Some(match change {
+                Change::Assign => Step::Assign { tpl, not_before: Instant::now() },
+                Change::Revoke => self.announce(tpl),
+            });
+        }
+        match self.step.take() {
+            Some(Step::Assign { tpl, not_before }) if not_before <= Instant::now() => self.assign(tpl),
+            Some(Step::Revoke { tpl, partitions, deadline }) => self.let_go(tpl, partitions, deadline),
+            waiting => {
+                self.step = waiting;
+                false
+            }
+        }
+    }
+
+    /// Stops reading what is revoked and tells the async side.
+    fn announce(&mut self, tpl: TopicPartitionList) -> Step {
+        let lost = self.consumer.assignment_lost();
+        let partitions: Vec<_> = self.partitions(&tpl).into_iter().filter(|at| self.slots.contains_key(at)).collect();
+        for at in &partitions {
+            // The queue must be gone before the partition can be split again: a late drop would silence the new one.
+            self.slots.remove(at);
+        }
+        let mut inbox = self.shared.lock();
+        inbox.revoke(&partitions);
+        inbox.revocation = Revocation::Announced;
+        if lost {
+            inbox.disown(&partitions);
+        }
+        if lost || partitions.is_empty() {
+            inbox.revocation = Revocation::Finished;
+        }
+        if !partitions.is_empty() {
+            info!(?partitions, lost, "revoked");
+            inbox.push_event(Ok(Polled::Revoked { partitions: partitions.clone(), lost }));
+        }
+        drop(inbox);
+        self.shared.ring();
+        Step::Revoke { tpl, partitions, deadline: Instant::now() + self.settings.revocation_timeout }
+    }
+
+    /// Gives partitions up once the async side has let go, no commit is on its way, or time is up.
+    fn let_go(&mut self, tpl: TopicPartitionList, partitions: Vec<TopicPartition>, deadline: Instant) -> bool {
+        let now = Instant::now();
+        let lost = self.consumer.assignment_lost();
+        let mut inbox = self.shared.lock();
+        let finished = inbox.revocation == Revocation::Finished;
+        let overdue = now >= deadline;
+        let committing = inbox.committing && now < deadline + self.settings.commit_timeout;
+        if !lost && (committing || !(finished || overdue)) {
+            drop(inbox);
+            self.step = Some(Step::Revoke { tpl, partitions, deadline });
+            return false;
+        }
+        inbox.disown(&partitions);
+        inbox.revocation = Revocation::None;
+        drop(inbox);
+        if !finished {
+            warn!(?partitions, lost, "revocation went through without having been finished");
+        }
+        carry_out(&self.consumer, Change::Revoke, &tpl);
+        true
+    }
+
+    /// Looks up where to start, splits the queues and starts reading.
+    fn assign(&mut self, tpl: TopicPartitionList) -> bool {
+        let assigned = match self.look_up(&tpl) {
+            Ok(assigned) => assigned,
+            Err(error) => {
+                warn!(%error, "start positions not known yet");
+                self.step = Some(Step::Assign { tpl, not_before: Instant::now() + LOOK_UP_PAUSE });
+                return false;
+            }
+        };
+        let starts: Vec<_> = assigned.iter().map(|a| (a.partition.clone(), a.epoch, a.position)).collect();
+        match self.open_slots(&starts) {
+            Ok(tpl) => carry_out(&self.consumer, Change::Assign, &tpl),
+            Err(error) => {
+                self.shared.lock().push_event(Err(error));
+                self.shared.ring();
+                carry_out(&self.consumer, Change::Assign, &TopicPartitionList::new());
+                return true;
+            }
+        }
+        if !assigned.is_empty() {
+            info!(partitions = assigned.len(), "assigned");
+            self.shared.lock().push_event(Ok(Polled::Assigned(assigned)));
+        }
+        self.shared.ring();
+        true
+    }
+
+    fn look_up(&mut self, tpl: &TopicPartitionList) -> Result<Vec<Assigned>, BrokerError> {
+        let partitions = self.partitions(tpl);
+        let committed = committed_of(&self.consumer, &partitions, self.settings.request_timeout)?;
+        let mut assigned = Vec::with_capacity(partitions.len());
+        for (partition, committed) in partitions.into_iter().zip(committed) {
+            let (low, high_watermark) = watermarks_of(&self.consumer, &partition, self.settings.request_timeout)?;
+            let position = committed.as_ref().map_or(low, |committed| committed.offset);
+            assigned.push(Assigned { partition, epoch: next_epoch(), committed, position, high_watermark });
+        }
+        Ok(assigned)
+    }
+}

@@ -1,0 +1,208 @@
+//! What the fuzzers start from: real blocks (`tests/data`), the golden samples of `schemas/`, the sample configuration.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use utxo_store::{
+    event::Validated,
+    generate::Parents,
+    tx::{
+        Network, Transaction,
+        block::{Block, BlockFile},
+    },
+};
+
+type Seeds = Vec<(String, Vec<u8>)>;
+
+const CHAIN: &str = "tests/data/mainnet-0-4312.blk";
+const BLOCKS: [&str; 3] =
+    ["tests/data/mainnet-277647.block", "tests/data/mainnet-384188.block", "tests/data/mainnet-384189.block"];
+
+/// Larger ones only slow a fuzzer down.
+const LARGEST_TRANSACTION: usize = 1_500;
+
+const KINDS: [&str; 8] = ["validated", "seeded", "block-mined", "reorg", "contest", "command", "decision", "outcome"];
+
+/// The seeds of a target, in the order of their names.
+pub fn of(target: &str) -> Seeds {
+    let mut seeds = match target {
+        "transaction" => transactions(),
+        "extended" => extended(),
+        "event" => events(),
+        "json_event" => KINDS.iter().map(|kind| (format!("{kind}.jsonl"), golden(kind, "jsonl").into())).collect(),
+        "dead_letter" => dead_letters(),
+        "block_file" => block_files(),
+        "configuration" => configurations(),
+        "store_url" => numbered("url", STORE_URLS),
+        "commit_metadata" => numbered("metadata", COMMIT_METADATA),
+        other => panic!("where do the seeds of {other} come from?"),
+    };
+    seeds.sort();
+    seeds
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn data(name: &str) -> Vec<u8> {
+    fs::read(path(name)).unwrap()
+}
+
+fn golden(name: &str, extension: &str) -> String {
+    fs::read_to_string(path(&format!("schemas/golden/{name}.{extension}"))).unwrap()
+}
+
+fn numbered(name: &str, texts: &[&str]) -> Seeds {
+    (0..).zip(texts).map(|(index, text)| (format!("{name}-{index:02}"), text.as_bytes().to_vec())).collect()
+}
+
+fn blocks(bytes: &[u8]) -> impl Iterator<Item = Block<'_>> {
+    BlockFile::new(bytes).unwrap().blocks().map(|block| block.unwrap())
+}
+
+/// How a transaction looks from afar; of those that look the same one is enough.
+fn look(transaction: &Transaction<'_>) -> (usize, usize, bool, usize, usize) {
+    let longest = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0).next_multiple_of(64);
+    (
+        transaction.input_count().min(4),
+        transaction.output_count().min(4),
+        transaction.is_coinbase(),
+        longest(&mut transaction.inputs().map(|input| input.script.len())),
+        longest(&mut transaction.outputs().map(|output| output.script.len())),
+    )
+}
+
+fn transactions() -> Seeds {
+    let mut seeds = BTreeMap::new();
+    for file in [CHAIN].iter().chain(&BLOCKS) {
+        for block in blocks(&data(file)) {
+            for transaction in block.transactions().filter(|it| it.raw().len() <= LARGEST_TRANSACTION) {
+                let name = || transaction.txid().to_string()[..16].to_owned();
+                seeds.entry(look(&transaction)).or_insert_with(|| (name(), transaction.raw().to_vec()));
+            }
+        }
+    }
+    seeds.into_values().collect()
+}
+
+fn extended() -> Seeds {
+    let parents = Parents::from_csv("prevouts", &data("tests/data/mainnet-277647.prevouts.csv")).unwrap();
+    let mut seeds = BTreeMap::new();
+    for block in blocks(&data(BLOCKS[0])) {
+        for transaction in block.transactions().filter(|it| it.raw().len() <= LARGEST_TRANSACTION) {
+            seeds.entry(look(&transaction)).or_insert_with(|| {
+                let mut bytes = Vec::new();
+                transaction.write_extended(&mut bytes, |_, outpoint| parents.output(&outpoint)).unwrap();
+                (transaction.txid().to_string()[..16].to_owned(), bytes)
+            });
+        }
+    }
+    seeds.into_values().collect()
+}
+
+/// The golden samples, and events of real transactions.
+fn events() -> Seeds {
+    let mut seeds = Seeds::new();
+    for kind in KINDS {
+        let lines = golden(kind, "hex");
+        let messages = lines.lines().map(|line| hex::decode(line).unwrap());
+        seeds.extend((0..).zip(messages).map(|(index, message)| (format!("{kind}-{index:02}"), message)));
+    }
+    seeds.extend(extended().into_iter().step_by(4).map(|(txid, tx)| {
+        let event = Validated { tx: &tx, height: 277_647, locked: false };
+        (format!("validated-{txid}"), event.encode())
+    }));
+    seeds
+}
+
+fn dead_letters() -> Seeds {
+    let mut seeds = vec![("letters.jsonl".to_owned(), golden("dead-letter", "jsonl").into_bytes())];
+    let letters = golden("dead-letter", "hex");
+    for (index, letter) in (0..).zip(letters.split("\n\n")) {
+        let mut lines = Vec::new();
+        for (name, value) in letter.lines().map(|line| line.split_once(' ').unwrap()) {
+            lines.extend_from_slice(format!("{name}: ").as_bytes());
+            lines.extend(hex::decode(value).unwrap());
+            lines.push(b'\n');
+        }
+        seeds.push((format!("headers-{index}"), lines));
+    }
+    seeds
+}
+
+fn framed(network: Network, blocks: &[Block<'_>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for block in blocks {
+        bytes.extend(network.block_file_magic());
+        bytes.extend((block.raw().len() as u32).to_le_bytes());
+        bytes.extend_from_slice(block.raw());
+    }
+    bytes
+}
+
+fn block_files() -> Seeds {
+    let file = data(CHAIN);
+    let chain: Vec<Block<'_>> = blocks(&file).collect();
+    let mut seeds = vec![
+        ("framed-main".to_owned(), framed(Network::Main, &chain[..3])),
+        ("framed-test".to_owned(), framed(Network::Test, &chain[..2])),
+        ("framed-regtest-zeros".to_owned(), [framed(Network::Regtest, &chain[..1]), vec![0; 40]].concat()),
+        ("framed-170".to_owned(), framed(Network::Main, &chain[169..171])),
+    ];
+    // One with each number of transactions that there is.
+    let by_count: BTreeMap<usize, &Block<'_>> =
+        chain.iter().filter(|block| block.raw().len() < 8_000).map(|it| (it.transaction_count(), it)).collect();
+    seeds.extend(by_count.iter().map(|(count, block)| (format!("bare-{count}"), block.raw().to_vec())));
+    seeds
+}
+
+fn configurations() -> Seeds {
+    let sample = data("deploy/utxo-store.toml");
+    let mut seeds = numbered("settings", CONFIGURATIONS);
+    seeds.push(("sample.toml".to_owned(), sample));
+    seeds
+}
+
+const CONFIGURATIONS: &[&str] = &[
+    "[kafka]\nbrokers = \"a:1, [::1]:9092\"\n[log]\nformat = \"json\"\nlevel = \"info,utxo_store::ingest=debug\"\n",
+    "[kafka.properties]\n\"sasl.username\" = \"me\"\nsasl.password = \"hunter2-and-more\"\nsocket.timeout.ms = 1000\n",
+    "[store]\nurl = \"fjall:///a%20b?cache_mib=2\"\nnetwork = \"regtest\"\nutxo_batch_size = 128\n",
+    "colour = 1\nlog = 3\n[kafka]\nbatch_size = 5\n[kafka.topics]\nchian = \"x\"\n[ingest]\nbatch_age_ms = -1\n",
+    "[kafka]\nsession_timeout_ms = 6000\nmax_poll_interval_ms = 5000\nheartbeat_interval_ms = 2001\n",
+    "[kafka.topics]\nchain = \"utxo.reorgs\"\n[ingest]\nretry_pause_ms = 6000\nflag_grace_ms = 600_000\n",
+    "[kafka.properties]\nenable.auto.commit = true\n\"group.id\" = \"x\"\nssl = [1]\n",
+    "[ingest]\ndead_letter_ratio = 1\n[http]\nlisten = \"[::]:0\"\n[sequencer]\nenabled = false\n",
+    "kafka.topics.chain = 'mine'\nkafka = { group = \"g\" }\n",
+    "\n---\nUTXO_STORE__KAFKA__BROKERS=a:1\nUTXO_STORE__INGEST__BATCH_SIZE=17\nUTXO_STORE__SEQUENCER__ENABLED=false\n",
+    "\n---\nUTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD=0123\nUTXO_STORE__INGEST__DEAD_LETTER_RATIO=1e-3\n",
+    "\n---\nUTXO_STORE__HTTP=off\nUTXO_STORE__HTTP__LISTEN=127.0.0.1:0\nUTXO_STORE__STORE__PLANET=mars\n",
+];
+
+const STORE_URLS: &[&str] = &[
+    "memory://",
+    "null:///",
+    "fjall:///var/lib/utxo",
+    "fjall:///a%20b/%E2%82%BF%3f?",
+    "fjall:///a?cache_mib=2&&",
+    "fjall:///a?cash_mib=2",
+    "fjall://relative/path",
+    "memory:///?size=3",
+    "aerospike://host:3000/ns?set=txmeta&externalStore=file:///x",
+    "postgres://user:secret@host/db",
+    "sqlite:///a",
+    "mysql://root:secret@host/db",
+    "/var/lib/utxo",
+];
+
+const COMMIT_METADATA: &[&str] = &[
+    "",
+    r#"{"read":-9223372036854775808}"#,
+    r#"{"oldest":[1231731025000,42],"read":1231731026000,"end":false,"bound":true,"pos":57}"#,
+    r#"{"read":1231731026000,"end":true,"bound":false,"pos":18446744073709551615}"#,
+    r#"{"seq":0,"mined":0,"reorgs":0,"decisions":0}"#,
+    r#"{"seq":7,"tip":{"hash":"00000000d1145790a8694403d4063f323d499e655c83426834d4ce2f8dd4a2ee","height":170,"id":171},"mined":8,"reorgs":0,"decisions":12}"#,
+];

@@ -1,0 +1,178 @@
+//! The program on a real Apache Kafka: what is produced, run, killed, and what no longer is there.
+
+use std::{
+    process::{Command, Output},
+    sync::Arc,
+};
+
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions},
+    client::DefaultClientContext,
+};
+use serde_json::Value;
+use utxo_store::{
+    broker::{
+        Broker, BrokerErrorKind, NewTopic, Produce, TopicPartition,
+        kafka::{KafkaBroker, KafkaSettings},
+    },
+    event::{DecidedInput, DecisionBody},
+    sequencer::decisions::DecisionLog,
+    tx::{Outpoint, Txid},
+};
+
+use crate::{
+    demo,
+    kafka_server::KafkaServer,
+    run::{Bench, block_on, until},
+};
+
+fn plain(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
+    command.args(args);
+    command
+}
+
+fn output(mut command: Command) -> Output {
+    command.output().unwrap()
+}
+
+#[track_caller]
+fn json(command: Command) -> Value {
+    let output = output(command);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{err}{out}");
+    serde_json::from_str(out.lines().last().unwrap()).unwrap()
+}
+
+/// What the group of the validated transactions has committed, and what their topic holds, by partition.
+fn positions(bench: &Bench) -> Vec<(u64, (u64, u64))> {
+    let partitions: Vec<_> =
+        (0..2).map(|partition| TopicPartition { topic: "utxo.validated-txs".into(), partition }).collect();
+    block_on(async {
+        let broker = bench.broker();
+        let committed = broker.committed("utxo-store", &partitions).await.unwrap();
+        let mut positions = Vec::new();
+        for (partition, committed) in partitions.iter().zip(committed) {
+            let offset = committed.map_or(0, |committed| committed.offset);
+            positions.push((offset, broker.watermarks(partition).await.unwrap()));
+        }
+        positions
+    })
+}
+
+/// What the sequencer's group has committed.
+fn chain_offset(bench: &Bench) -> u64 {
+    let chain = [TopicPartition { topic: "utxo.chain".into(), partition: 0 }];
+    let committed = block_on(async { bench.broker().committed("utxo-store.chain", &chain).await.unwrap() });
+    committed.into_iter().flatten().next().map_or(0, |committed| committed.offset)
+}
+
+/// Forgets the messages of a partition of the validated transactions before `offset`, as retention does.
+fn forget_before(brokers: &str, partition: i32, offset: u64) {
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
+    let mut before = TopicPartitionList::new();
+    before.add_partition_offset("utxo.validated-txs", partition, Offset::Offset(offset as i64)).unwrap();
+    block_on(async { admin.delete_records(&before, &AdminOptions::new()).await.unwrap() });
+}
+
+#[test]
+fn generated_run_verified_and_what_retention_took_halts_its_partition() {
+    let Some(server) = KafkaServer::start() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    let (block, prevouts) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
+    let generate = ["generate", "--partitions", "2", "--json", "--blocks", &block, "--prevouts", &prevouts];
+    let produced = json(bench.command(&generate, &[]));
+    assert_eq!((&produced["blocks"], &produced["transactions"]), (&1.into(), &213.into()), "{produced}");
+
+    let mut instance = bench.start();
+    until("everything is committed", || positions(&bench).iter().all(|(next, (_, end))| next == end));
+    until("the block is handled", || chain_offset(&bench) == 1);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    let log = std::fs::read_to_string(bench.path("run.log")).unwrap();
+    assert!(!log.contains("\"ERROR\""), "{log}");
+
+    let store = bench.store_url();
+    let verified = json(plain(&["verify", "--store", &store, "--json"]));
+    assert_eq!(verified["violations"], 0, "{verified}");
+    let stats = json(plain(&["stats", "--store", &store, "--json"]));
+    assert_eq!(stats["digest"], verified["digest"]);
+    demo::assert_counts(&stats, &[("transactions", 213), ("outputs", 769), ("unspent", 707)]);
+
+    // More comes while nothing runs, and is gone before it was read.
+    bench.seed(40);
+    let before = positions(&bench);
+    let (next, (_, end)) = before[0];
+    assert!(next + 1 < end && before[1].0 < before[1].1.1, "{before:?}");
+    forget_before(server.bootstrap_servers(), 0, end - 1);
+    let mut instance = bench.start_unready();
+    let named = format!("partition 0: offset {next} is next, but the topic holds {} to {end}", end - 1);
+    until("it says what is gone", || instance.get("/health/ready").contains(&named));
+    until("the other partition goes on", || positions(&bench)[1].0 == before[1].1.1);
+    assert_eq!(positions(&bench)[0].0, next, "nothing is skipped");
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+}
+
+#[test]
+fn the_demo_with_its_default_blocks_and_a_kill() {
+    let Some(server) = KafkaServer::start() else { return };
+    let report = demo::shown(&["--brokers", server.bootstrap_servers(), "--kills", "1"]);
+    demo::assert_counts(&report, &demo::FIRST_BLOCKS);
+    demo::assert_counts(&report, &[("kills", 1), ("contests", 0), ("unmined", 0), ("conflicting", 0)]);
+}
+
+fn accepted(inputs: u32) -> DecisionBody {
+    let holder = Some(utxo_store::record::SpendingData { txid: Txid([1; 32]), input: 0 });
+    let input = |input| DecidedInput { input, outpoint: Outpoint { txid: Txid([9; 32]), vout: input }, holder };
+    DecisionBody::Accepted {
+        txid: Txid([1; 32]),
+        height: 5,
+        inputs: (0..inputs).map(input).collect(),
+        losers: vec![],
+        by_block: false,
+    }
+}
+
+#[test]
+fn what_is_too_large_for_its_topic_is_split_or_named() {
+    let Some(server) = KafkaServer::start() else { return };
+    block_on(async {
+        let broker: Arc<dyn Broker> =
+            Arc::new(KafkaBroker::new(KafkaSettings::new(server.bootstrap_servers())).unwrap());
+        let topic = |name: &str, config| NewTopic { name: name.into(), partitions: 1, config };
+        broker.create_topics(&[topic("decisions", vec![])]).await.unwrap();
+        let small = vec![("max.message.bytes".to_owned(), "20000".to_owned())];
+        broker.create_topics(&[topic("utxo.validated-txs", small)]).await.unwrap();
+        let producer = broker.producer().await.unwrap();
+        let open = || DecisionLog::open(broker.clone(), producer.clone(), "decisions", 0, 0);
+
+        let mut log = open().await.unwrap();
+        for (offset, inputs) in [(0, 40_000), (1, 10), (2, 20_000)] {
+            log.publish(offset, accepted(inputs)).await.unwrap();
+        }
+        let again = open().await.unwrap();
+        for log in [&log, &again] {
+            for (offset, inputs) in [(0, 40_000), (1, 10), (2, 20_000)] {
+                let (body, parts) = log.table().whole(offset, 0).unwrap();
+                assert!(body == accepted(inputs) && (parts > 1) == (inputs > 10), "{inputs} inputs in {parts} records");
+            }
+        }
+        let large =
+            Produce { topic: "utxo.validated-txs".into(), payload: vec![0; 30_000].into(), ..Produce::default() };
+        assert_eq!(producer.produce(large).await.unwrap_err().kind, BrokerErrorKind::TooLarge);
+    });
+
+    let bench = Bench::on(server.bootstrap_servers());
+    let block = demo::data("mainnet-277647.block");
+    let output =
+        output(bench.command(&["generate", "--partitions", "1", "--blocks", &block, "--synthesize-prevouts"], &[]));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("error: produce: transaction ") && text.contains("more than topic utxo.validated-txs"),
+        "{text}"
+    );
+}
