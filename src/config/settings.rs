@@ -7,11 +7,7 @@ use crate::{engine::StoreUrl, tx::Network};
 
 use super::{
     check::Checker,
-<<<<<<< HEAD
-    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, SettingType, StoreUrl, TopicName},
-=======
-    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, SettingType, TopicName},
->>>>>>> main
+    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, SettingType, TopicName},
 };
 
 /// A group of settings: a table of the TOML file.

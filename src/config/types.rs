@@ -219,7 +219,6 @@ impl FromStr for TopicName {
     }
 }
 
-<<<<<<< HEAD
 /// Text that is never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -247,56 +246,6 @@ impl SettingType for Secret {
     }
 }
 
-/// Where a store lives.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StoreUrl {
-    /// In an Aerospike cluster; the whole URL.
-    Aerospike(String),
-    /// The embedded durable engine, in this directory.
-    Fjall(PathBuf),
-    /// In memory; gone at the end of the process.
-    Memory,
-    /// Takes everything and keeps nothing: for measurements.
-    Null,
-}
-
-impl fmt::Display for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StoreUrl::Aerospike(url) => f.write_str(url),
-            StoreUrl::Fjall(path) => write!(f, "fjall://{}", path.display()),
-            StoreUrl::Memory => f.write_str("memory://"),
-            StoreUrl::Null => f.write_str("null:///"),
-        }
-    }
-}
-
-impl FromStr for StoreUrl {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once("://") {
-            Some(("fjall", path)) if path.starts_with('/') && path.len() > 1 => Ok(StoreUrl::Fjall(path.into())),
-            Some(("fjall", path)) => Err(format!("must name an absolute path, as in fjall:///var/lib/x, not {path:?}")),
-            Some(("aerospike", place)) => match place.split_once('/') {
-                _ if place.contains('@') => Err("must not hold a password: it is store.aerospike.password".to_owned()),
-                Some((hosts, namespace)) if !hosts.is_empty() && !namespace.is_empty() => {
-                    Ok(StoreUrl::Aerospike(text.to_owned()))
-                }
-                _ => Err("must name nodes and a namespace, as in aerospike://host:3000/namespace".to_owned()),
-            },
-            Some(("memory", "" | "/")) => Ok(StoreUrl::Memory),
-            Some(("null", "" | "/")) => Ok(StoreUrl::Null),
-            // What else stands in such a URL may be a password, so only the scheme is repeated.
-            Some((scheme, _)) => Err(format!(
-                "must be fjall:///path, aerospike://host/namespace, memory:// or null:///, not a {scheme:?} URL"
-            )),
-            None => Err("must be fjall:///path, aerospike://host/namespace, memory:// or null:///".to_owned()),
-        }
-    }
-}
-
-=======
->>>>>>> main
 /// A filter of log records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
@@ -448,18 +397,6 @@ mod tests {
     use super::*;
 
     #[test]
-<<<<<<< HEAD
-    fn a_store_url_round_trips_and_its_errors_hide_what_may_be_a_password() {
-        for url in ["fjall:///data/utxo", "memory://", "null:///", "aerospike://a:3000,b/ns?set=x"] {
-            assert_eq!(url.parse::<StoreUrl>().unwrap().to_string(), url);
-        }
-        assert!("fjall://relative".parse::<StoreUrl>().unwrap_err().contains("absolute"));
-        assert!("fjall:///".parse::<StoreUrl>().is_err());
-        assert!("aerospike://host".parse::<StoreUrl>().unwrap_err().contains("namespace"));
-        let error = "aerospike://user:hunter2@host/ns".parse::<StoreUrl>().unwrap_err();
-        assert!(error.contains("store.aerospike.password") && !error.contains("hunter2"), "{error}");
-        let error = "postgres://user:hunter2@host/db".parse::<StoreUrl>().unwrap_err();
-=======
     fn a_store_url_is_what_can_be_opened_and_errors_hide_what_may_be_a_password() {
         let parse = |url: &str| StoreUrl::parse(&Value::from(url), None);
         assert_eq!(parse("fjall:///data/utxo"), Ok(StoreUrl::fjall("/data/utxo")));
@@ -467,7 +404,6 @@ mod tests {
             assert!(parse(bad).unwrap_err().starts_with("names no store: "), "{bad}");
         }
         let error = parse("postgres://user:hunter2@host/db").unwrap_err();
->>>>>>> main
         assert!(error.contains("postgres") && !error.contains("hunter2"), "{error}");
     }
 

@@ -15,11 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-<<<<<<< HEAD
-pub use url::{OpenError, OpenOptions, open, open_existing};
-=======
-pub use url::{OpenError, StoreUrl, open, open_existing};
->>>>>>> main
+pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
 
 use crate::record::{Key, Operation, Outcome, Record};
 

@@ -5,12 +5,9 @@
 //! | `memory://` | [`MemoryEngine`]; gone with the process |
 //! | `null:///` | [`NullEngine`]; keeps nothing |
 //! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
-<<<<<<< HEAD
 //! | `aerospike://host:3000,host2/namespace?set=txmeta&externalStore=…` | [`AerospikeEngine`] in that namespace |
-=======
 //!
 //! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
->>>>>>> main
 
 use std::{
     fmt,
@@ -104,27 +101,19 @@ impl OpenOptions {
 ///
 /// # Errors
 /// See [`OpenError`]; each is one line.
-<<<<<<< HEAD
 pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     let rules = options.rules;
-    Ok(match parse(url)? {
-        Store::Memory => Arc::new(MemoryEngine::new(rules)),
-        Store::Null => Arc::new(NullEngine::new(rules)),
-        Store::Fjall(directory, options) => {
-            let opened = tokio::task::spawn_blocking(move || FjallEngine::open(&directory, rules, options)).await;
-            Arc::new(opened.map_err(|panic| OpenError::Panicked(panic.to_string()))??)
-        }
-        Store::Aerospike(settings) => {
-            let settings = AerospikeSettings { access: options.access.clone(), ..settings };
-            Arc::new(AerospikeEngine::open(&settings, rules).await?)
-        }
-=======
-pub fn open(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
     Ok(match url.parse()? {
         StoreUrl::Memory => Arc::new(MemoryEngine::new(rules)),
         StoreUrl::Null => Arc::new(NullEngine::new(rules)),
-        StoreUrl::Fjall(directory, options) => Arc::new(FjallEngine::open(&directory, rules, options)?),
->>>>>>> main
+        StoreUrl::Fjall(directory, options) => {
+            let opened = tokio::task::spawn_blocking(move || FjallEngine::open(&directory, rules, options)).await;
+            Arc::new(opened.map_err(|panic| OpenError::Panicked(panic.to_string()))??)
+        }
+        StoreUrl::Aerospike(settings) => {
+            let settings = AerospikeSettings { access: options.access.clone(), ..settings };
+            Arc::new(AerospikeEngine::open(&settings, rules).await?)
+        }
     })
 }
 
@@ -133,13 +122,8 @@ pub fn open(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError>
 ///
 /// # Errors
 /// As [`open`]; and there is no store.
-<<<<<<< HEAD
 pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
-    if let Store::Fjall(directory, _) = parse(url)? {
-=======
-pub fn open_existing(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
     if let StoreUrl::Fjall(directory, _) = url.parse()? {
->>>>>>> main
         FjallEngine::must_exist(&directory)?;
     }
     let access = Access { creates_indexes: false, ..options.access.clone() };
@@ -155,28 +139,14 @@ pub enum StoreUrl {
     Null,
     /// The embedded durable engine, in this directory.
     Fjall(PathBuf, FjallOptions),
+    /// In an Aerospike cluster; how it is reached is no part of the URL.
     Aerospike(AerospikeSettings),
 }
 
-<<<<<<< HEAD
 /// The seed's name of the set.
 const DEFAULT_SET: &str = "txmeta";
 const DEFAULT_PORT: &str = "3000";
 
-fn parse(url: &str) -> Result<Store, OpenError> {
-    let (scheme, rest) = url.split_once("://").ok_or(OpenError::NotAUrl)?;
-    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    match scheme {
-        "memory" => without_place("memory", path, query).map(|()| Store::Memory),
-        "null" => without_place("null", path, query).map(|()| Store::Null),
-        "fjall" => {
-            let directory = fjall_directory(path)?;
-            Ok(Store::Fjall(directory, fjall_options(query)?))
-        }
-        "aerospike" => aerospike(path, query).map(Store::Aerospike),
-        "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
-        _ => Err(OpenError::UnknownScheme(scheme.into())),
-=======
 impl StoreUrl {
     /// The embedded durable engine in this directory, as it is opened unless somebody says otherwise.
     pub fn fjall(directory: impl Into<PathBuf>) -> Self {
@@ -196,6 +166,13 @@ impl fmt::Display for StoreUrl {
                 }
                 write!(f, "?cache_mib={}", options.cache_bytes >> 20)
             }
+            StoreUrl::Aerospike(AerospikeSettings { hosts, namespace, set, external_store, .. }) => {
+                write!(f, "aerospike://{hosts}/{}?set={}", encoded(namespace), encoded(set))?;
+                match external_store {
+                    Some(store) => write!(f, "&externalStore={}", encoded(store)),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }
@@ -210,10 +187,10 @@ impl FromStr for StoreUrl {
             "memory" => without_place("memory", path, query).map(|()| StoreUrl::Memory),
             "null" => without_place("null", path, query).map(|()| StoreUrl::Null),
             "fjall" => Ok(StoreUrl::Fjall(fjall_directory(path)?, fjall_options(query)?)),
-            "aerospike" | "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
+            "aerospike" => aerospike(path, query).map(StoreUrl::Aerospike),
+            "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
             _ => Err(OpenError::UnknownScheme(scheme.into())),
         }
->>>>>>> main
     }
 }
 
@@ -294,7 +271,7 @@ fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
 
 /// Text with a `%` and two hexadecimal digits in place of what ends a path or stands for something else.
 fn encoded(path: &str) -> String {
-    path.replace('%', "%25").replace('?', "%3F")
+    path.replace('%', "%25").replace('?', "%3F").replace('&', "%26")
 }
 
 /// Text with each `%` and the two hexadecimal digits after it replaced by their byte.
@@ -330,17 +307,17 @@ mod tests {
             ("fjall:///var/lib/utxo", fjall("/var/lib/utxo", default)),
             ("fjall:///a%20b/%E2%82%BF%3f?", fjall("/a b/₿?", default)),
             ("fjall:///a?cache_mib=2", fjall("/a", 2 << 20)),
-            ("aerospike://a:3000,b/ns", Store::Aerospike(AerospikeSettings::new("a:3000,b:3000", "ns", "txmeta"))),
-            (
-                "aerospike://a/ns?set=other&externalStore=file%3A%2F%2F%2Fx",
-                Store::Aerospike(AerospikeSettings {
-                    external_store: Some("file:///x".into()),
-                    ..AerospikeSettings::new("a:3000", "ns", "other")
-                }),
-            ),
+            ("aerospike://a:3000,b/ns", StoreUrl::Aerospike(AerospikeSettings::new("a:3000,b:3000", "ns", "txmeta"))),
+            ("aerospike://a/ns?set=other&externalStore=file%3A%2F%2F%2Fx%26y", external()),
         ] {
             assert_eq!(url.parse::<StoreUrl>().unwrap(), store, "{url}");
         }
+        assert_eq!(external().to_string().parse::<StoreUrl>().unwrap(), external());
+    }
+
+    fn external() -> StoreUrl {
+        let external_store = Some("file:///x&y".into());
+        StoreUrl::Aerospike(AerospikeSettings { external_store, ..AerospikeSettings::new("a:3000", "ns", "other") })
     }
 
     #[test]

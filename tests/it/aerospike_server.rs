@@ -84,6 +84,15 @@ impl AerospikeServer {
         format!("aerospike://{}/{}?set={}", self.hosts, self.namespace, own_set())
     }
 
+    /// The process, where it is this test's own.
+    #[allow(dead_code, reason = "the bench, which shares this file, measures it")]
+    pub fn process_id(&self) -> Option<u32> {
+        match &self.own {
+            Some(Own::Process { process, .. }) => Some(process.id()),
+            _ => None,
+        }
+    }
+
     /// Ends the server as a power cut would.
     pub fn kill(&mut self) {
         let Some(Own::Process { process, .. }) = &mut self.own else { panic!("not a server of this test") };
