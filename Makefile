@@ -1,7 +1,7 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-aerospike fuzz setup
+.PHONY: help demo test sim lint bench bench-aerospike fuzz setup
 
 TARGET ?= transaction
 TIME ?= 600
@@ -14,6 +14,10 @@ demo: setup ## real blocks in, UTXO state out, a kill in between
 
 test: setup ## format, lints and all tests; ends with how many passed, failed and were skipped
 	@scripts/test.sh
+
+sim: setup ## histories with faults: SEEDS=n (FROM=n), SEED=n replays one, PLAN=file a printed plan
+	@SEEDS="$(or $(SEEDS),2000)" $(if $(SEED),SEED="$(SEED)") $(if $(PLAN),SIM_PLAN="$(PLAN)") \
+		cargo test --locked --test it sim::histories -- --nocapture
 
 lint: setup ## format and lints only
 	@scripts/lint.sh

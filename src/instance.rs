@@ -266,7 +266,12 @@ async fn check_topics(settings: &InstanceSettings, parts: &InstanceParts) -> Res
 /// The chain topic must be the one that the store was made from.
 async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), InstanceError> {
     let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
+    // The store first: another instance may bind it to the first event of the chain while this one looks.
+    let bound = parts.store.meta().await?.is_some_and(|meta| meta.chain_id.is_some());
     let (low, high) = parts.broker.watermarks(&chain).await?;
+    if high == 0 && !bound {
+        return Ok(());
+    }
     let mut found = None;
     if low == 0 && high > 0 {
         let mut reader = parts.broker.read(&chain, 0).await?;

@@ -7,7 +7,7 @@ use utxo_store::{
     broker::{Assigned, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
     ingest::{
         partition::PartitionState,
-        proof::{ChainView, PartitionView, proves_missing},
+        proof::{ChainView, PartitionView, Ties, proves_missing},
     },
     sequencer::state::ChainState,
     telemetry::Metrics,
@@ -55,14 +55,15 @@ fn assert_proof(view: PartitionView) {
     for event in
         [(oldest.0, 1, oldest.1), (i64::MAX, i32::MAX, u64::MAX), (i64::MIN, 0, 0), (view.read_timestamp_ms, 0, 0)]
     {
-        for chain in [ChainView::AtEnd, ChainView::Behind(view.read_timestamp_ms), ChainView::Behind(i64::MAX)] {
-            let proven = |view| proves_missing(event, &[(0, view)], chain, grace_ms);
+        let chains = [ChainView::AtEnd, ChainView::Behind(view.read_timestamp_ms), ChainView::Behind(i64::MAX)];
+        for (chain, ties) in chains.iter().flat_map(|chain| [(*chain, Ties::Wait), (*chain, Ties::Break)]) {
+            let proven = |view| proves_missing(event, ties, &[(0, view)], chain, grace_ms);
             let older = view.oldest_unfinished.is_some_and(|(timestamp_ms, offset)| (timestamp_ms, 0, offset) < event);
             assert!(!(older && proven(view)));
             if proven(view) {
                 assert!(proven(PartitionView { at_end: true, read_timestamp_ms: i64::MAX, ..view }));
                 assert!(proven(PartitionView { oldest_unfinished: None, ..view }));
-                assert!(proves_missing(event, &[(0, view)], ChainView::AtEnd, grace_ms));
+                assert!(proves_missing(event, ties, &[(0, view)], ChainView::AtEnd, grace_ms));
             }
         }
     }

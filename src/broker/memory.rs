@@ -21,6 +21,7 @@ use tokio::{sync::Notify, task::coop, time::Instant};
 pub use self::faults::MemoryFaults;
 use self::{
     consumer::{MemoryConsumer, MemoryReader},
+    faults::Dice,
     group::{Group, MemberId, Rules},
     log::Logs,
 };
@@ -28,7 +29,7 @@ use super::{
     Broker, BrokerError, BrokerErrorKind, Committed, Consumer, Delivered, Message, NewTopic, Produce, Producer, Reader,
     TopicPartition, partitioner::partition_of,
 };
-use crate::{clock::Clock, seeded::Seeded};
+use crate::clock::Clock;
 
 /// How a group's partitions are spread over its members, which stand in the order in which they joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,7 +95,7 @@ struct Shared {
 struct State {
     logs: Logs,
     groups: BTreeMap<String, Group>,
-    random: Seeded,
+    dice: Dice,
     next_member: MemberId,
     /// Where the next message without key and partition goes.
     next_keyless: i32,
@@ -106,7 +107,7 @@ impl MemoryBroker {
         let state = State {
             logs: Logs::default(),
             groups: BTreeMap::new(),
-            random: Seeded::new(settings.faults.seed),
+            dice: Dice::new(settings.faults.clone()),
             next_member: 0,
             next_keyless: 0,
         };
@@ -125,6 +126,27 @@ impl MemoryBroker {
                 group.expel(id, rules, logs, Instant::now());
             }
         });
+    }
+
+    /// Hook: one member loses its assignment without being asked, and joins again when it polls.
+    pub fn expel(&self, group: &str, member: u64) {
+        self.with_group(group, |group, logs, rules| group.expel(member, rules, logs, Instant::now()));
+    }
+
+    /// The members of a group, in the order in which they joined.
+    pub fn members(&self, group: &str) -> Vec<u64> {
+        self.shared.lock().groups.get(group).map_or(Vec::new(), |group| group.members.keys().copied().collect())
+    }
+
+    /// Hook: other faults from now on; `MemoryFaults::default()` heals the log. The seed stays what it was.
+    pub fn set_faults(&self, faults: MemoryFaults) {
+        self.shared.lock().dice.set(faults);
+        self.shared.changed.notify_waiters();
+    }
+
+    /// How often each fault has struck.
+    pub fn injected(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.lock().dice.injected()
     }
 
     /// Rises with every rebalance of a group; 0 for a group that nobody ever joined.
@@ -182,14 +204,13 @@ impl State {
     }
 
     fn append(&mut self, settings: &MemorySettings, message: Produce) -> Result<Delivered, BrokerError> {
-        let faults = &settings.faults;
         let at = self.place(&message)?;
         let log = self.logs.get_mut("produce", &at)?;
         if log.is_too_large(&message) {
             let message = format!("{at}: a message of {} bytes is larger than the topic takes", message.payload.len());
             return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", message));
         }
-        if self.random.chance(faults.produce_refused) {
+        if self.dice.strikes("produce refused", |faults| faults.produce_refused) {
             return Err(BrokerError::new(BrokerErrorKind::Retryable, "produce", format!("{at}: refused by a fault")));
         }
         let offset = log.append(Message {
@@ -199,7 +220,7 @@ impl State {
             payload: message.payload,
             headers: message.headers,
         });
-        if self.random.chance(faults.produce_unacknowledged) {
+        if self.dice.strikes("produce unacknowledged", |faults| faults.produce_unacknowledged) {
             let message = format!("{at}: acknowledgement lost by a fault");
             return Err(BrokerError::new(BrokerErrorKind::Retryable, "produce", message));
         }

@@ -36,6 +36,20 @@ pub enum Fault {
     Repeated,
 }
 
+impl Fault {
+    /// What counts call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::LostRequest => "lost request",
+            Fault::LostReply => "lost reply",
+            Fault::Late(_) => "late write",
+            Fault::HalfApplied => "half applied",
+            Fault::KeyBusy => "key busy",
+            Fault::Repeated => "repeated write",
+        }
+    }
+}
+
 /// When a late write is done: with the first call (of any kind) at which it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Late {
@@ -82,7 +96,7 @@ struct State {
     faults: Faults,
     script: BTreeMap<u64, Fault>,
     calls: u64,
-    injected: u64,
+    injected: BTreeMap<&'static str, u64>,
     late: Vec<LateWrite>,
 }
 
@@ -114,7 +128,7 @@ impl FaultEngine {
             faults: Faults::default(),
             script: BTreeMap::new(),
             calls: 0,
-            injected: 0,
+            injected: BTreeMap::new(),
             late: Vec::new(),
         };
         FaultEngine { inner, state: Mutex::new(state), closed: AtomicBool::new(false) }
@@ -145,7 +159,12 @@ impl FaultEngine {
 
     /// Faults so far, delays not counted.
     pub fn injected(&self) -> u64 {
-        self.state().injected
+        self.state().injected.values().sum()
+    }
+
+    /// How often each fault has struck.
+    pub fn injected_by_kind(&self) -> BTreeMap<&'static str, u64> {
+        self.state().injected.clone()
     }
 
     /// Does all late writes now, due or not, in the order in which they were sent.
@@ -173,7 +192,9 @@ impl FaultEngine {
         let (due, delay, fails) = {
             let mut state = self.state();
             let fails = state.chance(|faults| faults.failed_read);
-            state.injected += u64::from(fails);
+            if fails {
+                state.count("failed read");
+            }
             (state.take_due(), state.delay(), fails)
         };
         self.deliver(due).await;
@@ -205,7 +226,9 @@ impl State {
         let delay = self.delay();
         let by_chance = self.by_chance();
         let fault = self.script.remove(&self.calls).or(by_chance).filter(|_| !rows.is_empty());
-        self.injected += u64::from(fault.is_some());
+        if let Some(fault) = fault {
+            self.count(fault.name());
+        }
         let mut strikes: Vec<bool> = match fault {
             Some(Fault::HalfApplied | Fault::KeyBusy) => rows.iter().map(|_| self.seeded.chance(0.5)).collect(),
             _ => Vec::new(),
@@ -221,6 +244,10 @@ impl State {
             self.late.push(LateWrite { due, rows: rows.to_vec() });
         }
         Plan { due, delay, fault, strikes }
+    }
+
+    fn count(&mut self, fault: &'static str) {
+        *self.injected.entry(fault).or_default() += 1;
     }
 
     fn by_chance(&mut self) -> Option<Fault> {

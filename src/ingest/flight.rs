@@ -160,10 +160,14 @@ pub struct Flight {
     pub attempts: u32,
     /// When it was first parked.
     pub parked_since_ms: Option<u64>,
+    /// When it was first asked whether a parent of it is missing.
+    pub in_question_since_ms: Option<u64>,
     /// Its own record was read and was not live.
     pub own_state_read: bool,
     /// It stands in the planner's table of absent parents.
     pub awaits_registered: bool,
+    /// What is absent after this try will never come.
+    pub last_try: bool,
 }
 
 impl Flight {
@@ -187,14 +191,26 @@ impl Flight {
             behind: VecDeque::new(),
             attempts: 0,
             parked_since_ms: None,
+            in_question_since_ms: None,
             own_state_read: false,
             awaits_registered: false,
+            last_try: false,
         }
     }
 
     /// Whether marks bar its way.
     pub fn marks(&self) -> Marks {
         marks_for(self.mode)
+    }
+
+    /// Its first event that still counts.
+    pub fn first_event(&self) -> Option<EventRef> {
+        self.events.iter().min().copied()
+    }
+
+    /// Whether it waits for others.
+    pub fn waits(&self) -> bool {
+        matches!(self.stage, Stage::Parked | Stage::AwaitingParents { .. })
     }
 
     /// The parent transactions, one a group.

@@ -17,10 +17,11 @@ use crate::{
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
+        flight::FlightId,
         partition::{Halt, PartitionBounds, PartitionState},
         plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
-        proof::{ChainView, PartitionView, proves_missing},
+        proof::{ChainView, PartitionView, Ties, proves_missing},
         publish::{Publisher, mismatch},
         replay::Modes,
     },
@@ -561,15 +562,17 @@ impl Pipeline {
 
     /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
     fn ask_others(&mut self) {
-        if self.asking || self.planner.waiting_for_absent().is_empty() {
+        let waiting = self.planner.waiting_for_absent();
+        if self.asking || waiting.is_empty() {
             return;
         }
         self.asking = true;
+        let waiting = waiting.into_iter().map(|(_, flight)| flight).collect();
         let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
         let (parts, done) = (self.parts.clone(), self.done_sender.clone());
         let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
         tokio::spawn(async move {
-            let others = how_far_others_are(&parts, topic, &group, &held).await;
+            let others = how_far_others_are(&parts, topic, &group, &held, waiting).await;
             // A pipeline that has ended meanwhile asks again when it starts.
             let _ = done.send(Done::Others(others.map_err(|error| error.to_string())));
         });
@@ -582,23 +585,30 @@ impl Pipeline {
             Ok(others) => others,
             Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
-        let mut views: Vec<(i32, PartitionView)> =
-            self.partitions.iter().map(|(number, state)| (*number, state.view(&self.settings.bounds))).collect();
+        // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
+        let own = |(number, state): (&i32, &PartitionState)| {
+            let view = state.view(&self.settings.bounds);
+            let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
+            (*number, PartitionView { at_end, ..view })
+        };
+        let mut views: Vec<(i32, PartitionView)> = self.partitions.iter().map(own).collect();
         views.extend(others.partitions.iter().filter(|(number, _)| !self.partitions.contains_key(number)));
         if views.len() < others.count {
             // A partition was taken away since: its next holder has not said anything yet.
             return;
         }
         let mut waiting = self.planner.waiting_for_absent();
+        waiting.retain(|(_, flight)| others.waiting.contains(flight));
         waiting.sort_unstable();
-        let grace_ms = self.settings.missing_parent_grace_ms as i64;
+        let grace_ms = self.settings.missing_parent_grace_ms;
         let now_ms = self.now_ms();
         for (event, flight) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
-            if !proves_missing(order, &views, others.chain, grace_ms) {
+            let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
+            if !proves_missing(order, ties, &views, others.chain, grace_ms as i64) {
                 break;
             }
-            self.planner.parent_is_missing(flight, now_ms);
+            self.planner.parent_is_missing(flight, ties, now_ms);
         }
     }
 
@@ -651,7 +661,11 @@ pub struct Others {
     count: usize,
     /// Those that are not held here.
     partitions: Vec<(i32, PartitionView)>,
+    /// Ends of those that are.
+    ends: BTreeMap<i32, u64>,
     chain: ChainView,
+    /// Who was waiting when all this was asked for: of anybody who came later it proves nothing.
+    waiting: BTreeSet<FlightId>,
 }
 
 async fn how_far_others_are(
@@ -659,6 +673,7 @@ async fn how_far_others_are(
     topic: Arc<str>,
     group: &str,
     held: &BTreeSet<i32>,
+    waiting: BTreeSet<FlightId>,
 ) -> Result<Others, BrokerError> {
     let count = parts.broker.partitions(&topic).await?.unwrap_or(0);
     let foreign: Vec<TopicPartition> = (0..count)
@@ -671,5 +686,10 @@ async fn how_far_others_are(
         let view = PartitionState::foreign_view(parts.broker.as_ref(), partition, committed).await?;
         partitions.push((partition.partition, view));
     }
-    Ok(Others { count: count as usize, partitions, chain: parts.chain.view().await? })
+    let mut ends = BTreeMap::new();
+    for number in held {
+        let partition = TopicPartition { topic: topic.clone(), partition: *number };
+        ends.insert(*number, parts.broker.watermarks(&partition).await?.1);
+    }
+    Ok(Others { count: count as usize, partitions, ends, chain: parts.chain.view().await?, waiting })
 }

@@ -13,6 +13,7 @@ use crate::{
         flight::{Agreement, Flight, FlightId, Group, Request, Stage, Work},
         parked::Parked,
         prepare::{PreparedSeed, PreparedTx},
+        proof::Ties,
     },
     record::{
         self, Key, Marks, Operation, Outcome, Page, Reason, Record, Rejection, Reply, Rules, Spend, SpendSlot, TxState,
@@ -375,6 +376,11 @@ impl Planner {
             return self.finish(id, Completion::PassedOver);
         }
         let in_flight = self.parents_in_flight(id, |group| group.refusal.is_some());
+        let last_try = self.get(id).is_some_and(|flight| std::mem::take(&mut flight.last_try));
+        let absent = self.get(id).and_then(|flight| flight.absent_parents().next());
+        if let Some(parent) = absent.filter(|_| last_try && in_flight.is_empty()) {
+            return self.store_contested(id, Reason::MissingParent { parent });
+        }
         if !in_flight.is_empty() {
             let remaining = in_flight.len() as u32;
             for parent in in_flight {
@@ -419,25 +425,62 @@ impl Planner {
         self.parked.next_due_ms()
     }
 
-    /// The parked transactions that wait for an absent parent, by their first event.
+    /// The transactions that wait for a parent that may never come, by their first event: one that is absent, or one that
+    /// is in flight here, came behind them, and waits itself.
     pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId)> {
-        let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
-        parked
-            .filter(|flight| flight.mode == Mode::Normal && flight.absent_parents().next().is_some())
-            .filter_map(|flight| flight.events.iter().min().map(|event| (*event, flight.id)))
+        let waiting = self.flights.iter().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        waiting
+            .filter(|flight| match flight.stage {
+                Stage::Parked => flight.absent_parents().next().is_some(),
+                _ => self.parent_behind(flight).is_some(),
+            })
+            .filter_map(|flight| Some((flight.first_event()?, flight.id)))
             .collect()
     }
 
-    /// A parent of a parked transaction is proven missing: it is contested.
-    pub fn parent_is_missing(&mut self, id: FlightId, now_ms: u64) {
+    /// A parent in flight that waits itself, and whose own event stands behind that of its child. The child cannot wait for
+    /// it: whatever the parent waits for is proven missing only after the child, which is older, has ended.
+    fn parent_behind(&self, child: &Flight) -> Option<Txid> {
+        let first = child.first_event()?;
+        let is_behind = |parent: &Txid| {
+            let parent = self.by_txid.get(parent).and_then(|id| self.flights.get(id.index as usize)?.as_ref());
+            parent.is_some_and(|parent| parent.waits() && parent.first_event().is_none_or(|event| event > first))
+        };
+        child.parents().find(is_behind)
+    }
+
+    /// For how long it has been asked whether a parent of this transaction is missing, ms.
+    pub fn has_waited_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
+        self.get(id).map_or(0, |flight| now_ms.saturating_sub(*flight.in_question_since_ms.get_or_insert(now_ms)))
+    }
+
+    /// What a parked transaction waits for is proven to have come already, or never: it tries once more, and is contested if
+    /// a parent is still absent. (Its last try may be older than the proof, and the parent have come in between.) A parent
+    /// that came behind it and waits here counts as missing, but only where ties are broken.
+    pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
-        let (Stage::Parked, Some(parent)) = (&flight.stage, flight.absent_parents().next()) else { return };
-        if self.by_txid.contains_key(&parent) {
-            return;
+        if flight.stage == Stage::Parked {
+            let Some(parent) = flight.absent_parents().next() else { return };
+            if self.by_txid.contains_key(&parent) {
+                return;
+            }
+            if let Some(flight) = self.get(id) {
+                flight.last_try = true;
+            }
+            self.parked.remove(id);
+            self.count_waiting(-1);
+            self.ready.push_back(id);
+        } else {
+            let flight = self.flights[id.index as usize].as_ref();
+            let behind = flight.filter(|flight| flight.waits()).and_then(|flight| self.parent_behind(flight));
+            let Some(parent) = behind.filter(|_| ties == Ties::Break) else { return };
+            // Those that it waited for must not start it when they end.
+            for flight in self.flights.iter_mut().flatten() {
+                flight.children.retain(|child| *child != id);
+            }
+            self.count_waiting(-1);
+            self.store_contested(id, Reason::MissingParent { parent });
         }
-        self.parked.remove(id);
-        self.count_waiting(-1);
-        self.store_contested(id, Reason::MissingParent { parent });
         self.settle_ready(now_ms);
     }
 

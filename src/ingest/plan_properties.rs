@@ -426,7 +426,7 @@ impl World {
             if idle > 0
                 && let Some((_, flight)) = self.planner.waiting_for_absent().into_iter().min()
             {
-                self.planner.parent_is_missing(flight, self.now_ms);
+                self.planner.parent_is_missing(flight, Ties::Break, self.now_ms);
             }
             assert!(idle < 50, "stuck: {:?}, open {:?}", self.planner.counts(), self.log.open);
         }

@@ -220,6 +220,20 @@ fn a_locked_parent_is_waited_for_only_so_long() {
 }
 
 #[test]
+fn a_parent_that_is_proven_missing_is_looked_for_once_more() {
+    for (answer, contested) in [(Outcome::Rejected(Rejection::NotFound), true), (applied(), false)] {
+        let mut planner = Planner::new(SETTINGS);
+        park(&mut planner, tx(&[outside(0)], 1));
+        let (_, id) = planner.waiting_for_absent()[0];
+        planner.parent_is_missing(id, Ties::Break, 5);
+        let (token, spend) = row(&mut planner);
+        assert!(matches!(spend.operation, Operation::Spend(_)), "what it waited for may have come since");
+        planner.outcome(token, answer, 5);
+        assert_eq!(matches!(row(&mut planner).1.operation, Operation::CreateContested(_)), contested);
+    }
+}
+
+#[test]
 fn what_was_revoked_ends_but_what_it_may_hold_is_contested() {
     let parent = tx(&[outside(0)], 1);
     let mut planner = Planner::new(SETTINGS);

@@ -38,10 +38,25 @@ pub enum ChainView {
     Behind(i64),
 }
 
+/// What an unfinished event of the same millisecond in another partition means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ties {
+    /// It may be the parent: milliseconds are coarse, and partitions have no order in time.
+    Wait,
+    /// The order of partitions decides: somebody has to be first, or two that wait would wait for each other.
+    Break,
+}
+
 /// Whether an absent parent of `event` is proven never to have been produced before it.
 ///
 /// `partitions` must hold every partition of the topic, `event`'s own too.
-pub fn proves_missing(event: EventOrder, partitions: &[(i32, PartitionView)], chain: ChainView, grace_ms: i64) -> bool {
+pub fn proves_missing(
+    event: EventOrder,
+    ties: Ties,
+    partitions: &[(i32, PartitionView)],
+    chain: ChainView,
+    grace_ms: i64,
+) -> bool {
     let past = event.0.saturating_add(grace_ms);
     let chain_passed = match chain {
         ChainView::AtEnd => true,
@@ -49,8 +64,10 @@ pub fn proves_missing(event: EventOrder, partitions: &[(i32, PartitionView)], ch
     };
     chain_passed
         && partitions.iter().all(|(number, view)| {
-            let nothing_older =
-                view.oldest_unfinished.is_none_or(|(timestamp_ms, offset)| (timestamp_ms, *number, offset) >= event);
+            let nothing_older = view.oldest_unfinished.is_none_or(|(timestamp_ms, offset)| {
+                let tie = timestamp_ms == event.0 && *number != event.1;
+                (timestamp_ms, *number, offset) >= event && !(tie && ties == Ties::Wait)
+            });
             let read_past = *number == event.1 || view.at_end || view.at_bound || view.read_timestamp_ms > past;
             nothing_older && read_past
         })
@@ -76,7 +93,7 @@ mod tests {
     #[test]
     fn the_oldest_event_of_all_is_proven_once_the_others_were_read_past_it() {
         let own = (1, view(Some((1_000, 7)), 1_000));
-        let proven = |other: PartitionView, chain| proves_missing(EVENT, &[(0, other), own], chain, GRACE);
+        let proven = |other: PartitionView, chain| proves_missing(EVENT, Ties::Break, &[(0, other), own], chain, GRACE);
         assert!(proven(view(None, 1_061), ChainView::AtEnd));
         assert!(!proven(view(None, 1_060), ChainView::AtEnd), "not past the grace");
         assert!(proven(PartitionView { at_end: true, ..view(None, 0) }, ChainView::AtEnd));
@@ -92,7 +109,26 @@ mod tests {
 
     #[test]
     fn an_older_unfinished_event_in_its_own_partition_stands_before_it() {
-        assert!(!proves_missing(EVENT, &[(1, view(Some((1_000, 6)), 1_000))], ChainView::AtEnd, GRACE));
-        assert!(proves_missing(EVENT, &[(1, view(Some((1_000, 7)), 1_000))], ChainView::AtEnd, GRACE));
+        for ties in [Ties::Wait, Ties::Break] {
+            let proven = |offset| {
+                proves_missing(EVENT, ties, &[(1, view(Some((1_000, offset)), 1_000))], ChainView::AtEnd, GRACE)
+            };
+            assert!(!proven(6));
+            assert!(proven(7));
+        }
+    }
+
+    #[test]
+    fn one_of_the_same_millisecond_may_be_the_parent_until_somebody_has_to_be_first() {
+        let own = (1, view(Some((1_000, 7)), 1_000));
+        let other = |partition, timestamp_ms| {
+            (partition, PartitionView { at_end: true, ..view(Some((timestamp_ms, 3)), 0) })
+        };
+        for (other, waiting, breaking) in
+            [(other(2, 1_000), false, true), (other(0, 1_000), false, false), (other(2, 1_001), true, true)]
+        {
+            let proven = |ties| proves_missing(EVENT, ties, &[other, own], ChainView::AtEnd, GRACE);
+            assert_eq!((proven(Ties::Wait), proven(Ties::Break)), (waiting, breaking), "{other:?}");
+        }
     }
 }

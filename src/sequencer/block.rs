@@ -236,7 +236,7 @@ impl Handler {
         for page in self.parts.store.masters(&txids).await?.into_iter().flatten() {
             match page.state() {
                 TxState::Live => return Ok(true),
-                TxState::Conflicting(_) if self.parents_are_live(&page).await? => return Ok(true),
+                TxState::Conflicting(_) if self.parents_are_ready(&page).await? => return Ok(true),
                 _ => {}
             }
         }
@@ -259,12 +259,18 @@ impl Handler {
         Ok(standings)
     }
 
-    async fn parents_are_live(&self, page: &Page) -> Result<bool, Stop> {
+    /// Whether all parents are live and unlocked: one that this block lists too may have won only now, and is locked until it
+    /// is set mined.
+    async fn parents_are_ready(&self, page: &Page) -> Result<bool, Stop> {
         let parents = self.inputs_of(page)?.into_iter().map(|(outpoint, _)| outpoint.txid);
         let parents = crate::sequencer::handler::distinct(parents);
         let masters = self.parts.store.masters(&parents).await?;
         Ok(masters.iter().all(|master| {
-            master.as_ref().is_some_and(|page| matches!(page.state(), TxState::Live | TxState::Pruned(_)))
+            master.as_ref().is_some_and(|page| match page.state() {
+                TxState::Live => !page.locked,
+                TxState::Pruned(_) => true,
+                _ => false,
+            })
         }))
     }
 
@@ -272,7 +278,7 @@ impl Handler {
     /// parents have to become live first.
     async fn let_win(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, txid: Txid) -> Result<bool, Stop> {
         let Some(page) = self.parts.store.master(txid).await? else { return Ok(false) };
-        if !self.parents_are_live(&page).await? {
+        if !self.parents_are_ready(&page).await? {
             return Ok(false);
         }
         // Stamped like what is applied: the event has already applied something, and a listed transaction wins whoever

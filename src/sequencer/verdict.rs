@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::{
     event::{Action, Command, ConeMember, DecidedInput, DecisionBody, Event, OutcomeKind},
     record::{
-        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Respend, RespendChecks, RespendSlot, Sequenced,
+        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Respend, RespendChecks, RespendSlot, Sequenced, Slot,
         SpendingData, TxState, Verdict,
     },
     sequencer::{
@@ -39,8 +39,8 @@ impl Handler {
             DecisionBody::Conflicting { txid, reason, height, .. } => {
                 self.wait_for_named(at, steps.live_members_ahead(), [txid]).await?;
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
-                let freed = self.settle(at, &members).await?;
-                self.second_chances(at, &freed, None, &members).await?;
+                let settled = self.settle(at, &members).await?;
+                self.second_chances(at, &settled, None, &members).await?;
                 self.tell_conflicting(at, members).await
             }
             DecisionBody::PassedOver { txid } => self.settle_passed_over(at, txid).await,
@@ -79,8 +79,8 @@ impl Handler {
         self.respend(at, txid, inputs).await?;
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
-        let freed = self.settle(at, &members).await?;
-        self.second_chances(at, &freed, Some(txid), &members).await?;
+        let settled = self.settle(at, &members).await?;
+        self.second_chances(at, &settled, Some(txid), &members).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
         self.tell_conflicting(at, members).await
     }
@@ -251,16 +251,17 @@ impl Handler {
         Ok(DecidedInput { holder: Some(stranger), ..input.clone() })
     }
 
-    /// Settles every slot of these transactions, and names them to their parents. Answers what was freed.
+    /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are: whether
+    /// this very call has freed them is not to be known, since a write whose reply was lost is done again.
     async fn settle(&self, at: At, members: &[Loser]) -> Result<BTreeSet<Outpoint>, Stop> {
-        let mut freed = BTreeSet::new();
+        let mut settled = BTreeSet::new();
         for chunk in members.chunks(BODIES_AT_ONCE) {
             let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
             for page in self.pages_of(&txids).await? {
-                freed.extend(self.settle_one(at, &page).await?);
+                settled.extend(self.settle_one(at, &page).await?);
             }
         }
-        Ok(freed)
+        Ok(settled)
     }
 
     async fn settle_one(&self, at: At, page: &Page) -> Result<Vec<Outpoint>, Stop> {
@@ -270,10 +271,9 @@ impl Handler {
             let held = HeldSlot { offset: slot.offset, holder };
             at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
         });
-        let outcomes = self.apply(rows.collect()).await?;
+        self.apply(rows.collect()).await?;
         self.note_child(at, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
-        let freed = inputs.into_iter().zip(outcomes).filter(|(_, outcome)| matches!(outcome, Outcome::Applied(_)));
-        Ok(freed.map(|((outpoint, _), _)| outpoint).collect())
+        Ok(inputs.into_iter().map(|(outpoint, _)| outpoint).collect())
     }
 
     /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
@@ -306,28 +306,30 @@ impl Handler {
         Ok(())
     }
 
-    /// Publishes `Reconsider` for the conflicting transactions that name what was freed, or what was accepted. One that
-    /// fails triggers nothing, so this ends.
+    /// Publishes `Reconsider` for the conflicting transactions that name a settled slot which nobody holds now, or what was
+    /// accepted. One that fails triggers nothing, so this ends.
     async fn second_chances(
         &self,
         at: At,
-        freed: &BTreeSet<Outpoint>,
+        settled: &BTreeSet<Outpoint>,
         accepted: Option<Txid>,
         fell: &[Loser],
     ) -> Result<(), Stop> {
-        if at.making == Making::Replaying || (freed.is_empty() && accepted.is_none()) {
+        if at.making == Making::Replaying || (settled.is_empty() && accepted.is_none()) {
             return Ok(());
         }
         let fell: BTreeSet<Txid> = fell.iter().map(|loser| loser.txid).collect();
-        let parents = distinct(freed.iter().map(|outpoint| outpoint.txid).chain(accepted));
+        let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted));
         let mut chances = BTreeSet::new();
         for parents in parents.chunks(BODIES_AT_ONCE) {
             for parent in self.pages_of(parents).await? {
+                let freed: BTreeSet<Outpoint> =
+                    settled.iter().filter(|outpoint| is_free(&parent, outpoint)).copied().collect();
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
                 let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
                 for chunk in children.chunks(BODIES_AT_ONCE) {
                     for child in self.pages_of(chunk).await? {
-                        if self.deserves_a_chance(&child, freed, accepted)? {
+                        if self.deserves_a_chance(&child, &freed, accepted)? {
                             chances.insert(child.txid);
                         }
                     }
@@ -367,4 +369,10 @@ impl Handler {
         let outcomes = losers.into_iter().map(|loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason }));
         self.tell(at, outcomes.collect()).await
     }
+}
+
+/// Whether the slot is one of this page, and nobody holds it.
+fn is_free(page: &Page, outpoint: &Outpoint) -> bool {
+    let slot = page.utxos.as_ref().and_then(|slots| slots.get(outpoint.vout as usize));
+    page.txid == outpoint.txid && matches!(slot, Some(Slot::Unspent(_)))
 }

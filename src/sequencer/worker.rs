@@ -82,6 +82,8 @@ impl Worker {
         .await?;
         feed.pass_over_fed(parts.broker.as_ref(), self.position).await?;
         tokio::select! {
+            // A run must replay from its seed, and an unbiased select throws dice of its own.
+            biased;
             fed = feed.run() => Ok(fed?),
             handled = self.handle_all(&mut log, messages) => handled,
         }

@@ -12,11 +12,7 @@ use utxo_store::{
         memory::{MemoryBroker, MemoryFaults, MemorySettings},
     },
     clock::Clock,
-    engine::{
-        RecordEngine, Set,
-        fault::{FaultEngine, Faults},
-        memory::MemoryEngine,
-    },
+    engine::{RecordEngine, Set, memory::MemoryEngine},
     event::{Block, BlockMined, Event, Seeded, SeededOutput, Subtree, SubtreeTransactions, Validated},
     ingest::{
         dead_letters::DeadLetterLimits,
@@ -34,6 +30,8 @@ use utxo_store::{
     telemetry::Metrics,
     tx::{Network, Outpoint, Transaction, Txid, varint},
 };
+
+use crate::model::{self, Expected, Logs, Model};
 
 pub const PARTITIONS: i32 = 3;
 pub const GROUP: &str = "g";
@@ -65,12 +63,17 @@ pub struct Coin {
 
 /// A transaction that spends `coins` and makes `count` outputs; `tag` sets rivals apart.
 pub fn spend(coins: &[Coin], count: usize, tag: u8) -> Made {
+    spend_claiming(coins, coins, count, tag)
+}
+
+/// The same transaction, whose event claims that it spends the outputs `claimed`.
+pub fn spend_claiming(coins: &[Coin], claimed: &[Coin], count: usize, tag: u8) -> Made {
     let each = coins.iter().map(|coin| coin.satoshis).sum::<u64>() / count as u64;
     let outputs: Vec<_> = (0..count).map(|vout| (each, vec![0x51, tag, vout as u8])).collect();
     let mut bytes = 1u32.to_le_bytes().to_vec();
     bytes.extend([0, 0, 0, 0, 0, 0xEF]);
     varint::write(&mut bytes, coins.len() as u64);
-    for coin in coins {
+    for coin in claimed {
         bytes.extend(coin.outpoint.txid.0);
         bytes.extend(coin.outpoint.vout.to_le_bytes());
         bytes.extend([1, tag]);
@@ -106,14 +109,45 @@ pub fn coinbase(height: u32) -> Made {
     finish(bytes, vec![(5_000, vec![0x51, 0xCB])])
 }
 
+/// Puts an engine in front of another.
+pub type Wrap = Arc<dyn Fn(Arc<dyn RecordEngine>) -> Arc<dyn RecordEngine> + Send + Sync>;
+
 /// The log, the store, and how to run instances on them.
 #[derive(Clone)]
 pub struct World {
     pub broker: MemoryBroker,
     pub clock: Clock,
     pub store: Store,
-    faulty: Store,
     pub settings: InstanceSettings,
+    /// What stands between a rebuild and its store.
+    pub rebuild_engine: Option<Wrap>,
+}
+
+/// What is not the same in every world.
+pub struct WorldSettings {
+    /// Of the log.
+    pub faults: MemoryFaults,
+    /// How long a group waits for a member that fell silent.
+    pub session_timeout: Duration,
+    /// Rows a batch of the pipeline.
+    pub batch_size: usize,
+    /// Members of a cone that one decision names.
+    pub cone_chunk: usize,
+    /// The most bytes that a decision may have, where that is bounded.
+    pub decision_bytes: Option<usize>,
+}
+
+impl WorldSettings {
+    /// Nothing goes wrong.
+    pub fn calm() -> Self {
+        WorldSettings {
+            faults: MemoryFaults::default(),
+            session_timeout: Duration::ZERO,
+            batch_size: 16,
+            cone_chunk: 2,
+            decision_bytes: None,
+        }
+    }
 }
 
 /// A running instance.
@@ -125,19 +159,19 @@ pub struct Running {
 
 impl World {
     pub async fn new() -> Self {
-        Self::with(MemoryFaults::default(), Faults::default(), None).await
+        Self::with_settings(WorldSettings::calm()).await
     }
 
     /// Decisions of so many bytes at the most.
     pub async fn with_decisions_of(bytes: usize) -> Self {
-        Self::with(MemoryFaults::default(), Faults::default(), Some(bytes)).await
+        Self::with_settings(WorldSettings { decision_bytes: Some(bytes), ..WorldSettings::calm() }).await
     }
 
-    /// What goes wrong between the instances and their log and store; the checks see the store as it is.
-    pub async fn with(faults: MemoryFaults, engine_faults: Faults, decision_bytes: Option<usize>) -> Self {
-        let seed = faults.seed;
+    pub async fn with_settings(settings: WorldSettings) -> Self {
+        let WorldSettings { faults, session_timeout, batch_size, cone_chunk, decision_bytes } = settings;
         let clock = Clock::simulated(1_700_000_000_000);
-        let broker = MemoryBroker::new(MemorySettings { faults, ..MemorySettings::new(clock.clone()) });
+        let broker =
+            MemoryBroker::new(MemorySettings { faults, session_timeout, ..MemorySettings::new(clock.clone()) });
         let topics = SequencerTopics {
             block_mined: "block-mined".into(),
             reorgs: "reorgs".into(),
@@ -159,7 +193,7 @@ impl World {
                 prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: 1_000 },
                 plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
                 dispatch: DispatchSettings {
-                    batch_size: 16,
+                    batch_size,
                     batch_age: Duration::from_millis(2),
                     in_flight_batches: 4,
                     retry_pause: PAUSE,
@@ -174,19 +208,17 @@ impl World {
             sequencer: SequencerSettings {
                 block_wait: Duration::from_secs(10),
                 mined_batch_size: 64,
-                cone_chunk: 2,
+                cone_chunk,
                 commit_interval: Duration::from_millis(100),
             },
             topics,
             sequencer_enabled: true,
         };
-        let store = new_store();
-        let engine = Arc::new(FaultEngine::new(store.engine.clone(), seed).with(engine_faults));
-        let faulty = Store::new(engine, store.settings);
-        World { store, faulty, broker, clock, settings }
+        World { store: new_store(), broker, clock, settings, rebuild_engine: None }
     }
 
-    fn parts(&self, store: &Store) -> InstanceParts {
+    /// What an instance works with.
+    pub fn parts(&self, store: &Store) -> InstanceParts {
         InstanceParts {
             broker: Arc::new(self.broker.clone()),
             store: store.clone(),
@@ -200,7 +232,7 @@ impl World {
     /// Starts an instance.
     pub fn start(&self) -> Running {
         let shutdown = CancellationToken::new();
-        let parts = self.parts(&self.faulty);
+        let parts = self.parts(&self.store);
         let health = parts.health.clone();
         let run = instance::run(self.settings.clone(), parts, shutdown.clone());
         let task = tokio::spawn(async move { run.await.inspect_err(|error| eprintln!("an instance ended: {error}")) });
@@ -210,7 +242,9 @@ impl World {
     /// Rebuilds what the group has committed into a new store.
     pub async fn rebuild(&self) -> Store {
         let store = new_store();
-        let rebuilt = instance::rebuild(self.settings.clone(), self.parts(&store), CancellationToken::new());
+        let wrapped = self.rebuild_engine.as_ref().map(|wrap| Store::new(wrap(store.engine.clone()), store.settings));
+        let parts = self.parts(wrapped.as_ref().unwrap_or(&store));
+        let rebuilt = instance::rebuild(self.settings.clone(), parts, CancellationToken::new());
         match tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await {
             Ok(rebuilt) => drop(rebuilt.unwrap()),
             Err(_) => panic!("the rebuild stands:\n{}", self.story(&store).await),
@@ -221,6 +255,12 @@ impl World {
     /// Both logs of the sequencer and the transactions of both stores, for whoever has to find out what went wrong.
     pub async fn story(&self, rebuilt: &Store) -> String {
         let mut story = String::new();
+        let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
+        story += "validated:\n";
+        for logged in logs.validated {
+            let txid = <[u8; 32]>::try_from(logged.message.key.as_ref()).map(|key| Txid(key).to_string());
+            story += &format!("  {:?} {}\n", logged.place(), txid.unwrap_or_default());
+        }
         for topic in ["chain", "decisions"] {
             story += &format!("{topic}:\n");
             let partition = TopicPartition { topic: topic.into(), partition: 0 };
@@ -228,8 +268,8 @@ impl World {
             let mut reader = self.broker.read(&partition, 0).await.unwrap();
             while reader.position() < end {
                 for message in reader.next(Duration::from_millis(1)).await.unwrap() {
-                    let event = Event::decode(&message.payload).unwrap();
-                    story += &format!("  {} {}\n", message.offset, utxo_store::event::to_json(&event));
+                    let event = Event::decode(&message.payload).map(|event| utxo_store::event::to_json(&event));
+                    story += &format!("  {} {}\n", message.offset, event.unwrap_or_else(|error| error.to_string()));
                 }
             }
         }
@@ -264,7 +304,8 @@ impl World {
         }
     }
 
-    async fn consumed(&self) -> bool {
+    /// Whether the groups have committed the end of every topic that they consume.
+    pub async fn consumed(&self) -> bool {
         let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
         let progress = CommittedProgress {
             broker: Arc::new(self.broker.clone()),
@@ -315,15 +356,31 @@ impl World {
         self.produce("txs", &made.txid.0, event.encode()).await;
     }
 
+    /// Produces a validated transaction whose outputs cannot be spent yet.
+    pub async fn validate_locked(&self, made: &Made) {
+        let event = Validated { tx: &made.extended, height: 200, locked: true };
+        self.produce("txs", &made.txid.0, event.encode()).await;
+    }
+
     /// Produces a partial transaction with `count` outputs.
     pub async fn seed(&self, tag: u8, count: usize) -> Made {
+        let made = Self::partial(tag, count);
+        self.produce_partial(&made).await;
+        made
+    }
+
+    /// A partial transaction with `count` outputs.
+    pub fn partial(tag: u8, count: usize) -> Made {
         let outputs: Vec<_> = (0..count).map(|vout| (1_000_000, vec![0x52, tag, vout as u8])).collect();
-        let made = Made { txid: Txid([tag; 32]), extended: Bytes::new(), outputs };
+        Made { txid: Txid([tag; 32]), extended: Bytes::new(), outputs }
+    }
+
+    /// Produces a partial transaction.
+    pub async fn produce_partial(&self, made: &Made) {
         let outputs = made.outputs.iter().zip(0..);
         let outputs = outputs.map(|((satoshis, script), vout)| SeededOutput { vout, satoshis: *satoshis, script });
         let event = Seeded { txid: made.txid, coinbase: false, height: 1, outputs: outputs.collect() };
         self.produce("txs", &made.txid.0, event.encode()).await;
-        made
     }
 
     /// Produces a block that lists these transactions.
@@ -334,12 +391,18 @@ impl World {
     /// The same, under another local id.
     pub async fn mine_as(&self, block_id: u32, sequence: u64, listed: &[&Made]) -> Made {
         let coinbase = coinbase(sequence as u32);
+        self.mine_with(block_id, sequence, 100 + sequence as u32, &coinbase, listed).await;
+        coinbase
+    }
+
+    /// Produces a block of this height with this coinbase.
+    pub async fn mine_with(&self, block_id: u32, sequence: u64, height: u32, coinbase: &Made, listed: &[&Made]) {
         let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
         let block = Block {
             block_id,
             hash: [sequence as u8; 32],
             previous: [sequence as u8 - 1; 32],
-            height: 100 + sequence as u32,
+            height,
             time: 1_700_000_000,
             longest_chain: true,
             coinbase: &coinbase.extended,
@@ -347,7 +410,6 @@ impl World {
         };
         let event = Event::BlockMined(BlockMined { sequence, block });
         self.produce("block-mined", b"", event.encode()).await;
-        coinbase
     }
 
     /// Fails unless the store breaks no invariant and a rebuild from the log gives the same state.
@@ -357,13 +419,48 @@ impl World {
         if !violations.is_empty() {
             panic!("{what}: {violations:#?}\n{}", self.story(&self.store).await);
         }
+        let expected = self.expected(what).await;
         let rebuilt = self.rebuild().await;
+        for (name, store) in [("the store", &self.store), ("the rebuild", &rebuilt)] {
+            self.compare(&format!("{what}: {name}"), &expected, store).await;
+        }
         let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
         if live.digest != again.digest {
             let (live, again) = (dump(&self.store).await, dump(&rebuilt).await);
             let differ: Vec<_> = live.iter().filter(|line| !again.contains(line)).collect();
             let instead: Vec<_> = again.iter().filter(|line| !live.contains(line)).collect();
             panic!("{what}: the rebuild differs: live {differ:#?}\nrebuilt {instead:#?}");
+        }
+    }
+
+    /// What the model makes of the logs. Everything must have been handled.
+    pub async fn expected(&self, what: &str) -> Expected {
+        let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
+        let settings = self.settings.pipeline.prepare;
+        let rules = model::Rules {
+            network: settings.network,
+            utxo_batch_size: settings.utxo_batch_size,
+            retention: RULES.retention,
+            forgetful: false,
+            pruned_to: None,
+        };
+        match Model::replay(&logs, &rules) {
+            Ok(expected) => expected,
+            Err(complaints) => {
+                let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
+                panic!("{what}: the model does not agree:\n{lines}{}", self.story(&self.store).await);
+            }
+        }
+    }
+
+    async fn compare(&self, what: &str, expected: &Expected, store: &Store) {
+        let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
+        let pages = scanned.records.iter().filter_map(|(_, record)| record.page());
+        let complaints = expected.compare(pages);
+        let digest = store.survey(|_| {}).await.unwrap().digest;
+        if !complaints.is_empty() || digest != expected.digest() {
+            let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
+            panic!("{what} is not what the model expects:\n{lines}{}", self.story(store).await);
         }
     }
 

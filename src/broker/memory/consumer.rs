@@ -41,7 +41,8 @@ impl Consumer for MemoryConsumer {
                     None => pending().await,
                 }
             };
-            tokio::select! { () = changed => {}, () = timer => {} }
+            // `biased`: a run must replay from its seed, and an unbiased select throws dice of its own.
+            tokio::select! { biased; () = changed => {}, () = timer => {} }
         }
     }
 
@@ -153,7 +154,7 @@ impl MemoryConsumer {
         let mut guard = self.open("poll")?;
         let state = &mut *guard;
         let now = Instant::now();
-        let (settings, rules) = (&self.shared.settings, self.shared.settings.rules());
+        let rules = self.shared.settings.rules();
         let mut changed = state.expire(&self.shared, &self.group);
         for attempt in 0..2 {
             let group = state.groups.entry(self.group.clone()).or_default();
@@ -163,11 +164,10 @@ impl MemoryConsumer {
                 }
                 return Ok(Ok(event));
             }
-            let faults = &settings.faults;
-            if attempt == 0 && state.random.chance(faults.rebalance) {
+            if attempt == 0 && state.dice.strikes("rebalance", |faults| faults.rebalance) {
                 group.rebalance(true, rules, &state.logs, now);
                 changed = true;
-            } else if attempt == 0 && state.random.chance(faults.lost_assignment) {
+            } else if attempt == 0 && state.dice.strikes("lost assignment", |faults| faults.lost_assignment) {
                 group.expel(self.member, rules, &state.logs, now);
                 changed = true;
             } else {
@@ -189,8 +189,8 @@ impl MemoryConsumer {
         now: Instant,
         wake_at: &mut Option<Instant>,
     ) -> Result<Option<Polled>, BrokerError> {
-        let (settings, faults) = (&self.shared.settings, &self.shared.settings.faults);
-        let State { logs, groups, random, .. } = state;
+        let settings = &self.shared.settings;
+        let State { logs, groups, dice, .. } = state;
         let Some(member) = groups.get_mut(&self.group).and_then(|group| group.members.get_mut(&self.member)) else {
             return Ok(None);
         };
@@ -211,9 +211,8 @@ impl MemoryConsumer {
                 owned.end_heard = true;
                 return Ok(Some(Polled::End(partition)));
             }
-            if owned.held_until.is_none() && random.chance(faults.delay) {
-                let held = random.below(faults.delay_max.as_millis() as u64 + 1);
-                owned.held_until = Some(now + Duration::from_millis(held));
+            if owned.held_until.is_none() && dice.strikes("delivery delayed", |faults| faults.delay) {
+                owned.held_until = Some(now + dice.delay());
             }
             if let Some(until) = owned.held_until.filter(|until| *until > now) {
                 *wake_at = Some(wake_at.map_or(until, |at| at.min(until)));
@@ -228,8 +227,8 @@ impl MemoryConsumer {
                 owned.end_heard = true;
                 return Ok(Some(Polled::End(partition)));
             }
-            if random.chance(faults.duplicate) {
-                owned.position = messages[random.below(messages.len() as u64) as usize].offset;
+            if dice.strikes("delivery repeated", |faults| faults.duplicate) {
+                owned.position = messages[dice.below(messages.len())].offset;
             }
             let epoch = owned.epoch;
             member.last = Some(partition.clone());

@@ -1,0 +1,258 @@
+//! Every message that the store itself wrote must be explained by the history, and every one of the validated topic must
+//! be accounted for in exactly one way.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use utxo_store::{
+    event::{Contest, DeadLetter, DeadLetterClass, Event, OutcomeEvent},
+    record::Reason,
+    tx::Txid,
+};
+
+use super::{
+    Logged,
+    facts::Version,
+    history::{Standing, is_at},
+    replay::Replay,
+};
+
+/// Header of an event that was fed into the chain: its offset in the topic that it comes from.
+const SOURCE_OFFSET: &str = "utxo-source-offset";
+
+/// Topic, partition, offset of the message that a dead letter is about.
+type Buried = (String, i32, u64);
+
+impl Replay<'_> {
+    /// A contested transaction conflicts with something in the history, and its contest says where its event is.
+    pub fn check_contest(&mut self, contest: &Contest) {
+        let Contest { txid, position, body, reason } = contest;
+        let topic = &self.logs.validated_topic;
+        let says = |version: &Version| is_at(version, position) && blake3::hash(&version.body) == *body;
+        let there = position.topic == *topic && self.history.tx(txid).is_some_and(|tx| tx.versions().iter().any(says));
+        if !there {
+            self.complain(format!("contests {txid} by an event that is not there: {position:?}"));
+        } else if !self.explains(contest) {
+            self.complain(format!("contests {txid} because of {reason:?}, which the history does not know"));
+        }
+    }
+
+    fn explains(&self, contest: &Contest) -> bool {
+        let (txid, history) = (&contest.txid, &self.history);
+        let inputs = history.inputs(txid);
+        let outpoint = |input: u32| inputs.get(input as usize).copied();
+        let spends = |parent: &Txid| inputs.iter().any(|input| input.txid == *parent);
+        let height = history.tx(txid).and_then(|tx| {
+            let version = tx.versions().iter().find(|version| is_at(version, &contest.position))?;
+            Some(version.height)
+        });
+        match contest.reason {
+            Reason::DoubleSpend { input, winner } => outpoint(input).is_some_and(|outpoint| {
+                let spenders = history.facts.spenders.get(&outpoint).into_iter().flatten();
+                winner != *txid && spenders.into_iter().any(|spender| spender.txid == winner)
+            }),
+            Reason::ConflictingParent { parent } => spends(&parent) && self.ever_lost.contains(&parent),
+            Reason::MissingParent { parent } => spends(&parent) && self.was_missing(&parent, &contest.position),
+            Reason::PrunedParent { parent } => spends(&parent) && history.is_pruned(&parent),
+            Reason::Immature { input } => outpoint(input).is_some_and(|outpoint| {
+                let from = history.tx(&outpoint.txid).and_then(|tx| tx.spending_height());
+                from.is_some_and(|from| height.is_some_and(|height| from > height))
+            }),
+            Reason::NoSuchOutput { input } => outpoint(input).is_some_and(|outpoint| history.owed(&outpoint).is_none()),
+            Reason::Mismatch { input } => history.tx(txid).is_some_and(|tx| {
+                let version = tx.versions().iter().find(|version| is_at(version, &contest.position));
+                let claim = version.and_then(|version| version.claims.get(input as usize));
+                outpoint(input).and_then(|outpoint| history.owed(&outpoint)).as_ref() != claim
+            }),
+            Reason::Locked { parent } => spends(&parent) && self.ever_locked(&parent),
+            // A command touched it, and was handled before.
+            Reason::Frozen { input } | Reason::NotYetSpendable { input } | Reason::History { input } => outpoint(input)
+                .is_some_and(|outpoint| self.touched.get(&outpoint).is_some_and(|since| *since < self.at)),
+            Reason::Found => self.mentioned.contains(txid) || self.has_any_cause(txid),
+            Reason::Command | Reason::Disconnected => false,
+        }
+    }
+
+    fn ever_locked(&self, txid: &Txid) -> bool {
+        let fate = self.history.fates.get(txid);
+        let by_event = self.history.tx(txid).is_some_and(|tx| tx.versions().iter().any(|version| version.locked));
+        by_event || fate.is_some_and(|fate| fate.locked.is_some())
+    }
+
+    /// Its record may have been stored contested by somebody who died before its contest was in the log: whatever could
+    /// have been the reason will do.
+    fn has_any_cause(&self, txid: &Txid) -> bool {
+        let history = &self.history;
+        history.inputs(txid).iter().any(|input| {
+            let rivals = history.facts.spenders.get(input).is_some_and(|spenders| spenders.len() > 1);
+            let touched = self.touched.contains_key(input);
+            rivals || touched || self.ever_lost.contains(&input.txid) || self.ever_locked(&input.txid)
+        }) || !history.against(txid, 0).is_empty()
+    }
+
+    /// What must hold once everything is handled.
+    pub fn finish(&mut self) {
+        self.at = self.logs.chain.last().map_or(0, |logged| logged.message.offset);
+        for txid in self.history.facts.txs.keys().copied().collect::<Vec<_>>() {
+            match self.history.standing(&txid) {
+                Some(Standing::Pending) => self.complain_of(txid, "is contested, and has no verdict"),
+                Some(Standing::Live | Standing::Uncontested) => self.check_live(txid),
+                Some(Standing::Lost(_) | Standing::Pruned(_)) | None => {}
+            }
+        }
+        for (txid, offset) in std::mem::take(&mut self.chances) {
+            if self.reconsidered.get(&txid).is_none_or(|last| *last <= offset) {
+                self.complain_of(txid, format!("deserves a second chance since chain offset {offset}, and gets none"));
+            }
+        }
+    }
+
+    /// Its parents are live (or pruned), its inputs are its own, and agree with what its parents hold.
+    fn check_live(&mut self, txid: Txid) {
+        // As of the block that has it; what came later (a lock, a freeze) does not bar what is live.
+        for reason in self.history.against(&txid, u32::MAX) {
+            match reason {
+                Reason::Locked { .. } | Reason::Frozen { .. } | Reason::PrunedParent { .. } => {}
+                reason => self.complain_of(txid, format!("is live, though {reason:?}")),
+            }
+        }
+        let Some(version) = self.history.version(&txid) else { return };
+        let height = version.height;
+        let young = self.history.standing(&txid) == Some(Standing::Uncontested) || !self.history.is_mined(&txid);
+        let immature = |reason: &Reason| matches!(reason, Reason::Immature { .. });
+        if young && let Some(reason) = self.history.against(&txid, height).into_iter().find(immature) {
+            self.complain_of(txid, format!("is live, though {reason:?} at its height {height}"));
+        }
+    }
+
+    /// Dead letters, outcomes and fed blocks.
+    pub fn check_messages(&mut self) {
+        self.check_dead_letters();
+        self.check_outcomes();
+        self.check_fed();
+    }
+
+    fn check_dead_letters(&mut self) {
+        let mut expected: BTreeMap<Buried, DeadLetterClass> = BTreeMap::new();
+        let validated = self.logs.validated_topic.clone();
+        let mut expect = |topic: &str, partition, offset, class| {
+            expected.insert((topic.to_owned(), partition, offset), class);
+        };
+        for (place, class) in &self.history.facts.poison {
+            expect(&validated, place.partition, place.offset, *class);
+        }
+        for place in &self.buried {
+            expect(&validated, place.partition, place.offset, DeadLetterClass::MissingParent);
+        }
+        let logs = self.logs;
+        if let Some(topics) = &logs.topics {
+            self.chain_poison.iter().for_each(|offset| expect(&topics.chain, 0, *offset, DeadLetterClass::Decode));
+            for (topic, messages) in [(&topics.block_mined, &logs.block_mined), (&topics.reorgs, &logs.reorgs)] {
+                for logged in messages.iter().filter(|logged| sequence_of(logged).is_none()) {
+                    expect(topic, logged.partition, logged.message.offset, DeadLetterClass::Decode);
+                }
+            }
+        }
+        for logged in &logs.dead_letters {
+            let letter = match DeadLetter::from_headers(&logged.message.headers) {
+                Ok(letter) => letter,
+                Err(error) => {
+                    self.complain_of(
+                        format!("dead letter {}/{}", logged.partition, logged.message.offset),
+                        error.to_string(),
+                    );
+                    continue;
+                }
+            };
+            let about = format!("dead letter of {} {}/{}", letter.topic, letter.partition, letter.offset);
+            let buried = (letter.topic.clone(), letter.partition, letter.offset);
+            match expected.get(&buried) {
+                Some(class) if *class == letter.class => {}
+                Some(class) => self.complain_of(&about, format!("is {:?}, and must be {class:?}", letter.class)),
+                None => self.complain_of(&about, format!("{:?} is not explained: {}", letter.class, letter.message)),
+            }
+            let source = self.source(&letter.topic, letter.partition, letter.offset);
+            let same = |source: &&Logged| {
+                let (ours, theirs) = (&source.message, &logged.message);
+                (&ours.key, &ours.payload, ours.timestamp_ms) == (&theirs.key, &theirs.payload, letter.timestamp_ms)
+            };
+            if !source.as_ref().is_some_and(same) {
+                self.complain_of(&about, "is not what its source says");
+            }
+        }
+        let letters =
+            logs.dead_letters.iter().filter_map(|logged| DeadLetter::from_headers(&logged.message.headers).ok());
+        let there: BTreeSet<Buried> = letters.map(|letter| (letter.topic, letter.partition, letter.offset)).collect();
+        for (topic, partition, offset) in expected.keys().filter(|buried| !there.contains(buried)) {
+            self.complain_of(format!("{topic} {partition}/{offset}"), "has no dead letter, and must have one");
+        }
+    }
+
+    fn source(&self, topic: &str, partition: i32, offset: u64) -> Option<&Logged> {
+        let logs = self.logs;
+        let topics = logs.topics.as_ref();
+        let named =
+            |name: fn(&utxo_store::sequencer::SequencerTopics) -> &String| topics.map(name).is_some_and(|n| n == topic);
+        let messages = match () {
+            () if topic == logs.validated_topic => &logs.validated,
+            () if named(|topics| &topics.chain) => &logs.chain,
+            () if named(|topics| &topics.block_mined) => &logs.block_mined,
+            () if named(|topics| &topics.reorgs) => &logs.reorgs,
+            () => return None,
+        };
+        messages.iter().find(|logged| (logged.partition, logged.message.offset) == (partition, offset))
+    }
+
+    /// All that must be told is told, and nothing else.
+    fn check_outcomes(&mut self) {
+        let told = std::mem::take(&mut self.told);
+        let mut missing: Vec<bool> = vec![true; told.len()];
+        let logs = self.logs;
+        for logged in &logs.outcomes {
+            let about = format!("outcome {}/{}", logged.partition, logged.message.offset);
+            let Ok(Event::Outcome(OutcomeEvent { txid, chain_offset, kind })) = Event::decode(&logged.message.payload)
+            else {
+                self.complain_of(about, "is no outcome");
+                continue;
+            };
+            let outcome = (txid, chain_offset, kind);
+            match told.iter().position(|told| *told == outcome) {
+                Some(place) => missing[place] = false,
+                None => self.complain_of(about, format!("tells what never became of it: {outcome:?}")),
+            }
+        }
+        for ((txid, offset, kind), missing) in told.into_iter().zip(missing) {
+            if missing {
+                self.complain_of(txid, format!("nobody is told what chain offset {offset} made of it: {kind:?}"));
+            }
+        }
+    }
+
+    /// What was fed into the chain is what its topic holds, and all of it is there.
+    fn check_fed(&mut self) {
+        let logs = self.logs;
+        for logged in logs.chain.iter().filter(|logged| sequence_of(logged).is_some()) {
+            let number = logged.message.headers.iter().find(|(name, _)| name == SOURCE_OFFSET);
+            let number = number.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse::<u64>().ok());
+            let same = |source: &&Logged| {
+                Some(source.message.offset) == number && source.message.payload == logged.message.payload
+            };
+            if !logs.block_mined.iter().chain(&logs.reorgs).any(|source| same(&source)) {
+                self.complain_of(format!("chain offset {}", logged.message.offset), "holds what no topic was fed from");
+            }
+        }
+        let sources: BTreeSet<u64> = logs.block_mined.iter().chain(&logs.reorgs).filter_map(sequence_of).collect();
+        let handled = self.history.sequence;
+        let due = (1..).zip(&sources).take_while(|(due, found)| due == *found).count() as u64;
+        if handled != due {
+            self.complain_of("the chain", format!("has handled {handled} blocks and reorgs of {due}"));
+        }
+    }
+}
+
+fn sequence_of(logged: &Logged) -> Option<u64> {
+    match Event::decode(&logged.message.payload) {
+        Ok(Event::BlockMined(mined)) => Some(mined.sequence),
+        Ok(Event::Reorg(reorg)) => Some(reorg.sequence),
+        _ => None,
+    }
+}

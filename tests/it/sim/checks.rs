@@ -1,0 +1,157 @@
+//! What must hold of every single change of a record. Pure.
+
+use std::fmt;
+
+use utxo_store::{
+    engine::Row,
+    record::{Body, Operation, Outcome, Page, Record, Sequenced, Slot, SpendingData, Stamp, TxState},
+    tx::{Outpoint, Transaction, Txid},
+};
+
+/// A slot that no longer names who it named.
+#[derive(Debug)]
+pub struct Change {
+    pub offset: usize,
+    pub from: SpendingData,
+    pub to: Option<SpendingData>,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = self.to.map_or("nobody".to_owned(), |to| to.txid.to_string());
+        write!(f, "slot {} went from {} to {to}", self.offset, self.from.txid)
+    }
+}
+
+/// What breaks a rule, if anything does.
+pub fn row(row: &Row, before: Option<&Record>, outcome: &Outcome, after: Option<&Record>) -> Option<String> {
+    if matches!(outcome, Outcome::Rejected(_)) {
+        return (before != after).then(|| "refused, and yet the record changed".to_owned());
+    }
+    let (before, after) = match (before, after) {
+        (Some(Record::Page(before)), Some(Record::Page(after))) => (Some(&**before), &**after),
+        (None, Some(Record::Page(after))) => (None, &**after),
+        (Some(Record::Page(_)), _) => return Some("the page is gone".to_owned()),
+        _ => return None,
+    };
+    let found = [stamps(row, before, after), counts(after), slots(row, before, after), fast_path(row, before, after)];
+    found.into_iter().flatten().next()
+}
+
+fn stamp_of(operation: &Operation) -> Option<Stamp> {
+    match operation {
+        Operation::Sequenced(stamp, _) => Some(*stamp),
+        _ => None,
+    }
+}
+
+/// Stamps never go back, and only the sequencer writes them.
+fn stamps(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
+    let there = before.and_then(|page| page.chain_pos);
+    if after.chain_pos < there {
+        return Some(format!("the stamp went back from {there:?} to {:?}", after.chain_pos));
+    }
+    match stamp_of(&row.operation) {
+        Some(stamp) if after.chain_pos != Some(stamp) => Some(format!("the stamp {stamp:?} was not written")),
+        None if after.chain_pos != there && before.is_some() => Some("the fast path wrote a stamp".to_owned()),
+        _ => None,
+    }
+}
+
+/// Nothing is counted twice.
+fn counts(after: &Page) -> Option<String> {
+    let slots = after.utxos.as_ref()?;
+    let spent = slots.iter().filter(|slot| matches!(slot, Slot::Spent(..))).count();
+    (spent != after.spent_utxos as usize).then(|| format!("{spent} slots are spent, {} are counted", after.spent_utxos))
+}
+
+/// Slots that name another, or nobody, now.
+pub fn changed_holders(before: Option<&Page>, after: &Page) -> Vec<Change> {
+    let Some(slots) = before.and_then(|page| page.utxos.as_ref()) else { return Vec::new() };
+    let now = |offset: usize| after.utxos.as_ref().and_then(|slots| slots.get(offset)?.spender());
+    slots
+        .iter()
+        .enumerate()
+        .filter_map(|(offset, slot)| Some(Change { offset, from: slot.spender()?, to: now(offset) }))
+        .filter(|change| change.to != Some(change.from))
+        .collect()
+}
+
+fn slots(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
+    let hashes = |page: &Page| page.utxos.as_ref().map(|slots| slots.iter().map(Slot::hash).collect::<Vec<_>>());
+    if let Some(before) = before.filter(|page| page.utxos.is_some())
+        && hashes(before) != hashes(after)
+    {
+        return Some("a slot's hash changed".to_owned());
+    }
+    let change = changed_holders(before, after).into_iter().next()?;
+    match &row.operation {
+        Operation::Sequenced(_, Sequenced::Settle(_) | Sequenced::Respend(_)) => None,
+        _ => Some(change.to_string()),
+    }
+}
+
+/// The fast path only adds.
+fn fast_path(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
+    let before = before.filter(|_| stamp_of(&row.operation).is_none())?;
+    let taken = |page: &Page| page.utxos.iter().flatten().filter(|slot| slot.spender().is_some()).count();
+    if taken(before) < taken(after) && before.utxos.is_some() && before.state() != TxState::Live {
+        return Some(format!("a slot was taken of a transaction that is {:?}", before.state()));
+    }
+    if taken(before) < taken(after) && before.locked {
+        return Some("a slot was taken of a locked transaction".to_owned());
+    }
+    if before.state() != after.state() {
+        let adds = matches!(
+            (before.state(), &row.operation),
+            (TxState::Creating, Operation::ClearCreating)
+                | (TxState::Stub(_) | TxState::Pruned(_), Operation::CreateContested(_))
+        );
+        if !adds {
+            return Some(format!("the fast path made {:?} of {:?}", after.state(), before.state()));
+        }
+    }
+    let mined = |page: &Page| page.master.as_ref().map(|master| (master.mined.clone(), master.verdict));
+    if before.utxos.is_some() && (mined(before) != mined(after) || before.locked != after.locked) {
+        return Some("the fast path changed what only the sequencer changes".to_owned());
+    }
+    (!before.contested.is_subset(&after.contested)).then(|| "a mark is gone".to_owned())
+}
+
+/// What a stored transaction spends, by which input.
+pub fn inputs_of(page: &Page) -> Vec<(Outpoint, u32)> {
+    let Some(Body::Transaction(body)) = page.master.as_ref().and_then(|master| master.body.as_ref()) else {
+        return Vec::new();
+    };
+    match Transaction::parse(body) {
+        Ok(tx) if !tx.is_coinbase() => tx.inputs().zip(0..).map(|(input, index)| (input.outpoint, index)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Whether that output names that input of that transaction.
+pub fn names(parent: Option<&Page>, vout: u32, txid: Txid, input: u32) -> bool {
+    let Some(page) = parent else { return false };
+    let slot = page.utxos.as_ref().and_then(|slots| slots.get(vout as usize));
+    page.pruned.is_some() || slot.and_then(Slot::spender) == Some(SpendingData { txid, input })
+}
+
+/// The name of an operation, for people.
+pub fn name_of(operation: &Operation) -> String {
+    let debug = match operation {
+        Operation::Spend(spend) => return format!("Spend by {} {:?}", spend.spender, spend.marks),
+        Operation::Sequenced(stamp, Sequenced::Respend(respend)) => {
+            return format!("Respend@{}.{} to {}", stamp.offset, stamp.phase as u8, respend.to);
+        }
+        Operation::Sequenced(stamp, operation) => {
+            let debug = format!("{operation:?}");
+            let name = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+            return format!("{name}@{}.{}", stamp.offset, stamp.phase as u8);
+        }
+        Operation::Create(_) => "Create",
+        Operation::CreateContested(_) => "CreateContested",
+        Operation::ClearCreating => "ClearCreating",
+        _ => "Other",
+    };
+    debug.to_owned()
+}

@@ -1,0 +1,154 @@
+//! What must hold of every commit: everything below the offset is in the store, or a dead letter.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use utxo_store::{
+    broker::{Broker, Committed, Message, TopicPartition, memory::MemoryBroker},
+    event::{Block, DeadLetter, Event},
+    ingest::prepare::{PrepareSettings, Prepared, prepare},
+    record::{Page, TxState, Verdict},
+    sequencer::state::ChainState,
+    store::Store,
+    tx::Txid,
+};
+
+use super::trace::Observer;
+
+/// Looks at each commit; the store is the one without faults.
+pub struct CommitCheck {
+    pub broker: MemoryBroker,
+    pub store: Store,
+    pub settings: PrepareSettings,
+    pub observer: Arc<Observer>,
+    checked: Mutex<BTreeMap<TopicPartition, u64>>,
+}
+
+impl CommitCheck {
+    pub fn new(broker: MemoryBroker, store: Store, settings: PrepareSettings, observer: Arc<Observer>) -> Self {
+        CommitCheck { broker, store, settings, observer, checked: Mutex::default() }
+    }
+
+    /// Looks at what has been committed since the last time.
+    pub async fn check(&self, offsets: &[(TopicPartition, Committed)]) {
+        for (partition, committed) in offsets {
+            if let Err(what) = self.check_one(partition, committed).await {
+                self.observer.violation(format!("{partition} was committed up to {}: {what}", committed.offset));
+            }
+        }
+    }
+
+    async fn check_one(&self, partition: &TopicPartition, committed: &Committed) -> Result<(), String> {
+        let from = {
+            let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+            checked.insert(partition.clone(), committed.offset).unwrap_or(0)
+        };
+        if committed.offset < from {
+            return Err(format!("it had been committed up to {from}"));
+        }
+        let state = ChainState::from_metadata(&committed.metadata).unwrap_or_default();
+        for message in read(&self.broker, partition, from, committed.offset).await {
+            let at = message.offset;
+            let missing = match &*partition.topic {
+                "chain" => self.chain_event(&message, &state).await,
+                _ => self.transaction(partition, &message).await,
+            };
+            missing.map_err(|what| format!("offset {at}: {what}"))?;
+        }
+        Ok(())
+    }
+
+    async fn transaction(&self, partition: &TopicPartition, message: &Message) -> Result<(), String> {
+        let txid = match prepare(&self.settings, message) {
+            Ok(Prepared::Validated(tx)) => tx.txid,
+            Ok(Prepared::Seeded(seed)) => seed.txid,
+            Err(_) => return self.dead_letter(partition, message.offset).await,
+        };
+        match self.master(txid).await.map(|page| page.state()) {
+            Some(TxState::Live | TxState::Conflicting(Verdict::Conflicting(_)) | TxState::Pruned(_)) => Ok(()),
+            Some(TxState::Conflicting(_)) if self.is_contested(txid).await => Ok(()),
+            state => match self.dead_letter(partition, message.offset).await {
+                Ok(()) => Ok(()),
+                Err(_) => Err(format!("{txid} is {state:?}, and nobody will decide it")),
+            },
+        }
+    }
+
+    async fn chain_event(&self, message: &Message, state: &ChainState) -> Result<(), String> {
+        match Event::decode(&message.payload) {
+            Ok(Event::Contest(contest)) => match self.master(contest.txid).await.map(|page| page.state()) {
+                Some(TxState::Live | TxState::Conflicting(Verdict::Conflicting(_)) | TxState::Pruned(_)) => Ok(()),
+                state => Err(format!("the contestant {} is {state:?}", contest.txid)),
+            },
+            Ok(Event::BlockMined(mined)) if mined.sequence <= state.sequence => {
+                for txid in listed(&mined.block) {
+                    let page = self.master(txid).await.filter(|page| page.state() == TxState::Live);
+                    let triples = page.as_ref().and_then(|page| page.master.as_ref()).map(|master| &master.mined);
+                    if !triples.is_some_and(|mined_in| mined_in.iter().any(|m| m.block_id == mined.block.block_id)) {
+                        return Err(format!("{txid} is not set mined in block {}", mined.block.block_id));
+                    }
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn master(&self, txid: Txid) -> Option<Arc<Page>> {
+        self.store.master(txid).await.ok()?
+    }
+
+    async fn is_contested(&self, txid: Txid) -> bool {
+        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+        let all = read(&self.broker, &chain, 0, u64::MAX).await;
+        all.iter().any(|message| {
+            matches!(Event::decode(&message.payload), Ok(Event::Contest(contest)) if contest.txid == txid)
+        })
+    }
+
+    async fn dead_letter(&self, partition: &TopicPartition, offset: u64) -> Result<(), String> {
+        let letters = dead_letters(&self.broker).await;
+        match letters.contains(&(partition.topic.to_string(), partition.partition, offset)) {
+            true => Ok(()),
+            false => Err("it is neither in the store nor a dead letter".to_owned()),
+        }
+    }
+}
+
+fn listed(block: &Block<'_>) -> Vec<Txid> {
+    let mut txids = Vec::new();
+    for subtree in &block.subtrees {
+        txids.extend(subtree.transactions.inline().into_iter().flatten());
+    }
+    txids
+}
+
+/// Messages of a partition, up to its end at most.
+pub async fn read(broker: &MemoryBroker, partition: &TopicPartition, from: u64, to: u64) -> Vec<Message> {
+    let to = broker.watermarks(partition).await.map_or(0, |(_, high)| high).min(to);
+    let mut messages = Vec::new();
+    let Ok(mut reader) = broker.read(partition, from).await else { return messages };
+    while reader.position() < to {
+        let Ok(batch) = reader.next(Duration::ZERO).await else { return messages };
+        messages.extend(batch);
+    }
+    messages.retain(|message| message.offset < to);
+    messages
+}
+
+/// The places that dead letters name.
+pub async fn dead_letters(broker: &MemoryBroker) -> BTreeSet<(String, i32, u64)> {
+    let mut places = BTreeSet::new();
+    for partition in 0..crate::world::PARTITIONS {
+        let partition = TopicPartition { topic: "dead-letters".into(), partition };
+        for message in read(broker, &partition, 0, u64::MAX).await {
+            if let Ok(letter) = DeadLetter::from_headers(&message.headers) {
+                places.insert((letter.topic, letter.partition, letter.offset));
+            }
+        }
+    }
+    places
+}

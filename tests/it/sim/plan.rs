@@ -1,0 +1,197 @@
+//! A history and its faults as plain data: what a seed gives, what shrinking reduces and what a run executes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Everything that decides a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Of all dice that are thrown inside the run.
+    pub dice: u64,
+    /// Height of block `n` is `BASE_HEIGHT + n * height_step`.
+    pub height_step: u32,
+    /// How long a group waits for a member that fell silent, ms.
+    pub session_ms: u64,
+    /// Rows a batch of the pipeline, and members a chunk of a cone.
+    pub batch: usize,
+    /// Probabilities of the faults that are on, by name.
+    pub faults: BTreeMap<&'static str, f64>,
+    /// The transactions that steps may name.
+    pub txs: BTreeMap<u32, Tx>,
+    /// What happens, in order.
+    pub steps: Vec<Step>,
+}
+
+/// Height below the first block.
+pub const BASE_HEIGHT: u32 = 100;
+/// Blocks until the outputs of a coinbase can be spent.
+pub const MATURITY: u32 = 100;
+/// Instances that a plan may name.
+pub const SLOTS: u8 = 4;
+
+/// How a transaction is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tx {
+    /// A partial one.
+    Seed {
+        /// Number of outputs.
+        outputs: u32,
+    },
+    /// Of a block.
+    Coinbase,
+    /// One that spends outputs (transaction, index) of earlier ones.
+    Spend {
+        /// What it spends.
+        inputs: Vec<(u32, u32)>,
+        /// Number of outputs.
+        outputs: u32,
+    },
+}
+
+/// What an event claims wrongly of the output that its first input spends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lie {
+    Amount,
+    Script,
+}
+
+/// A message that nobody can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Poison {
+    /// No event at all.
+    Garbage,
+    /// Under the key of another transaction.
+    WrongKey,
+    /// A command in the topic of transactions.
+    WrongTopic,
+    /// No event, in the chain.
+    Chain,
+}
+
+/// One step of a history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Produces the event of a partial transaction.
+    Seed { tx: u32 },
+    /// Produces the event of a transaction.
+    Validate { tx: u32, height: u32, locked: bool, lie: Option<Lie> },
+    /// Produces what is no event.
+    Poison { kind: Poison },
+    /// Produces the next block.
+    Mine { coinbase: u32, listed: Vec<u32> },
+    /// Produces a command.
+    Reconsider { tx: u32 },
+    /// Lets time pass.
+    Sleep { ms: u64 },
+    /// Starts an instance, where none runs.
+    Start { slot: u8 },
+    /// Shuts an instance down in order.
+    Stop { slot: u8 },
+    /// Has an instance crash after so many more of its polls and calls.
+    Crash { slot: u8, ticks: u64 },
+    /// Freezes an instance; `lost`: its group gives its partitions away.
+    Pause { slot: u8, lost: bool },
+    /// Takes an instance's partitions away and keeps that from it: it goes on as a zombie.
+    Deafen { slot: u8 },
+    /// Ends `Pause` and `Deafen`.
+    Wake { slot: u8 },
+    /// Every partition is given up and handed out anew.
+    Rebalance,
+    /// Every member loses its partitions without being asked.
+    LoseAssignments,
+    /// Writes that are late arrive now.
+    DeliverLate,
+}
+
+impl Plan {
+    /// Leaves in each block only what an honest miner could list: with its parents, valid at its height, and no two
+    /// that spend the same output; and only what is produced at all, or the chain would wait for ever. Shrinking relies
+    /// on it.
+    pub fn with_honest_blocks(mut self) -> Self {
+        let mut miner = Miner::new(&self);
+        let steps = std::mem::take(&mut self.steps);
+        self.steps = steps
+            .into_iter()
+            .map(|step| match step {
+                Step::Mine { coinbase, listed } => {
+                    Step::Mine { coinbase, listed: miner.mine(&self, coinbase, listed) }
+                }
+                step => step,
+            })
+            .collect();
+        self
+    }
+
+    /// The transactions that steps name, with all that they descend from.
+    pub fn used(&self) -> BTreeSet<u32> {
+        let named = self.steps.iter().flat_map(|step| match step {
+            Step::Seed { tx } | Step::Validate { tx, .. } | Step::Reconsider { tx } => vec![*tx],
+            Step::Mine { coinbase, listed } => [&[*coinbase], listed.as_slice()].concat(),
+            _ => Vec::new(),
+        });
+        let mut open: Vec<u32> = named.collect();
+        let mut used = BTreeSet::new();
+        while let Some(tx) = open.pop() {
+            if used.insert(tx)
+                && let Some(Tx::Spend { inputs, .. }) = self.txs.get(&tx)
+            {
+                open.extend(inputs.iter().map(|(parent, _)| parent));
+            }
+        }
+        used
+    }
+}
+
+/// Knows what a block may list.
+struct Miner {
+    /// Produced at least once, and never with a lie.
+    produced: BTreeSet<u32>,
+    /// Height at which the outputs of what is mined can be spent.
+    mined: BTreeMap<u32, u32>,
+    spent: BTreeSet<(u32, u32)>,
+    blocks: u32,
+}
+
+impl Miner {
+    fn new(plan: &Plan) -> Self {
+        let events = |wanted: fn(&Step) -> Option<u32>| plan.steps.iter().filter_map(wanted).collect::<BTreeSet<_>>();
+        let honest = events(|step| match step {
+            Step::Validate { tx, lie: None, .. } => Some(*tx),
+            _ => None,
+        });
+        let lied = events(|step| match step {
+            Step::Validate { tx, lie: Some(_), .. } => Some(*tx),
+            _ => None,
+        });
+        let seeded = events(|step| match step {
+            Step::Seed { tx } => Some(*tx),
+            _ => None,
+        });
+        Miner {
+            produced: honest.difference(&lied).copied().collect(),
+            mined: seeded.into_iter().map(|tx| (tx, 0)).collect(),
+            spent: BTreeSet::new(),
+            blocks: 0,
+        }
+    }
+
+    fn mine(&mut self, plan: &Plan, coinbase: u32, listed: Vec<u32>) -> Vec<u32> {
+        self.blocks += 1;
+        let height = BASE_HEIGHT + self.blocks * plan.height_step;
+        let listed = listed.into_iter().filter(|tx| self.admits(plan, *tx, height)).collect();
+        self.mined.insert(coinbase, height + MATURITY);
+        listed
+    }
+
+    fn admits(&mut self, plan: &Plan, tx: u32, height: u32) -> bool {
+        let Some(Tx::Spend { inputs, .. }) = plan.txs.get(&tx) else { return false };
+        let spendable = |parent: &u32| self.mined.get(parent).is_some_and(|from| *from <= height);
+        let fits = self.produced.contains(&tx)
+            && !self.mined.contains_key(&tx)
+            && inputs.iter().all(|outpoint| spendable(&outpoint.0) && !self.spent.contains(outpoint));
+        if fits {
+            self.spent.extend(inputs);
+            self.mined.insert(tx, 0);
+        }
+        fits
+    }
+}

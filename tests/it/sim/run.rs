@@ -1,0 +1,435 @@
+//! Executes a plan: real pipelines and sequencers on one thread under a paused clock.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    api::Health,
+    broker::{Broker, TopicPartition, memory::MemoryFaults},
+    engine::{
+        RecordEngine,
+        fault::{FaultEngine, Faults},
+    },
+    event::{Action, Command, DecisionBody, Event, Validated},
+    ingest::pipeline::PipelineReport,
+    instance::{self, InstanceError},
+    record::{Reason, TxState},
+    seeded::Seeded,
+    sequencer::chain_group,
+    store::Store,
+};
+
+use super::{
+    commits::{CommitCheck, read},
+    coverage::Coverage,
+    doors::{EngineDoor, LogDoor},
+    gate::Gate,
+    plan::{BASE_HEIGHT, Lie, Plan, Poison, SLOTS, Step, Tx},
+    quiet,
+    swarm::{engine_faults, log_faults},
+    trace::Observer,
+    watched::Watched,
+};
+use crate::world::{Coin, GROUP, Made, PARTITIONS, World, WorldSettings, coinbase, spend, spend_claiming};
+
+/// How a run went.
+pub struct Finished {
+    /// Of everything that happened, in order.
+    pub hash: String,
+    /// The same, where it was asked for.
+    pub lines: Vec<String>,
+    /// What was met.
+    pub coverage: Coverage,
+    /// What was found wrong.
+    pub failure: Option<String>,
+}
+
+/// For how long the healed world may take until everything is consumed; simulated.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// Runs a plan from its beginning to the last check.
+pub fn run(plan: &Plan, keep_lines: bool) -> Finished {
+    let observer = Arc::new(Observer::new(keep_lines));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let ended = quiet::catch(|| runtime.block_on(Simulation::execute(plan, observer.clone())));
+    drop(runtime);
+    let failure = match ended {
+        Ok(Ok(())) => observer.violated(),
+        Ok(Err(why)) | Err(why) => Some(observer.violated().unwrap_or(why)),
+    };
+    let (hash, lines, coverage) = observer.finish();
+    Finished { hash, lines, coverage, failure }
+}
+
+type Ended = Option<Result<PipelineReport, InstanceError>>;
+
+struct Running {
+    gate: Arc<Gate>,
+    shutdown: CancellationToken,
+    task: JoinHandle<Ended>,
+    health: Arc<Health>,
+}
+
+struct Simulation<'a> {
+    plan: &'a Plan,
+    world: World,
+    faults: Arc<FaultEngine>,
+    observer: Arc<Observer>,
+    commits: Arc<CommitCheck>,
+    made: BTreeMap<u32, Made>,
+    slots: [Option<Running>; SLOTS as usize],
+    blocks: u64,
+}
+
+impl<'a> Simulation<'a> {
+    async fn execute(plan: &'a Plan, observer: Arc<Observer>) -> Result<(), String> {
+        let mut simulation = Self::new(plan, observer).await;
+        for step in &plan.steps {
+            simulation.observer.trace(format!("step {step}"));
+            simulation.step(step).await?;
+            simulation.look()?;
+        }
+        simulation.heal().await?;
+        simulation.last_checks().await?;
+        simulation.count().await;
+        Ok(())
+    }
+
+    async fn new(plan: &'a Plan, observer: Arc<Observer>) -> Self {
+        let mut dice = Seeded::new(plan.dice);
+        let settings = WorldSettings {
+            faults: log_faults(&plan.faults, dice.next_u64()),
+            session_timeout: Duration::from_millis(plan.session_ms),
+            batch_size: plan.batch,
+            cone_chunk: plan.batch.min(4),
+            decision_bytes: None,
+        };
+        let mut world = World::with_settings(settings).await;
+        let watched = Watched { inner: world.store.engine.clone(), observer: observer.clone() };
+        let faults = FaultEngine::new(Arc::new(watched), dice.next_u64()).with(engine_faults(&plan.faults));
+        let rebuild_dice = dice.next_u64();
+        // Another interleaving: rows are delayed, repeated and lost in other places than they were.
+        world.rebuild_engine = Some(Arc::new(move |engine: Arc<dyn RecordEngine>| {
+            let faults = Faults {
+                lost_reply: 0.02,
+                repeated: 0.02,
+                delayed: 0.3,
+                delay_within: Duration::from_millis(30),
+                ..Faults::default()
+            };
+            Arc::new(FaultEngine::new(engine, rebuild_dice).with(faults))
+        }));
+        let prepare = world.settings.pipeline.prepare;
+        let commits = CommitCheck::new(world.broker.clone(), world.store.clone(), prepare, observer.clone());
+        let mut simulation = Simulation {
+            plan,
+            world,
+            faults: Arc::new(faults),
+            observer,
+            commits: Arc::new(commits),
+            made: BTreeMap::new(),
+            slots: [const { None }; SLOTS as usize],
+            blocks: 0,
+        };
+        for (id, tx) in &plan.txs {
+            let made = simulation.make(*id, tx);
+            simulation.made.insert(*id, made);
+        }
+        simulation
+    }
+
+    fn make(&self, id: u32, tx: &Tx) -> Made {
+        match tx {
+            Tx::Seed { outputs } => World::partial(id as u8, *outputs as usize),
+            Tx::Coinbase => coinbase(1_000 + id),
+            Tx::Spend { inputs, outputs } => spend(&self.coins(inputs), *outputs as usize, id as u8),
+        }
+    }
+
+    fn coins(&self, inputs: &[(u32, u32)]) -> Vec<Coin> {
+        inputs.iter().map(|(tx, vout)| self.made[tx].coin(*vout)).collect()
+    }
+
+    fn look(&self) -> Result<(), String> {
+        self.observer.violated().map_or(Ok(()), Err)
+    }
+
+    async fn step(&mut self, step: &Step) -> Result<(), String> {
+        let text = step.to_string();
+        self.observer.count("steps", text.split(' ').next().unwrap_or_default());
+        match step {
+            Step::Seed { tx } => self.world.produce_partial(&self.made[tx]).await,
+            Step::Validate { tx, height, locked, lie } => self.validate(*tx, *height, *locked, *lie).await,
+            Step::Poison { kind } => self.poison(*kind).await,
+            Step::Mine { coinbase, listed } => {
+                self.blocks += 1;
+                let height = BASE_HEIGHT + self.blocks as u32 * self.plan.height_step;
+                let listed: Vec<&Made> = listed.iter().map(|tx| &self.made[tx]).collect();
+                self.world.mine_with(self.blocks as u32, self.blocks, height, &self.made[coinbase], &listed).await;
+            }
+            Step::Reconsider { tx } => {
+                let action = Action::Reconsider { txid: self.made[tx].txid };
+                let event = Event::Command(Command { id: [*tx as u8; 16], action });
+                self.world.produce("chain", b"command", event.encode()).await;
+            }
+            Step::Sleep { ms } => tokio::time::sleep(Duration::from_millis(*ms)).await,
+            Step::Rebalance => both_groups().iter().for_each(|group| self.world.broker.rebalance(group)),
+            Step::LoseAssignments => {
+                both_groups().iter().for_each(|group| self.world.broker.lose_assignments(group));
+            }
+            Step::DeliverLate => self.faults.deliver_late().await,
+            Step::Start { slot } => self.start(*slot).await?,
+            other => self.fate(other).await?,
+        }
+        Ok(())
+    }
+
+    async fn fate(&mut self, step: &Step) -> Result<(), String> {
+        let (Step::Stop { slot }
+        | Step::Crash { slot, .. }
+        | Step::Pause { slot, .. }
+        | Step::Deafen { slot }
+        | Step::Wake { slot }) = step
+        else {
+            return Ok(());
+        };
+        let Some(running) = &self.slots[usize::from(*slot)] else { return Ok(()) };
+        match step {
+            Step::Stop { .. } => return self.stop(*slot).await,
+            Step::Crash { ticks, .. } => running.gate.light_fuse(*ticks),
+            Step::Pause { lost, .. } => {
+                running.gate.pause();
+                if *lost {
+                    self.expel(running);
+                }
+            }
+            Step::Deafen { .. } => {
+                running.gate.deafen();
+                self.expel(running);
+            }
+            _ => running.gate.wake(),
+        }
+        Ok(())
+    }
+
+    fn expel(&self, running: &Running) {
+        for (group, member) in running.gate.members() {
+            self.world.broker.expel(&group, member);
+        }
+    }
+
+    /// Starts an instance in a slot where none runs (any more).
+    async fn start(&mut self, slot: u8) -> Result<(), String> {
+        match self.slots[usize::from(slot)].take() {
+            Some(running) if !running.task.is_finished() => {
+                self.slots[usize::from(slot)] = Some(running);
+                return Ok(());
+            }
+            Some(ended) => self.ended(ended).await?,
+            None => {}
+        }
+        let gate = Arc::new(Gate::default());
+        let engine = EngineDoor { gate: gate.clone(), inner: self.faults.clone() };
+        let log = LogDoor {
+            name: slot,
+            gate: gate.clone(),
+            inner: self.world.broker.clone(),
+            observer: self.observer.clone(),
+            commits: self.commits.clone(),
+        };
+        let mut parts = self.world.parts(&Store::new(Arc::new(engine), self.world.store.settings));
+        parts.broker = Arc::new(log);
+        let health = parts.health.clone();
+        let shutdown = CancellationToken::new();
+        let run = instance::run(self.world.settings.clone(), parts, shutdown.clone());
+        let task = tokio::spawn(gate.clone().guard(run));
+        self.slots[usize::from(slot)] = Some(Running { gate, shutdown, task, health });
+        Ok(())
+    }
+
+    async fn ended(&self, running: Running) -> Result<(), String> {
+        match running.task.await {
+            Ok(None) => self.observer.count("instances", "crashed"),
+            Ok(Some(Ok(_))) => self.observer.count("instances", "stopped in order"),
+            Ok(Some(Err(error))) if error.may_be_retried() => self.observer.count("instances", "ended, may be retried"),
+            Ok(Some(Err(error))) => return Err(format!("an instance ended: {error}")),
+            Err(error) => return Err(format!("an instance died: {error}")),
+        }
+        Ok(())
+    }
+
+    async fn stop(&mut self, slot: u8) -> Result<(), String> {
+        let Some(running) = self.slots[usize::from(slot)].take() else { return Ok(()) };
+        running.gate.wake();
+        running.shutdown.cancel();
+        let gate = running.gate.clone();
+        match tokio::time::timeout(PATIENCE, self.ended(running)).await {
+            Ok(ended) => ended,
+            Err(_) if gate.is_dead() => Ok(()),
+            Err(_) => Err("an instance does not shut down".to_owned()),
+        }
+    }
+
+    /// Nothing goes wrong any more: everything is consumed, and then stopped.
+    async fn heal(&mut self) -> Result<(), String> {
+        self.observer.trace("heal".to_owned());
+        self.world.broker.set_faults(MemoryFaults::default());
+        self.faults.set(Faults::default());
+        self.slots.iter().flatten().for_each(|running| running.gate.heal());
+        // Somebody must be there who has not crashed.
+        for slot in 0..SLOTS {
+            let crashed = self.slots[usize::from(slot)].as_ref().is_some_and(|running| running.task.is_finished());
+            if crashed || slot == 0 {
+                self.start(slot).await?;
+            }
+        }
+        let consumed = async {
+            loop {
+                self.look()?;
+                if self.world.consumed().await {
+                    return Ok::<(), String>(());
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        match tokio::time::timeout(PATIENCE, consumed).await {
+            Ok(consumed) => consumed?,
+            Err(_) => return Err(format!("not everything is consumed: {}", self.stuck().await)),
+        }
+        self.faults.deliver_late().await;
+        for slot in 0..SLOTS {
+            self.stop(slot).await?;
+        }
+        self.faults.deliver_late().await;
+        self.look()
+    }
+
+    /// Why it does not go on, as far as anybody says.
+    async fn stuck(&self) -> String {
+        let reasons = self.slots.iter().flatten().map(|running| format!("{:?}\n", running.health.ready().reasons));
+        reasons.collect::<String>() + &self.story().await
+    }
+
+    async fn story(&self) -> String {
+        let used = self.plan.used();
+        let named = self.made.iter().filter(|(id, _)| used.contains(id));
+        let names = named.map(|(id, made)| format!("tx {id} is {}\n", made.txid));
+        names.collect::<String>() + &self.world.story(&self.world.store).await
+    }
+
+    async fn last_checks(&self) -> Result<(), String> {
+        self.observer.trace("check".to_owned());
+        self.world.check("the run").await;
+        for step in &self.plan.steps {
+            let Step::Validate { tx, lie: None, .. } = step else { continue };
+            let txid = self.made[tx].txid;
+            let page = self.world.store.master(txid).await.map_err(|error| error.to_string())?;
+            match page.map(|page| page.state()) {
+                Some(TxState::Live | TxState::Conflicting(utxo_store::record::Verdict::Conflicting(_))) => {}
+                state => return Err(format!("transaction {tx} ({txid}) ended as {state:?}\n{}", self.story().await)),
+            }
+        }
+        self.look()
+    }
+
+    /// What the run has met.
+    async fn count(&self) {
+        for (kind, count) in self.faults.injected_by_kind() {
+            (0..count).for_each(|_| self.observer.count("engine faults", kind));
+        }
+        for (kind, count) in self.world.broker.injected() {
+            (0..count).for_each(|_| self.observer.count("log faults", kind));
+        }
+        for fault in self.plan.faults.keys() {
+            self.observer.count("seeds with fault", fault);
+        }
+        for (topic, group) in [("decisions", "decisions"), ("chain", "chain")] {
+            let partition = TopicPartition { topic: topic.into(), partition: 0 };
+            for message in read(&self.world.broker, &partition, 0, u64::MAX).await {
+                let kind = match Event::decode(&message.payload) {
+                    Ok(Event::Decision(decision)) => decision_kind(&decision.body),
+                    Ok(Event::Contest(contest)) => format!("contest: {}", reason_name(contest.reason)),
+                    Ok(other) => other.kind().name().to_owned(),
+                    Err(_) => "poison".to_owned(),
+                };
+                self.observer.count(group, &kind);
+            }
+        }
+        for partition in 0..PARTITIONS {
+            let partition = TopicPartition { topic: "dead-letters".into(), partition };
+            let end = self.world.broker.watermarks(&partition).await.map_or(0, |(_, high)| high);
+            (0..end).for_each(|_| self.observer.count("log", "dead letters"));
+        }
+        for made in self.made.values() {
+            if let Ok(Some(page)) = self.world.store.master(made.txid).await {
+                let state = format!("{:?}", page.state());
+                let state = state.split([' ', '{']).next().unwrap_or_default();
+                self.observer.count("transactions", state);
+            }
+        }
+    }
+
+    async fn validate(&self, tx: u32, height: u32, locked: bool, lie: Option<Lie>) {
+        let made = match lie {
+            None => self.made[&tx].clone(),
+            Some(lie) => self.lying(tx, lie),
+        };
+        let event = Validated { tx: &made.extended, height, locked };
+        self.world.produce("txs", &made.txid.0, event.encode()).await;
+    }
+
+    /// The same transaction with a wrong previous output.
+    fn lying(&self, tx: u32, lie: Lie) -> Made {
+        let Tx::Spend { inputs, outputs } = &self.plan.txs[&tx] else { return self.made[&tx].clone() };
+        let coins = self.coins(inputs);
+        let mut claimed = coins.clone();
+        match lie {
+            Lie::Amount => claimed[0].satoshis += 1,
+            Lie::Script => claimed[0].script.push(0x51),
+        }
+        spend_claiming(&coins, &claimed, *outputs as usize, tx as u8)
+    }
+
+    async fn poison(&self, kind: Poison) {
+        let garbage = vec![9, 9, 9];
+        let stray = Event::Command(Command { id: [1; 16], action: Action::Reconsider { txid: utxo_store::tx::Txid([1; 32]) } });
+        match kind {
+            Poison::Garbage => self.world.produce("txs", b"no key", garbage).await,
+            Poison::WrongKey => {
+                let made = self.made.values().find(|made| !made.extended.is_empty());
+                let bytes = made.map_or(garbage, |made| {
+                    Validated { tx: &made.extended, height: 1, locked: false }.encode()
+                });
+                self.world.produce("txs", &[9; 32], bytes).await;
+            }
+            Poison::WrongTopic => self.world.produce("txs", b"command", stray.encode()).await,
+            Poison::Chain => self.world.produce("chain", b"no key", garbage).await,
+        }
+    }
+}
+
+fn both_groups() -> [String; 2] {
+    [GROUP.to_owned(), chain_group(GROUP)]
+}
+
+fn decision_kind(body: &DecisionBody) -> String {
+    match body {
+        DecisionBody::PassedOver { .. } => "passed over".to_owned(),
+        DecisionBody::Accepted { by_block: true, losers, .. } if losers.is_empty() => "accepted by a block".to_owned(),
+        DecisionBody::Accepted { by_block: true, .. } => "accepted by a block, with losers".to_owned(),
+        DecisionBody::Accepted { .. } => "accepted".to_owned(),
+        DecisionBody::Conflicting { reason, live: true, .. } => format!("no longer live: {}", reason_name(*reason)),
+        DecisionBody::Conflicting { reason, .. } => format!("conflicting: {}", reason_name(*reason)),
+        DecisionBody::Cone { members, .. } if members.is_empty() => "cone, closed".to_owned(),
+        DecisionBody::Cone { .. } => "cone".to_owned(),
+        DecisionBody::AcceptedPart { .. } => "accepted, a part".to_owned(),
+        DecisionBody::CommandDone { .. } => "command done".to_owned(),
+        DecisionBody::Closed => "closed".to_owned(),
+    }
+}
+
+fn reason_name(reason: Reason) -> String {
+    let debug = format!("{reason:?}");
+    debug.split([' ', '{']).next().unwrap_or_default().to_owned()
+}

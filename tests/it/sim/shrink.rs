@@ -1,0 +1,126 @@
+//! Makes a failing plan small: fewer steps, fewer faults, simpler settings, as long as it fails.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    plan::{Plan, Step},
+    run::run,
+};
+
+/// What shrinking may cost.
+#[derive(Debug, Clone, Copy)]
+pub struct Budget {
+    pub time: Duration,
+    /// Dice tried for each candidate: what is left out shifts all others.
+    pub dice: u64,
+}
+
+struct Shrinker {
+    best: Plan,
+    failure: String,
+    until: Instant,
+    dice: u64,
+}
+
+/// The smallest plan that was found to fail, and how it fails.
+pub fn shrink(plan: Plan, failure: String, budget: Budget) -> (Plan, String) {
+    let mut shrinker = Shrinker { best: plan, failure, until: Instant::now() + budget.time, dice: budget.dice };
+    loop {
+        let before = shrinker.best.clone();
+        shrinker.drop_steps();
+        shrinker.drop_faults();
+        shrinker.simplify();
+        if shrinker.best == before || shrinker.is_over() {
+            let used = shrinker.best.used();
+            shrinker.best.txs.retain(|id, _| used.contains(id));
+            return (shrinker.best, shrinker.failure);
+        }
+    }
+}
+
+impl Shrinker {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    fn fails(&mut self, candidate: Plan) -> bool {
+        let candidate = candidate.with_honest_blocks();
+        if candidate == self.best {
+            return false;
+        }
+        for turn in 0..self.dice {
+            if self.is_over() {
+                return false;
+            }
+            let candidate = Plan { dice: candidate.dice.wrapping_add(turn), ..candidate.clone() };
+            if let Some(failure) = run(&candidate, false).failure.filter(|failure| alike(failure, &self.failure)) {
+                (self.best, self.failure) = (candidate, failure);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Ever smaller runs of steps.
+    fn drop_steps(&mut self) {
+        let mut length = self.best.steps.len().div_ceil(2);
+        while length > 0 {
+            let mut from = 0;
+            while from < self.best.steps.len() && !self.is_over() {
+                let mut candidate = self.best.clone();
+                candidate.steps.drain(from..(from + length).min(candidate.steps.len()));
+                if !self.fails(candidate) {
+                    from += length;
+                }
+            }
+            length /= 2;
+        }
+    }
+
+    fn drop_faults(&mut self) {
+        for fault in self.best.faults.keys().copied().collect::<Vec<_>>() {
+            let mut candidate = self.best.clone();
+            candidate.faults.remove(fault);
+            self.fails(candidate);
+        }
+    }
+
+    fn simplify(&mut self) {
+        for change in [
+            (|plan| plan.session_ms = 0) as fn(&mut Plan),
+            |plan| plan.batch = 16,
+            |plan| plan.height_step = 1,
+            |plan| {
+                plan.steps.iter_mut().for_each(|step| {
+                    if let Step::Start { slot } | Step::Crash { slot, .. } | Step::Wake { slot } = step {
+                        *slot = 0;
+                    }
+                });
+            },
+        ] {
+            let mut candidate = self.best.clone();
+            change(&mut candidate);
+            self.fails(candidate);
+        }
+        for index in 0..self.best.steps.len() {
+            let mut candidate = self.best.clone();
+            let simpler = match &mut candidate.steps[index] {
+                Step::Mine { listed, .. } => listed.pop().is_some(),
+                Step::Validate { locked, .. } => std::mem::take(locked),
+                _ => false,
+            };
+            if simpler {
+                self.fails(candidate);
+            }
+        }
+    }
+}
+
+/// Whether two failures are of one kind: shrinking must not slide from one to another.
+fn alike(one: &str, other: &str) -> bool {
+    let kind = |failure: &str| -> String {
+        let line = failure.lines().next().unwrap_or_default();
+        line.chars().filter(|c| !c.is_ascii_digit()).take(40).collect()
+    };
+    kind(one) == kind(other)
+}

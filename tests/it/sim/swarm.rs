@@ -1,0 +1,113 @@
+//! Which kinds of events and faults a seed turns on. Each is off in most histories: what always happens together hides
+//! what happens alone.
+
+use std::{collections::BTreeMap, collections::BTreeSet, time::Duration};
+
+use utxo_store::{broker::memory::MemoryFaults, engine::fault::Faults, seeded::Seeded};
+
+/// Kinds of events.
+pub const EVENTS: &[&str] = &[
+    "fan-out",
+    "double spend",
+    "triple spend",
+    "crossing",
+    "descendants",
+    "duplicate",
+    "lie",
+    "child first",
+    "missing parent",
+    "late parent",
+    "poison",
+    "block",
+    "loser in block",
+    "early block",
+    "locked",
+    "coinbase spend",
+    "immature",
+    "reconsider",
+    "crash",
+    "stop",
+    "pause",
+    "zombie",
+    "deaf zombie",
+    "rebalance",
+    "lose assignments",
+    "deliver late",
+];
+
+/// Faults by chance, with the greatest probability each.
+pub const FAULTS: &[(&str, f64)] = &[
+    ("lost-request", 0.05),
+    ("lost-reply", 0.05),
+    ("late", 0.05),
+    ("half-applied", 0.05),
+    ("key-busy", 0.05),
+    ("repeated", 0.05),
+    ("failed-read", 0.05),
+    ("delayed", 0.3),
+    ("delivery-repeated", 0.1),
+    ("delivery-delayed", 0.2),
+    ("rebalance", 0.02),
+    ("lost-assignment", 0.02),
+    ("produce-refused", 0.1),
+    ("produce-unacknowledged", 0.1),
+];
+
+// PENDING: "node-forgets" (a node that forgets its last second of acknowledged writes) is switched on here, and in
+// `engine_faults`, as soon as the durability lag is in the pipeline. `PENDING` prints it with the coverage.
+/// What is not simulated yet.
+pub const PENDING: &[&str] = &["a node that forgets its last second of acknowledged writes"];
+
+/// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves some out of every history.
+pub fn events(dice: &mut Seeded) -> BTreeSet<&'static str> {
+    let share = *dice.pick(&[0.15, 0.35, 0.6]);
+    let without = std::env::var("SIM_WITHOUT").unwrap_or_default();
+    let is_out = |kind: &str| without.split(',').any(|out| out == kind);
+    EVENTS.iter().copied().filter(|_| dice.chance(share)).filter(|kind| !is_out(kind)).collect()
+}
+
+/// The faults that are on.
+pub fn faults(dice: &mut Seeded) -> BTreeMap<&'static str, f64> {
+    let share = *dice.pick(&[0.0, 0.15, 0.35, 0.6]);
+    let mut on = BTreeMap::new();
+    for (name, most) in FAULTS {
+        if dice.chance(share) {
+            // Rounded, so that a printed plan is the plan.
+            let rate = most * (1 + dice.below(10)) as f64 / 10.0;
+            on.insert(*name, (rate * 10_000.0).round() / 10_000.0);
+        }
+    }
+    on
+}
+
+/// What goes wrong between the instances and the store.
+pub fn engine_faults(on: &BTreeMap<&'static str, f64>) -> Faults {
+    let rate = |name| on.get(name).copied().unwrap_or(0.0);
+    Faults {
+        lost_request: rate("lost-request"),
+        lost_reply: rate("lost-reply"),
+        late: rate("late"),
+        late_within_calls: 300,
+        half_applied: rate("half-applied"),
+        key_busy: rate("key-busy"),
+        repeated: rate("repeated"),
+        failed_read: rate("failed-read"),
+        delayed: rate("delayed"),
+        delay_within: Duration::from_millis(50),
+    }
+}
+
+/// What goes wrong with the log.
+pub fn log_faults(on: &BTreeMap<&'static str, f64>, seed: u64) -> MemoryFaults {
+    let rate = |name| on.get(name).copied().unwrap_or(0.0);
+    MemoryFaults {
+        seed,
+        duplicate: rate("delivery-repeated"),
+        delay: rate("delivery-delayed"),
+        delay_max: Duration::from_millis(200),
+        rebalance: rate("rebalance"),
+        lost_assignment: rate("lost-assignment"),
+        produce_refused: rate("produce-refused"),
+        produce_unacknowledged: rate("produce-unacknowledged"),
+    }
+}

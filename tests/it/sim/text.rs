@@ -1,0 +1,192 @@
+//! A plan as text, one line (or one part between semicolons) a thing, and back.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use super::{
+    plan::{Lie, Plan, Poison, Step, Tx},
+    swarm,
+};
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "dice {}", self.dice)?;
+        writeln!(f, "heights {}", self.height_step)?;
+        writeln!(f, "session {}", self.session_ms)?;
+        writeln!(f, "batch {}", self.batch)?;
+        for (name, rate) in &self.faults {
+            writeln!(f, "fault {name} {rate}")?;
+        }
+        for id in self.used() {
+            match &self.txs[&id] {
+                Tx::Seed { outputs } => writeln!(f, "tx {id} seed {outputs}")?,
+                Tx::Coinbase => writeln!(f, "tx {id} coinbase")?,
+                Tx::Spend { inputs, outputs } => {
+                    write!(f, "tx {id} spends")?;
+                    for (tx, vout) in inputs {
+                        write!(f, " {tx}:{vout}")?;
+                    }
+                    writeln!(f, " makes {outputs}")?;
+                }
+            }
+        }
+        for step in &self.steps {
+            writeln!(f, "{step}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Seed { tx } => write!(f, "seed {tx}"),
+            Step::Validate { tx, height, locked, lie } => {
+                write!(f, "validate {tx} height {height}")?;
+                if *locked {
+                    write!(f, " locked")?;
+                }
+                match lie {
+                    None => Ok(()),
+                    Some(Lie::Amount) => write!(f, " lie-amount"),
+                    Some(Lie::Script) => write!(f, " lie-script"),
+                }
+            }
+            Step::Poison { kind } => write!(f, "poison {}", poison_name(*kind)),
+            Step::Mine { coinbase, listed } => {
+                write!(f, "mine {coinbase}")?;
+                listed.iter().try_for_each(|tx| write!(f, " {tx}"))
+            }
+            Step::Reconsider { tx } => write!(f, "reconsider {tx}"),
+            Step::Sleep { ms } => write!(f, "sleep {ms}"),
+            Step::Start { slot } => write!(f, "start {slot}"),
+            Step::Stop { slot } => write!(f, "stop {slot}"),
+            Step::Crash { slot, ticks } => write!(f, "crash {slot} after {ticks}"),
+            Step::Pause { slot, lost: false } => write!(f, "pause {slot}"),
+            Step::Pause { slot, lost: true } => write!(f, "pause {slot} lost"),
+            Step::Deafen { slot } => write!(f, "deafen {slot}"),
+            Step::Wake { slot } => write!(f, "wake {slot}"),
+            Step::Rebalance => write!(f, "rebalance"),
+            Step::LoseAssignments => write!(f, "lose-assignments"),
+            Step::DeliverLate => write!(f, "deliver-late"),
+        }
+    }
+}
+
+const POISONS: [(Poison, &str); 4] = [
+    (Poison::Garbage, "garbage"),
+    (Poison::WrongKey, "wrong-key"),
+    (Poison::WrongTopic, "wrong-topic"),
+    (Poison::Chain, "chain"),
+];
+
+fn poison_name(kind: Poison) -> &'static str {
+    POISONS.iter().find(|(poison, _)| *poison == kind).map_or("", |(_, name)| name)
+}
+
+impl FromStr for Plan {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut plan = Plan {
+            dice: 0,
+            height_step: 1,
+            session_ms: 0,
+            batch: 16,
+            faults: BTreeMap::new(),
+            txs: BTreeMap::new(),
+            steps: Vec::new(),
+        };
+        for line in text.split(['\n', ';']) {
+            let line = line.split('#').next().unwrap_or("");
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if !words.is_empty() {
+                plan.read(&words).map_err(|why| format!("`{line}`: {why}"))?;
+            }
+        }
+        Ok(plan)
+    }
+}
+
+fn number<T: FromStr>(words: &[&str], at: usize) -> Result<T, String> {
+    let word = words.get(at).ok_or("a number is missing")?;
+    word.parse().map_err(|_| format!("`{word}` is no number"))
+}
+
+fn numbers<T: FromStr>(words: &[&str]) -> Result<Vec<T>, String> {
+    (0..words.len()).map(|at| number(words, at)).collect()
+}
+
+impl Plan {
+    fn read(&mut self, words: &[&str]) -> Result<(), String> {
+        match words[0] {
+            "dice" => self.dice = number(words, 1)?,
+            "heights" => self.height_step = number(words, 1)?,
+            "session" => self.session_ms = number(words, 1)?,
+            "batch" => self.batch = number(words, 1)?,
+            "fault" => {
+                let known = words.get(1).and_then(|name| swarm::FAULTS.iter().find(|(fault, _)| fault == name));
+                let (name, _) = known.ok_or("no such fault")?;
+                self.faults.insert(name, number(words, 2)?);
+            }
+            "tx" => drop(self.txs.insert(number(words, 1)?, tx(&words[2..])?)),
+            _ => self.steps.push(step(words)?),
+        }
+        Ok(())
+    }
+}
+
+fn tx(words: &[&str]) -> Result<Tx, String> {
+    match *words {
+        ["seed", outputs] => Ok(Tx::Seed { outputs: number(&[outputs], 0)? }),
+        ["coinbase"] => Ok(Tx::Coinbase),
+        ["spends", ref inputs @ .., "makes", outputs] => {
+            let outpoint = |word: &&str| {
+                let (tx, vout) = word.split_once(':').ok_or(format!("`{word}` is no output"))?;
+                Ok((number(&[tx], 0)?, number(&[vout], 0)?))
+            };
+            let inputs = inputs.iter().map(outpoint).collect::<Result<_, String>>()?;
+            Ok(Tx::Spend { inputs, outputs: number(&[outputs], 0)? })
+        }
+        _ => Err("seed N, coinbase, or spends T:N … makes N".to_owned()),
+    }
+}
+
+fn step(words: &[&str]) -> Result<Step, String> {
+    let slot = || number(words, 1);
+    Ok(match words[0] {
+        "seed" => Step::Seed { tx: number(words, 1)? },
+        "validate" => {
+            let lies = [("lie-amount", Lie::Amount), ("lie-script", Lie::Script)];
+            let lie = lies.into_iter().find(|(name, _)| words.contains(name)).map(|(_, lie)| lie);
+            Step::Validate { tx: number(words, 1)?, height: number(words, 3)?, locked: words.contains(&"locked"), lie }
+        }
+        "poison" => {
+            let named = POISONS.iter().find(|(_, name)| words.get(1) == Some(name));
+            Step::Poison { kind: named.ok_or("no such poison")?.0 }
+        }
+        "mine" => Step::Mine { coinbase: number(words, 1)?, listed: numbers(&words[2..])? },
+        "reconsider" => Step::Reconsider { tx: number(words, 1)? },
+        "sleep" => Step::Sleep { ms: number(words, 1)? },
+        "start" => Step::Start { slot: slot()? },
+        "stop" => Step::Stop { slot: slot()? },
+        "crash" => Step::Crash { slot: slot()?, ticks: number(words, 3)? },
+        "pause" => Step::Pause { slot: slot()?, lost: words.contains(&"lost") },
+        "deafen" => Step::Deafen { slot: slot()? },
+        "wake" => Step::Wake { slot: slot()? },
+        "rebalance" => Step::Rebalance,
+        "lose-assignments" => Step::LoseAssignments,
+        "deliver-late" => Step::DeliverLate,
+        other => return Err(format!("`{other}` is no step")),
+    })
+}
+
+#[test]
+fn a_printed_plan_is_the_plan() {
+    for seed in 0..200 {
+        let mut plan = super::history::plan(seed);
+        let used = plan.used();
+        plan.txs.retain(|id, _| used.contains(id));
+        let read: Plan = plan.to_string().parse().unwrap();
+        assert_eq!(read, plan, "seed {seed}");
+    }
+}

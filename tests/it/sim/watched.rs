@@ -1,0 +1,111 @@
+//! The store under the eyes of the observer: every row, with the record before and after it.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use utxo_store::{
+    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set},
+    record::{Key, Operation, Outcome, Page, Record, TxState},
+    tx::Txid,
+};
+
+use super::{checks, trace::Observer};
+
+/// A decorator that lets everything through.
+pub struct Watched {
+    pub inner: Arc<dyn RecordEngine>,
+    pub observer: Arc<Observer>,
+}
+
+impl Watched {
+    async fn look(&self, key: Key) -> Option<Record> {
+        self.inner.read(&[key]).await.into_iter().next()?.ok()?
+    }
+
+    async fn master(&self, txid: Txid) -> Option<Arc<Page>> {
+        utxo_store::store::into_page(self.look(Key::master(txid)).await)
+    }
+
+    /// What does not show in the record alone.
+    async fn check_others(&self, before: Option<&Page>, after: &Page) -> Result<(), String> {
+        for change in checks::changed_holders(before, after) {
+            let live = self.master(change.from.txid).await.is_some_and(|page| page.state() == TxState::Live);
+            if live {
+                return Err(format!("{change}, though its holder is live"));
+            }
+        }
+        let became_live = after.state() == TxState::Live && before.is_none_or(|page| page.state() != TxState::Live);
+        if became_live && after.master.is_some() {
+            for (outpoint, input) in checks::inputs_of(after) {
+                let parent = self.master(outpoint.txid).await;
+                if !checks::names(parent.as_deref(), outpoint.vout, after.txid, input) {
+                    return Err(format!("{} became live, though {outpoint} does not name it", after.txid));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn apply_row(&self, row: &Row) -> Result<Outcome, EngineError> {
+        let before = self.look(row.key).await;
+        let answer = self.inner.apply(std::slice::from_ref(row)).await.remove(0);
+        let after = self.look(row.key).await;
+        let Ok(outcome) = &answer else { return answer };
+        self.observer.trace(format!("{} {} {outcome:?}", row.key, checks::name_of(&row.operation)));
+        if let Outcome::Rejected(rejection) = outcome {
+            let who = if matches!(row.operation, Operation::Sequenced(..)) { "sequencer" } else { "fast path" };
+            self.observer.count("refusals", &format!("{who}: {}", rejection.code()));
+        }
+        let mut found = checks::row(row, before.as_ref(), outcome, after.as_ref());
+        if let (None, Some(Record::Page(after))) = (&found, &after) {
+            let before = before.as_ref().and_then(Record::page);
+            if before != Some(&**after) {
+                found = self.check_others(before, after).await.err();
+            }
+        }
+        if let Some(what) = found {
+            self.observer.violation(format!("{} of {}: {what}", checks::name_of(&row.operation), row.key));
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl RecordEngine for Watched {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        let mut answers = Vec::with_capacity(rows.len());
+        for row in rows {
+            answers.push(self.apply_row(row).await);
+        }
+        answers
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        let answers = self.inner.read(keys).await;
+        for (key, answer) in keys.iter().zip(&answers) {
+            let state = answer.as_ref().ok().and_then(|record| record.as_ref()?.page().map(Page::state));
+            self.observer.trace(format!("{key} read {state:?}"));
+        }
+        answers
+    }
+
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        self.inner.query(index, from, to, limit).await
+    }
+
+    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        self.inner.scan(set, cursor, limit).await
+    }
+
+    fn may_forget(&self) -> Duration {
+        self.inner.may_forget()
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.inner.close().await
+    }
+}
