@@ -121,9 +121,8 @@ mod tests {
     #[test]
     fn one_of_the_same_millisecond_may_be_the_parent_until_somebody_has_to_be_first() {
         let own = (1, view(Some((1_000, 7)), 1_000));
-        let other = |partition, timestamp_ms| {
-            (partition, PartitionView { at_end: true, ..view(Some((timestamp_ms, 3)), 0) })
-        };
+        let other =
+            |partition, timestamp_ms| (partition, PartitionView { at_end: true, ..view(Some((timestamp_ms, 3)), 0) });
         for (other, waiting, breaking) in
             [(other(2, 1_000), false, true), (other(0, 1_000), false, false), (other(2, 1_001), true, true)]
         {

@@ -11,10 +11,15 @@ use utxo_store::{
     record::{
         Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp, Verdict,
     },
+    store::Store,
     tx::{Txid, UtxoHash},
 };
 
-use crate::aerospike_server::{AerospikeServer, FIT, Setup};
+use crate::{
+    aerospike_server::{AerospikeServer, FIT, Setup},
+    demo, pipeline,
+    world::World,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn aerospike_conforms() {
@@ -223,4 +228,31 @@ async fn a_server_that_is_killed_and_comes_back() {
     server.restart();
     tokio::time::timeout(Duration::from_secs(120), work).await.unwrap().unwrap();
     engine.close().await.unwrap();
+}
+
+/// The scenarios of the pipeline, at the pace of a real server, with the rebuild in memory to compare with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pipeline_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    pipeline::a_chain(world_on(&server).await).await;
+    pipeline::two_rivals(world_on(&server).await).await;
+    pipeline::a_listed_loser(world_on(&server).await).await;
+    pipeline::a_missing_parent(world_on(&server).await).await;
+    pipeline::poison(world_on(&server).await).await;
+    pipeline::a_waiting_block(world_on(&server).await).await;
+}
+
+async fn world_on(server: &AerospikeServer) -> World {
+    let world = World::new().await;
+    let store = Store::new(Arc::new(open(&server.settings()).await), world.store.settings);
+    World { store, ..world }
+}
+
+/// Real blocks, contested ones too, killed on the way; the rebuild on fjall has the same digest.
+#[test]
+fn a_demo_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let report = demo::shown(&["--store", &server.url(), "--kills", "2"]);
+    demo::assert_counts(&report, &demo::FIRST_BLOCKS);
+    demo::shown(&["--store", &server.url(), "--contended", "--kills", "2"]);
 }

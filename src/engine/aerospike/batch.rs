@@ -8,14 +8,14 @@
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
-use aerospike::{BatchOperation, BatchReadPolicy, BatchRecord, Bins, Error, Key as ServerKey, ResultCode};
+use aerospike::{BatchOperation, Error, Key as ServerKey, ResultCode};
 use foldhash::fast::FixedState;
 
 use super::{
-    Inner, bins,
+    Inner,
     errors::{Sent, damaged, engine_error},
     native::{Compiler, Native},
-    rewrite::{Found, Rewritten, rewrite},
+    rewrite::{self, Found, Rewritten, rewrite},
 };
 use crate::{
     engine::{EngineError, ErrorKind, Row},
@@ -114,7 +114,7 @@ impl Inner {
             return Step::Native(native);
         }
         if group.operations.first().is_some_and(|operation| makes_a_record(operation)) {
-            return group.rewritten(&self.rules, &Found { unread: true, ..Found::default() });
+            return group.rewritten(&self.rules, &Found::unread());
         }
         Step::Read
     }
@@ -138,7 +138,7 @@ impl Inner {
         let mut operations: Vec<BatchOperation> = groups.iter_mut().map(|group| group.send()).collect();
         let failed = self.client.batch(&self.policies.batch, &mut operations).await.err();
         for (group, operation) in groups.into_iter().zip(operations) {
-            group.advance(self, operation.into_batch_record(), failed.as_ref());
+            group.advance(self, operation, failed.as_ref());
         }
     }
 }
@@ -158,36 +158,44 @@ impl Group<'_> {
         }
     }
 
+    /// What to send for its step. A record may be large, so it is lent and comes back with the answer.
     fn send(&mut self) -> BatchOperation {
-        match &mut self.step {
-            Step::Native(native) => native.operation.clone(),
-            Step::Write(Rewritten { write: Some(write), .. }) => write.clone(),
-            Step::Read | Step::Write(_) | Step::Done(_) => {
-                BatchOperation::read(&BatchReadPolicy::default(), self.server_key.clone(), Bins::All)
-            }
-        }
+        let lent = match &mut self.step {
+            Step::Native(native) => native.operation.take(),
+            Step::Write(rewritten) => rewritten.write.take(),
+            Step::Read | Step::Done(_) => None,
+        };
+        lent.unwrap_or_else(|| rewrite::read(&self.server_key))
     }
 
-    fn advance(&mut self, engine: &Inner, mut row: BatchRecord, failed: Option<&Error>) {
+    fn advance(&mut self, engine: &Inner, mut row: BatchOperation, failed: Option<&Error>) {
         let rules = &engine.rules;
         let step = std::mem::replace(&mut self.step, Step::Read);
-        let error = row.error().or(if row.record.is_none() { failed } else { None }).cloned();
+        let record = row.take_record();
+        let error = row.batch_record().error().or(if record.is_none() { failed } else { None }).cloned();
         let code = error.as_ref().and_then(Error::server_result_code);
         engine.count(&step, code, error.is_some(), self.attempts);
         self.step = match (step, error, code) {
-            (Step::Native(native), None, _) => match native.outcomes(row.record.as_ref()) {
+            (Step::Native(native), None, _) => match native.outcomes(record.as_ref()) {
                 Some(outcomes) => Step::Done(outcomes.into_iter().map(Ok).collect()),
                 None => self.failed(damaged(self.operation(), self.key, "the server's answer has another form")),
             },
             (Step::Write(rewritten), None, _) => Step::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
-            (Step::Read, None, _) => self.found(rules, row.record.take()),
+            (Step::Read, None, _) => self.found(rules, record),
             (Step::Read, Some(_), Some(ResultCode::KeyNotFoundError)) => self.rewritten(rules, &Found::default()),
             (Step::Native(_), Some(_), Some(code)) if is_refusal(code) => Step::Read,
             (Step::Write(_), Some(error), Some(code)) if is_refusal(code) => {
                 self.again(Step::Read, &error, Sent::Write)
             }
             (Step::Read, Some(error), _) => self.later(Step::Read, &error, Sent::Read),
-            (step @ (Step::Native(_) | Step::Write(_)), Some(error), _) => self.later(step, &error, Sent::Write),
+            (Step::Native(mut native), Some(error), _) => {
+                native.operation = Some(row);
+                self.later(Step::Native(native), &error, Sent::Write)
+            }
+            (Step::Write(mut rewritten), Some(error), _) => {
+                rewritten.write = Some(row);
+                self.later(Step::Write(rewritten), &error, Sent::Write)
+            }
             (done @ Step::Done(_), ..) => done,
         };
     }
@@ -196,9 +204,8 @@ impl Group<'_> {
         let Some(record) = record else {
             return self.failed(damaged(self.operation(), self.key, "a read answered nothing"));
         };
-        let generation = record.generation;
-        match bins::decode(&self.key, record.bins) {
-            Ok(record) => self.rewritten(rules, &Found { record: Some(record), generation, unread: false }),
+        match Found::from_server(&self.key, record) {
+            Ok(found) => self.rewritten(rules, &found),
             Err(error) => self.failed(damaged(self.operation(), self.key, error)),
         }
     }

@@ -6,8 +6,11 @@
 
 mod clear_creating;
 mod due;
+mod mark_conflicting;
+mod respend;
 mod set_mined;
 mod spend;
+mod unset_mined;
 
 use aerospike::{
     BatchOperation, BatchWritePolicy, Expiration, Key as ServerKey, Record as ServerRecord, RecordExistsAction, Value,
@@ -20,13 +23,16 @@ use super::{
     packed::Packed,
     template::{Template, absent, hole},
 };
-use crate::record::{Key, MinedIn, Operation, Outcome, Reply, Rules, Sequenced, Stamp, TxState};
+use crate::record::{Key, MinedIn, Operation, Outcome, Reply, Rules, Sequenced, Stamp, TxState, Verdict};
 
 /// Everything that is packed once.
 pub struct Natives {
     spend: spend::Templates,
     set_mined: set_mined::Templates,
+    unset_mined: unset_mined::Templates,
     clear_creating: clear_creating::Templates,
+    respend: respend::Templates,
+    mark_conflicting: mark_conflicting::Templates,
 }
 
 impl Natives {
@@ -34,7 +40,10 @@ impl Natives {
         Natives {
             spend: spend::Templates::new(rules),
             set_mined: set_mined::Templates::new(rules),
+            unset_mined: unset_mined::Templates::new(rules),
             clear_creating: clear_creating::Templates::new(),
+            respend: respend::Templates::new(rules),
+            mark_conflicting: mark_conflicting::Templates::new(rules),
         }
     }
 
@@ -48,12 +57,16 @@ impl Natives {
 /// Compiles the rows of one call.
 pub struct Compiler<'a> {
     natives: &'a Natives,
-    set_mined: Option<(MinedIn, Stamp, BatchWritePolicy, Vec<ServerOperation>)>,
+    set_mined: Option<(Listing, BatchWritePolicy, Vec<ServerOperation>)>,
 }
+
+/// What a block says of each transaction that it lists.
+type Listing = (Stamp, MinedIn, bool);
 
 /// Operations on one record as one request, and how its answer reads.
 pub struct Native {
-    pub operation: BatchOperation,
+    /// Lent while it is on its way.
+    pub operation: Option<BatchOperation>,
     answer: Form,
 }
 
@@ -66,6 +79,8 @@ enum Form {
     Mined,
     /// Nothing to read.
     Live,
+    /// Nothing to read.
+    Conflicting(Verdict),
 }
 
 impl Native {
@@ -76,6 +91,7 @@ impl Native {
             Form::Spends(count) => spend::outcomes(count, results)?,
             Form::Mined => vec![Outcome::Applied(set_mined::reply(results)?)],
             Form::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
+            Form::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],
         })
     }
 }
@@ -88,21 +104,41 @@ impl Compiler<'_> {
         match operations {
             [Operation::Spend(_), ..] => self.natives.spend.compile(is_master, server_key, operations),
             [Operation::ClearCreating] => Some(self.natives.clear_creating.compile(server_key)),
-            [Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain: true })] if is_master => {
-                Some(self.set_mined(*stamp, *mined_in, server_key))
+            [Operation::Sequenced(stamp, operation)] => self.sequenced(is_master, server_key, *stamp, operation),
+            _ => None,
+        }
+    }
+
+    fn sequenced(
+        &mut self,
+        is_master: bool,
+        server_key: &ServerKey,
+        stamp: Stamp,
+        operation: &Sequenced,
+    ) -> Option<Native> {
+        match operation {
+            Sequenced::SetMined { mined_in, longest_chain } if is_master => {
+                Some(self.set_mined((stamp, *mined_in, *longest_chain), server_key))
+            }
+            Sequenced::UnsetMined { block_id, height } if is_master => {
+                Some(self.natives.unset_mined.compile(server_key, stamp, *block_id, *height))
+            }
+            Sequenced::Respend(respend) => self.natives.respend.compile(is_master, server_key, stamp, respend),
+            Sequenced::MarkConflicting { reason, height } => {
+                Some(self.natives.mark_conflicting.compile(is_master, server_key, stamp, *reason, *height))
             }
             _ => None,
         }
     }
 
-    fn set_mined(&mut self, stamp: Stamp, mined_in: MinedIn, server_key: &ServerKey) -> Native {
-        let shared = self.set_mined.take().filter(|(there, by, ..)| (*there, *by) == (mined_in, stamp));
-        let (.., policy, operations) = self.set_mined.insert(shared.unwrap_or_else(|| {
-            let (policy, operations) = self.natives.set_mined.compile(stamp, mined_in);
-            (mined_in, stamp, policy, operations)
+    fn set_mined(&mut self, listing: Listing, server_key: &ServerKey) -> Native {
+        let shared = self.set_mined.take().filter(|(there, ..)| *there == listing);
+        let (_, policy, operations) = self.set_mined.insert(shared.unwrap_or_else(|| {
+            let (policy, operations) = self.natives.set_mined.compile(listing);
+            (listing, policy, operations)
         }));
         let operation = BatchOperation::write(policy, server_key.clone(), operations.clone());
-        Native { operation, answer: Form::Mined }
+        Native { operation: Some(operation), answer: Form::Mined }
     }
 }
 

@@ -5,14 +5,14 @@
 //! A lock record can be deleted and made again with the same generation, so its owner is compared as well.
 
 use aerospike::{
-    BatchDeletePolicy, BatchOperation, BatchWritePolicy, Bin, Expiration, GenerationPolicy, Key as ServerKey,
-    RecordExistsAction, Value,
+    BatchDeletePolicy, BatchOperation, BatchReadPolicy, BatchWritePolicy, Bin, Expiration, GenerationPolicy,
+    Key as ServerKey, Record as ServerRecord, RecordExistsAction, Value,
     expressions::{Expression, and, eq, int_bin, int_val},
     operations::{self, Operation as ServerOperation, lists},
 };
 
 use super::{
-    bins::{self, Bins, slot_bytes},
+    bins::{self, BadRecord, Bins, slot_bytes},
     names,
 };
 use crate::record::{self, Key, LockRecord, Operation, Outcome, Page, Record, Rules, Slot};
@@ -27,9 +27,35 @@ const LOCK_RECORD_SLACK_S: u64 = 600;
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     pub record: Option<Record>,
-    pub generation: u32,
+    generation: u32,
     /// Nobody has looked: it is taken to be absent.
     pub unread: bool,
+}
+
+/// Reads a record with what [`rewrite`] compares.
+pub fn read(key: &ServerKey) -> BatchOperation {
+    BatchOperation::read(&BatchReadPolicy::default(), key.clone(), aerospike::Bins::All)
+}
+
+impl Found {
+    /// Taken to be absent.
+    pub fn unread() -> Self {
+        Found { unread: true, ..Found::default() }
+    }
+
+    /// # Errors
+    /// The record is damaged.
+    pub fn from_server(key: &Key, record: ServerRecord) -> Result<Self, BadRecord> {
+        let generation = record.generation;
+        Ok(Found { record: Some(bins::decode(key, record.bins)?), generation, unread: false })
+    }
+
+    /// The record is still the one that was found, as far as its generation does not tell.
+    fn unchanged(&self) -> Option<Expression> {
+        let Some(Record::LockRecord(there)) = &self.record else { return None };
+        let is = |bin, value: u64| eq(int_bin(bin), int_val(value as i64));
+        Some(and(vec![is(names::lock::OWNER, there.owner), is(names::lock::CREATED_AT, there.created_at)]))
+    }
 }
 
 /// What some operations on one record come to.
@@ -101,7 +127,7 @@ fn compile(
         let policy = BatchDeletePolicy {
             generation_policy: GenerationPolicy::ExpectGenEqual,
             generation: found.generation,
-            filter_expression: found.record.as_ref().and_then(same_owner),
+            filter_expression: found.unchanged(),
             ..BatchDeletePolicy::default()
         };
         return Some(BatchOperation::delete(&policy, server_key.clone()));
@@ -120,7 +146,7 @@ fn compile(
             policy.record_exists_action = RecordExistsAction::UpdateOnly;
             policy.generation_policy = GenerationPolicy::ExpectGenEqual;
             policy.generation = found.generation;
-            policy.filter_expression = same_owner(old);
+            policy.filter_expression = found.unchanged();
             if policy.expiration == Expiration::Never {
                 policy.expiration = Expiration::DontUpdate;
             }
@@ -133,16 +159,6 @@ fn compile(
 fn time_to_live(lock_record: &LockRecord, now_ms: u64) -> u32 {
     let left = lock_record.expires_at.saturating_sub(now_ms) / 1_000;
     u32::try_from(left + LOCK_RECORD_SLACK_S).unwrap_or(u32::MAX / 2)
-}
-
-fn same_owner(record: &Record) -> Option<Expression> {
-    let Record::LockRecord(lock_record) = record else { return None };
-    let is = |bin, value: u64| eq(int_bin(bin), int_val(value as i64));
-    Some(and(vec![
-        is(names::lock::OWNER, lock_record.owner),
-        is(names::lock::CREATED_AT, lock_record.created_at),
-        is(names::lock::EXPIRES_AT, lock_record.expires_at),
-    ]))
 }
 
 /// Writes every bin.

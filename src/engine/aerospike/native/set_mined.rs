@@ -1,4 +1,4 @@
-//! A block of the longest chain lists a live master that does not know of it yet.
+//! A block lists a master that does not know of it yet: on the longest chain a live one, on a side chain any.
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
@@ -16,41 +16,44 @@ use super::{
         names,
         template::{Conditions, Fill, Template, absent, hole, prepacked, unset},
     },
-    behind, due, integer, not_after_a_later_stamp,
+    Listing, behind, due, integer, not_after_a_later_stamp,
 };
-use crate::record::{MinedIn, Reply, Rules, Stamp};
+use crate::record::{Reply, Rules};
 
 pub struct Templates {
-    conditions: Conditions,
+    on_longest_chain: Conditions,
+    on_side_chain: Conditions,
     /// One hole: the stamp.
     stamp: Template,
     /// One hole: the block id.
     new: Template,
     due: Option<ServerOperation>,
-    block_ids: ServerOperation,
+    mined: [ServerOperation; 2],
 }
 
 impl Templates {
     pub fn new(rules: &Rules) -> Self {
-        let ids = || list_bin(names::BLOCK_IDS);
-        let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
+        let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), list_bin(names::BLOCK_IDS), &[]);
+        let conditions = [
+            bin_exists(names::UTXOS),
+            unset(names::CREATING),
+            unset(names::CONFLICTING),
+            absent(names::DELETE_AT_HEIGHT),
+        ];
         Templates {
-            conditions: Conditions::new(&[
-                bin_exists(names::UTXOS),
-                unset(names::CREATING),
-                unset(names::CONFLICTING),
-                absent(names::DELETE_AT_HEIGHT),
-            ]),
+            on_side_chain: Conditions::new(&conditions[..1]),
+            on_longest_chain: Conditions::new(&conditions),
             stamp: not_after_a_later_stamp(),
             new: Template::new(&eq(listed, int_val(0))),
             due: due::write(rules.retention),
-            block_ids: read_exp("told", prepacked(&ids()), ExpReadFlags::DEFAULT),
+            mined: read_mined(),
         }
     }
 
-    pub fn compile(&self, stamp: Stamp, mined_in: MinedIn) -> (BatchWritePolicy, Vec<ServerOperation>) {
+    pub fn compile(&self, (stamp, mined_in, longest_chain): Listing) -> (BatchWritePolicy, Vec<ServerOperation>) {
         let stamp = stamp_number(&stamp);
-        let mut filter = self.conditions.and(2, self.stamp.size() + self.new.size());
+        let conditions = if longest_chain { &self.on_longest_chain } else { &self.on_side_chain };
+        let mut filter = conditions.and(2, self.stamp.size() + self.new.size());
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
         self.new.fill(&mut filter, &[Fill::Int(mined_in.block_id.into())]);
         let append = |bin, number: u32| lists::append(&ListPolicy::default(), bin, Value::Int(number.into()));
@@ -59,15 +62,22 @@ impl Templates {
             append(names::BLOCK_IDS, mined_in.block_id),
             append(names::BLOCK_HEIGHTS, mined_in.height),
             append(names::SUBTREE_IDXS, mined_in.subtree),
-            put(names::UNMINED_SINCE, Value::Nil),
-            put(names::LOCKED, Value::Nil),
             put(names::CHAIN_POS, Value::Int(stamp)),
         ];
-        operations.extend(self.due.clone());
-        operations.push(self.block_ids.clone());
-        operations.push(operations::get_bin(names::TOTAL_EXTRA_RECS));
+        if longest_chain {
+            operations.push(put(names::UNMINED_SINCE, Value::Nil));
+            operations.push(put(names::LOCKED, Value::Nil));
+            operations.extend(self.due.clone());
+        }
+        operations.extend(self.mined.clone());
         (behind(filter), operations)
     }
+}
+
+/// Reads what [`reply`] takes apart: all block ids, and the number of further pages.
+pub fn read_mined() -> [ServerOperation; 2] {
+    let ids = read_exp("told", prepacked(&list_bin(names::BLOCK_IDS)), ExpReadFlags::DEFAULT);
+    [ids, operations::get_bin(names::TOTAL_EXTRA_RECS)]
 }
 
 pub fn reply(results: &[Value]) -> Option<Reply> {

@@ -69,7 +69,7 @@ impl Templates {
         }
         let filter = self.filter(is_master, first.marks, &spends);
         let operation = BatchOperation::write(&behind(filter), key.clone(), self.operations(is_master, &spends));
-        Some(Native { operation, answer: Form::Spends(spends.len()) })
+        Some(Native { operation: Some(operation), answer: Form::Spends(spends.len()) })
     }
 
     fn filter(&self, is_master: bool, marks: Marks, spends: &[&Spend]) -> Packed {
