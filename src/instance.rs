@@ -265,25 +265,31 @@ async fn check_topics(settings: &InstanceSettings, parts: &InstanceParts) -> Res
 
 /// The chain topic must be the one that the store was made from.
 async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), InstanceError> {
-    let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
-    // The store first: another instance may bind it to the first event of the chain while this one looks.
-    let bound = parts.store.meta().await?.is_some_and(|meta| meta.chain_id.is_some());
-    let (low, high) = parts.broker.watermarks(&chain).await?;
-    if high == 0 && !bound {
-        return Ok(());
+    let found = first_of_chain(settings, parts).await?;
+    match parts.store.bind_chain(found).await {
+        // The chain was empty when it was read; another instance may have bound the store to its first record since.
+        Err(MetaError::ChainRecreated { .. }) if found.is_none() => {
+            parts.store.bind_chain(first_of_chain(settings, parts).await?).await?;
+        }
+        bound => drop(bound?),
     }
-    let mut found = None;
-    if low == 0 && high > 0 {
-        let mut reader = parts.broker.read(&chain, 0).await?;
-        let Some(first) = reader.next(Duration::from_secs(5)).await?.into_iter().next() else {
-            // A slow broker is no other topic.
-            let message = format!("{chain}: the record at offset 0 is there but was not delivered in time");
-            return Err(BrokerError::new(BrokerErrorKind::Retryable, "check chain", message).into());
-        };
-        found = (first.offset == 0).then(|| chain_id(first.timestamp_ms, &first.key, &first.payload));
-    }
-    parts.store.bind_chain(found).await?;
     Ok(())
+}
+
+/// The id of the chain topic, where it has a first record.
+async fn first_of_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Option<[u8; 32]>, InstanceError> {
+    let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
+    let (low, high) = parts.broker.watermarks(&chain).await?;
+    if low > 0 || high == 0 {
+        return Ok(None);
+    }
+    let mut reader = parts.broker.read(&chain, 0).await?;
+    let Some(first) = reader.next(Duration::from_secs(5)).await?.into_iter().next() else {
+        // A slow broker is no other topic.
+        let message = format!("{chain}: the record at offset 0 is there but was not delivered in time");
+        return Err(BrokerError::new(BrokerErrorKind::Retryable, "check chain", message).into());
+    };
+    Ok((first.offset == 0).then(|| chain_id(first.timestamp_ms, &first.key, &first.payload)))
 }
 
 /// What the group has committed.

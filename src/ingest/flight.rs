@@ -92,6 +92,8 @@ pub struct Request {
     pub work: Work,
     /// How it is treated.
     pub mode: Mode,
+    /// An earlier event for the same transaction, with other claims, has had its turn.
+    pub again: bool,
 }
 
 /// One group of spends: the inputs that take slots of one page.
@@ -154,6 +156,8 @@ pub struct Flight {
     pub groups: Vec<Group>,
     /// Flights that wait for this one to end.
     pub children: Vec<FlightId>,
+    /// An earlier event for the same transaction, with other claims, has had its turn.
+    pub again: bool,
     /// Later events for the same transaction that claim other previous outputs: each has its own turn.
     pub behind: VecDeque<Request>,
     /// Tries so far.
@@ -173,7 +177,7 @@ pub struct Flight {
 impl Flight {
     /// A flight that has not started.
     pub fn new(id: FlightId, request: Request) -> Self {
-        let Request { event, work, mode } = request;
+        let Request { event, work, mode, again } = request;
         let groups = match &work {
             Work::Validated(tx) => tx.groups.len(),
             Work::Seeded(_) => 0,
@@ -188,6 +192,7 @@ impl Flight {
             stage: Stage::Spending { pending: 0 },
             groups: vec![Group::default(); groups],
             children: Vec::new(),
+            again,
             behind: VecDeque::new(),
             attempts: 0,
             parked_since_ms: None,

@@ -166,13 +166,13 @@ impl Planner {
 
     /// A validated transaction arrives.
     pub fn submit(&mut self, event: EventRef, tx: Arc<PreparedTx>, mode: Mode, now_ms: u64) {
-        self.begin(Request { event, work: Work::Validated(tx), mode });
+        self.begin(Request { event, work: Work::Validated(tx), mode, again: false });
         self.settle_ready(now_ms);
     }
 
     /// A partial transaction arrives.
     pub fn submit_seed(&mut self, event: EventRef, seed: Arc<PreparedSeed>, mode: Mode, now_ms: u64) {
-        self.begin(Request { event, work: Work::Seeded(seed), mode });
+        self.begin(Request { event, work: Work::Seeded(seed), mode, again: false });
         self.settle_ready(now_ms);
     }
 
@@ -213,7 +213,8 @@ impl Planner {
         });
         let id = FlightId { index, generation: self.generation };
         let mut flight = Flight::new(id, request);
-        for waiter in self.awaited.remove(&txid).unwrap_or_default() {
+        let waiters = if flight.again { None } else { self.awaited.remove(&txid) };
+        for waiter in waiters.unwrap_or_default() {
             if self.unpark(waiter) {
                 flight.children.push(waiter);
             }
@@ -277,7 +278,7 @@ impl Planner {
             .filter(|(_, group)| wanted(group))
             .map(|(prepared, _)| prepared.parent)
             .collect();
-        let mut found: Vec<FlightId> = parents.iter().filter_map(|parent| self.by_txid.get(parent).copied()).collect();
+        let mut found: Vec<FlightId> = parents.iter().filter_map(|parent| self.first_flight(parent)).collect();
         found.dedup();
         found
     }
@@ -438,12 +439,19 @@ impl Planner {
             .collect()
     }
 
+    /// The flight of a transaction that may not be stored yet. Where an earlier event of it has had its turn, nobody has to
+    /// wait for a later one.
+    fn first_flight(&self, txid: &Txid) -> Option<FlightId> {
+        let flight = self.flights.get(self.by_txid.get(txid)?.index as usize)?.as_ref()?;
+        (!flight.again).then_some(flight.id)
+    }
+
     /// A parent in flight that waits itself, and whose own event stands behind that of its child. The child cannot wait for
     /// it: whatever the parent waits for is proven missing only after the child, which is older, has ended.
     fn parent_behind(&self, child: &Flight) -> Option<Txid> {
         let first = child.first_event()?;
         let is_behind = |parent: &Txid| {
-            let parent = self.by_txid.get(parent).and_then(|id| self.flights.get(id.index as usize)?.as_ref());
+            let parent = self.first_flight(parent).and_then(|id| self.flights.get(id.index as usize)?.as_ref());
             parent.is_some_and(|parent| parent.waits() && parent.first_event().is_none_or(|event| event > first))
         };
         child.parents().find(is_behind)
@@ -630,7 +638,7 @@ impl Planner {
             }
         }
         for request in flight.behind {
-            self.begin(request);
+            self.begin(Request { again: true, ..request });
         }
     }
 

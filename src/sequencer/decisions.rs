@@ -222,8 +222,9 @@ impl DecisionLog {
 
     /// Each record is read back before the next is written: steps are contiguous, whatever a produce may lose.
     async fn publish_in_order(&mut self, chain_offset: u64, records: Vec<DecisionBody>) -> Result<(), DecisionError> {
-        for body in records {
-            let step = self.table.next_step(chain_offset);
+        // Not wherever the table ends by then: somebody else may have written the very same parts, and closed behind them.
+        let first = self.table.next_step(chain_offset);
+        for (body, step) in records.into_iter().zip(first..) {
             let payload = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode();
             let message = Produce {
                 topic: self.partition.topic.to_string(),

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 
 use crate::{
+    engine::Row,
     event::{Action, Command, ConeMember, DecidedInput, DecisionBody, Event, OutcomeKind},
     record::{
-        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Respend, RespendChecks, RespendSlot, Sequenced, Slot,
-        SpendingData, TxState, Verdict,
+        HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
+        Slot, SpendingData, TxState, Verdict,
     },
     sequencer::{
         Stop,
@@ -271,9 +272,29 @@ impl Handler {
             let held = HeldSlot { offset: slot.offset, holder };
             at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
         });
-        self.apply(rows.collect()).await?;
+        self.settle_slots(at, rows.collect()).await?;
         self.note_child(at, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
         Ok(inputs.into_iter().map(|(outpoint, _)| outpoint).collect())
+    }
+
+    /// The slots of a parent that is not there are settled on a stub: a spend that is still on its way must not land on them
+    /// should the parent come after all. In a rebuild a parent that is not there is only late, and nothing is on its way.
+    async fn settle_slots(&self, at: At, rows: Vec<Row>) -> Result<(), Stop> {
+        let outcomes = self.apply(rows.clone()).await?;
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let is_absent = |row: &Row, outcome: &Outcome| {
+            matches!(row.key, Key::Page(_, 0)) && matches!(outcome, Outcome::AlreadyApplied(Reply::None))
+        };
+        let absent = rows.into_iter().zip(&outcomes).filter(|(row, outcome)| is_absent(row, outcome));
+        let (stubs, again): (Vec<Row>, Vec<Row>) =
+            absent.map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row)).unzip();
+        if !stubs.is_empty() {
+            self.apply(stubs).await?;
+            self.apply(again).await?;
+        }
+        Ok(())
     }
 
     /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
@@ -371,8 +392,15 @@ impl Handler {
     }
 }
 
-/// Whether the slot is one of this page, and nobody holds it.
+/// Whether the slot is one of this page, and nobody holds it, or only who is conflicting: a loser's own event may take it
+/// again before it finds its record contested.
 fn is_free(page: &Page, outpoint: &Outpoint) -> bool {
     let slot = page.utxos.as_ref().and_then(|slots| slots.get(outpoint.vout as usize));
-    page.txid == outpoint.txid && matches!(slot, Some(Slot::Unspent(_)))
+    let lost = |txid: &Txid| page.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
+    page.txid == outpoint.txid
+        && match slot {
+            Some(Slot::Unspent(_)) => true,
+            Some(Slot::Spent(_, holder)) => lost(&holder.txid),
+            _ => false,
+        }
 }

@@ -36,7 +36,10 @@ fn check(page: &Page, respend: &Respend) -> Result<bool, Rejection> {
         open += usize::from(!refusal::is_taken_by(page, moved.slot.offset, taker(respend, moved))?);
     }
     if open == 0 {
-        return Ok(false);
+        return match respend.checks {
+            RespendChecks::Spend { .. } => claims_hold(page, respend).map(|()| false),
+            RespendChecks::Decided => Ok(false),
+        };
     }
     match respend.checks {
         RespendChecks::Spend { height } => check_as_spend(page, respend, height)?,
@@ -47,10 +50,25 @@ fn check(page: &Page, respend: &Respend) -> Result<bool, Rejection> {
 
 fn check_as_spend(page: &Page, respend: &Respend, height: u32) -> Result<(), Rejection> {
     refusal::by_record(page, height, Taker::Sequencer)?;
+    claims_hold(page, respend)?;
     let stored = StoredOutputs::find(page, respend.slots.iter().map(|moved| moved.slot.offset));
     for moved in &respend.slots {
         if !refusal::is_taken_by(page, moved.slot.offset, taker(respend, moved))? {
             refusal::by_slot(page, &stored, &moved.slot, moved.from, height, Taker::Sequencer)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is evaluated is an event's claims: another event of the same transaction may have taken the slots with others.
+fn claims_hold(page: &Page, respend: &Respend) -> Result<(), Rejection> {
+    let taken = |moved: &RespendSlot| refusal::is_taken_by(page, moved.slot.offset, taker(respend, moved));
+    let stored = StoredOutputs::find(page, respend.slots.iter().map(|moved| moved.slot.offset));
+    for moved in &respend.slots {
+        if taken(moved)?
+            && let Some(slot) = slots::slot(page, moved.slot.offset)
+        {
+            refusal::by_claim(page, &stored, slot, &moved.slot)?;
         }
     }
     Ok(())
@@ -99,6 +117,22 @@ mod tests {
 
     fn held_by(by: u8) -> Page {
         page_with(vec![Slot::Spent(hash(0), holder(by, 0)), Slot::Unspent(hash(1))])
+    }
+
+    #[test]
+    fn what_is_taken_already_is_still_compared_with_its_claims_while_it_is_evaluated() {
+        for (checks, told) in [(BOTH[0], Some(Rejection::HashMismatch(0))), (BOTH[1], None)] {
+            let mut record = record(held_by(1));
+            let mut claimed = claim(0);
+            claimed.utxo_hash = hash(9);
+            let slots = vec![RespendSlot { slot: claimed, from: None }];
+            let operation = sequenced(1, Sequenced::Respend(Respend { to: txid(1), slots, checks }));
+            let effect = on_master(&mut record, &operation);
+            match told {
+                Some(told) => assert_eq!(refused(effect), told),
+                None => assert!(effect.outcome.is_done()),
+            }
+        }
     }
 
     #[test]

@@ -104,9 +104,9 @@ impl CommitCheck {
     async fn is_contested(&self, txid: Txid) -> bool {
         let chain = TopicPartition { topic: "chain".into(), partition: 0 };
         let all = read(&self.broker, &chain, 0, u64::MAX).await;
-        all.iter().any(|message| {
-            matches!(Event::decode(&message.payload), Ok(Event::Contest(contest)) if contest.txid == txid)
-        })
+        all.iter().any(
+            |message| matches!(Event::decode(&message.payload), Ok(Event::Contest(contest)) if contest.txid == txid),
+        )
     }
 
     async fn dead_letter(&self, partition: &TopicPartition, offset: u64) -> Result<(), String> {

@@ -151,4 +151,3 @@ fn the_same_seed_is_the_same_run_in_another_process() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), hashes);
 }
-

@@ -112,9 +112,7 @@ impl Plan {
         self.steps = steps
             .into_iter()
             .map(|step| match step {
-                Step::Mine { coinbase, listed } => {
-                    Step::Mine { coinbase, listed: miner.mine(&self, coinbase, listed) }
-                }
+                Step::Mine { coinbase, listed } => Step::Mine { coinbase, listed: miner.mine(&self, coinbase, listed) },
                 step => step,
             })
             .collect();

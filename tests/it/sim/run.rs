@@ -393,14 +393,14 @@ impl<'a> Simulation<'a> {
 
     async fn poison(&self, kind: Poison) {
         let garbage = vec![9, 9, 9];
-        let stray = Event::Command(Command { id: [1; 16], action: Action::Reconsider { txid: utxo_store::tx::Txid([1; 32]) } });
+        let stray =
+            Event::Command(Command { id: [1; 16], action: Action::Reconsider { txid: utxo_store::tx::Txid([1; 32]) } });
         match kind {
             Poison::Garbage => self.world.produce("txs", b"no key", garbage).await,
             Poison::WrongKey => {
                 let made = self.made.values().find(|made| !made.extended.is_empty());
-                let bytes = made.map_or(garbage, |made| {
-                    Validated { tx: &made.extended, height: 1, locked: false }.encode()
-                });
+                let bytes =
+                    made.map_or(garbage, |made| Validated { tx: &made.extended, height: 1, locked: false }.encode());
                 self.world.produce("txs", &[9; 32], bytes).await;
             }
             Poison::WrongTopic => self.world.produce("txs", b"command", stray.encode()).await,
