@@ -252,7 +252,10 @@ async fn world_on(server: &AerospikeServer) -> World {
 #[test]
 fn a_demo_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
-    let report = demo::shown(&["--store", &server.url(), "--kills", "2"]);
-    demo::assert_counts(&report, &demo::FIRST_BLOCKS);
-    demo::shown(&["--store", &server.url(), "--contended", "--kills", "2"]);
+    let (block, outputs) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
+    let args = ["--blocks", &block, "--prevouts", &outputs, "--kills", "2"];
+    let report = demo::shown(&[&args[..], &["--store", &server.url()]].concat());
+    demo::assert_counts(&report, &[("transactions", 213), ("spent_outside", 670), ("unspent", 707), ("kills", 2)]);
+    let report = demo::shown(&[&args[..], &["--contended", "--seed", "3", "--store", &server.url()]].concat());
+    assert_eq!(report["rivalry"]["rivals_won"], 0);
 }

@@ -107,6 +107,6 @@ impl Policies {
             expected_duration: QueryDuration::Long,
             ..QueryPolicy::default()
         };
-        Policies { batch, query, admin: AdminPolicy { timeout, ..AdminPolicy::default() } }
+        Policies { batch, query, admin: AdminPolicy { timeout } }
     }
 }
