@@ -108,7 +108,11 @@ fn the_seeds_are_what_the_generator_makes() {
             fs::create_dir_all(&directory).unwrap();
             made.iter().for_each(|(name, input)| fs::write(directory.join(name), input).unwrap());
         }
-        assert!(made == files(&directory), "{}: write them anew: UPDATE_SEEDS=1 cargo test --test fuzz", target.name);
+        assert!(
+            made == files(&directory),
+            "{}: write them anew: UPDATE_SEEDS=1 cargo test --test fuzz the_seeds",
+            target.name
+        );
     }
     assert!(bytes < 500_000, "{bytes} bytes of seeds are too many for a repository");
 }

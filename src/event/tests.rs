@@ -286,7 +286,10 @@ fn json_that_is_no_event_is_refused_naming_the_field() {
         validated("\"tx\":\"\",\"height\":1,\"locked\":false,\"a\\nb\":0"),
         "validated.a\\nb: is no field of it"
     );
-    assert!(validated("\"tx\":\"\",\"tx\":\"\"").starts_with("not JSON: field `tx` is there twice"));
+    for between in ["", "\"a\":0,\"z\":0,"] {
+        let twice = validated(&format!("\"tx\":\"\",{between}\"tx\":\"\""));
+        assert!(twice.starts_with("not JSON: field `tx` is there twice"), "{twice}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::{
     ingest::{
         plan::{Barred, EventRef, Mode, barred_by, marks_for},
         prepare::{PreparedSeed, PreparedTx},
+        proof::Ties,
     },
     record::{Marks, Page, Reason, Rejection},
     store::canonical::BodyHash,
@@ -171,7 +172,7 @@ pub struct Flight {
     /// It stands in the planner's table of absent parents.
     pub awaits_registered: bool,
     /// What is absent after this try will never come.
-    pub last_try: bool,
+    pub last_try: Option<Ties>,
 }
 
 impl Flight {
@@ -199,7 +200,7 @@ impl Flight {
             in_question_since_ms: None,
             own_state_read: false,
             awaits_registered: false,
-            last_try: false,
+            last_try: None,
         }
     }
 

@@ -376,10 +376,14 @@ impl Planner {
             // Its partitions were taken away: whoever has them now reads the event again.
             return self.finish(id, Completion::PassedOver);
         }
-        let in_flight = self.parents_in_flight(id, |group| group.refusal.is_some());
-        let last_try = self.get(id).is_some_and(|flight| std::mem::take(&mut flight.last_try));
-        let absent = self.get(id).and_then(|flight| flight.absent_parents().next());
-        if let Some(parent) = absent.filter(|_| last_try && in_flight.is_empty()) {
+        // A parent with a verdict is not waited for, even where a later event of it is in flight.
+        let won = self.get(id).is_some_and(|flight| flight.mode == Mode::RebuildWon);
+        let in_flight = self.parents_in_flight(id, |group| match group.refusal {
+            None => false,
+            Some(Rejection::Conflicting(Verdict::Conflicting(_))) => won,
+            Some(_) => true,
+        });
+        if let Some(parent) = self.missing_at_last(id, in_flight.is_empty()) {
             return self.store_contested(id, Reason::MissingParent { parent });
         }
         if !in_flight.is_empty() {
@@ -472,24 +476,34 @@ impl Planner {
             if self.by_txid.contains_key(&parent) {
                 return;
             }
-            if let Some(flight) = self.get(id) {
-                flight.last_try = true;
-            }
             self.parked.remove(id);
-            self.count_waiting(-1);
-            self.ready.push_back(id);
         } else {
             let flight = self.flights[id.index as usize].as_ref();
             let behind = flight.filter(|flight| flight.waits()).and_then(|flight| self.parent_behind(flight));
-            let Some(parent) = behind.filter(|_| ties == Ties::Break) else { return };
+            if behind.is_none() || ties == Ties::Wait {
+                return;
+            }
             // Those that it waited for must not start it when they end.
             for flight in self.flights.iter_mut().flatten() {
                 flight.children.retain(|child| *child != id);
             }
-            self.count_waiting(-1);
-            self.store_contested(id, Reason::MissingParent { parent });
         }
+        if let Some(flight) = self.get(id) {
+            flight.last_try = Some(ties);
+        }
+        self.count_waiting(-1);
+        self.ready.push_back(id);
         self.settle_ready(now_ms);
+    }
+
+    /// The parent that is absent still, after the last try. One that is in flight may be about to come, unless it stands
+    /// behind its child and waits itself.
+    fn missing_at_last(&mut self, id: FlightId, none_in_flight: bool) -> Option<Txid> {
+        let ties = self.get(id)?.last_try.take()?;
+        let flight = self.flights.get(id.index as usize)?.as_ref()?;
+        let absent = flight.absent_parents().next()?;
+        let is_behind = || self.parent_behind(flight).filter(|behind| flight.absent_parents().any(|it| it == *behind));
+        if none_in_flight { Some(absent) } else { is_behind().filter(|_| ties == Ties::Break) }
     }
 
     /// Creates the transaction, live, with the spends of the children that wait for it.
@@ -560,6 +574,7 @@ impl Planner {
         if let Some(flight) = self.get(child) {
             for group in flight.groups.iter_mut().filter(|group| group.rides_on == Some(parent)) {
                 group.held = true;
+                group.refusal = None;
             }
         }
     }

@@ -21,7 +21,7 @@ pub fn damaged(random: &mut Seeded, inputs: &[Vec<u8>]) -> Vec<u8> {
 fn damage(random: &mut Seeded, bytes: &mut Vec<u8>, inputs: &[Vec<u8>]) {
     let at = random.below(bytes.len() as u64) as usize;
     let Some(byte) = bytes.get_mut(at) else { return bytes.push(random.next_u64() as u8) };
-    match random.below(9) {
+    match random.below(10) {
         0 => *byte ^= 1 << random.below(8),
         1 => *byte = random.next_u64() as u8,
         2 => *byte = byte.wrapping_add(random.below(5) as u8).wrapping_sub(2),
@@ -38,6 +38,11 @@ fn damage(random: &mut Seeded, bytes: &mut Vec<u8>, inputs: &[Vec<u8>]) {
             let piece = other[from..end(random, from, other.len())].to_vec();
             let to = if random.below(2) == 0 { at } else { bytes.len().min(at + piece.len()) };
             drop(bytes.splice(at..to, piece));
+        }
+        // A VarInt in a longer form than it needs.
+        8 => {
+            let long = [0xfd, *byte, 0];
+            drop(bytes.splice(at..=at, long));
         }
         _ => bytes.insert(at, random.next_u64() as u8),
     }

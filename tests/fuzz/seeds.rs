@@ -10,7 +10,7 @@ use utxo_store::{
     event::Validated,
     generate::Parents,
     tx::{
-        Network, Transaction,
+        Network, Outpoint, Output, Transaction, TransactionBuilder, Txid,
         block::{Block, BlockFile},
     },
 };
@@ -86,7 +86,22 @@ fn transactions() -> Seeds {
             }
         }
     }
-    seeds.into_values().collect()
+    seeds.into_values().chain(edges(TransactionBuilder::standard)).collect()
+}
+
+/// Scripts whose lengths are the last of one form of VarInt and the first of the next; and the last in the longer form.
+fn edges(format: fn(&TransactionBuilder) -> Vec<u8>) -> Seeds {
+    let outpoint = Outpoint { txid: Txid([9; 32]), vout: 1 };
+    let with_script = |len: usize| {
+        let script = vec![0x51; len];
+        let previous = Some(Output { satoshis: 60, script: &script });
+        format(&TransactionBuilder::default().input(outpoint, &script, 7, previous).output(50, &script))
+    };
+    let last = with_script(0xfc);
+    let at = last.iter().position(|byte| *byte == 0xfc).unwrap();
+    let longer = [&last[..at], &[0xfd, 0xfc, 0x00], &last[at + 1..]].concat();
+    let named = [("edge-252", last), ("edge-252-longer", longer), ("edge-253", with_script(0xfd))];
+    named.map(|(name, bytes)| (name.to_owned(), bytes)).into()
 }
 
 fn extended() -> Seeds {
@@ -101,7 +116,7 @@ fn extended() -> Seeds {
             });
         }
     }
-    seeds.into_values().collect()
+    seeds.into_values().chain(edges(TransactionBuilder::extended)).collect()
 }
 
 /// The golden samples, and events of real transactions.

@@ -117,11 +117,18 @@ impl<'de> Visitor<'de> for NodeVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
         let mut members: Vec<(String, Node)> = Vec::new();
         while let Some((name, node)) = map.next_entry::<String, Node>()? {
-            if members.iter().any(|(member, _)| *member == name) {
-                return Err(de::Error::custom(format!("field `{}` is there twice", name.escape_debug())));
-            }
             members.push((name, node));
         }
-        Ok(Node::Object(members))
+        match repeated(&members) {
+            Some(name) => Err(de::Error::custom(format!("field `{}` is there twice", name.escape_debug()))),
+            None => Ok(Node::Object(members)),
+        }
     }
+}
+
+/// A name that two fields have. Sorted, because whoever writes very many fields must not make that slow.
+fn repeated(members: &[(String, Node)]) -> Option<&str> {
+    let mut names: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }

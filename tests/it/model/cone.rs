@@ -84,6 +84,8 @@ impl Replay<'_> {
         let fate = self.history.fate(&txid);
         (fate.standing, fate.accepted, fate.lost_at) = (Standing::Lost(reason), false, height);
         self.mentioned.insert(txid);
+        // Settling contests parents that are not there: they come contested when they come.
+        self.mentioned.extend(self.history.tx(&txid).map(|tx| tx.parents()).into_iter().flatten());
         self.ever_lost.insert(txid);
         self.tell(txid, OutcomeKind::Conflicting { reason });
         self.touch_inputs(&txid);

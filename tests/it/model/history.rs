@@ -186,16 +186,15 @@ impl History {
     /// The one place that says which of several events for one txid counts. They differ at most in what the txid does
     /// not commit to: what they claim of the outputs that they spend, their height, whether they start locked.
     ///
-    /// Contested: the event that the contest names which its verdict was given for. Uncontested: one that agrees with the outputs that it spends (they
-    /// all do then in what they claim), the first.
+    /// The event that the contest names which its verdict was given for; without one, the first: of what was live from the
+    /// start it agrees with the outputs that it spends, and of what fell before its own contest was decided it was stored.
     pub fn version(&self, txid: &Txid) -> Option<&Version> {
         let versions = self.tx(txid)?.versions();
         let named = self.fates.get(txid).and_then(|fate| fate.contest.as_ref());
         match named {
-            Some(position) => versions.iter().find(|version| is_at(version, position)),
-            None => versions.iter().find(|version| self.mismatches(txid, version).is_empty()),
+            Some(position) => versions.iter().find(|version| is_at(version, position)).or(versions.first()),
+            None => versions.first(),
         }
-        .or(versions.first())
     }
 
     fn mismatches(&self, txid: &Txid, version: &Version) -> Vec<u32> {

@@ -22,8 +22,11 @@ impl Replay<'_> {
         if !matches!(contest.reason, Reason::MissingParent { .. }) {
             self.check_parents_are_decided(&contest.txid);
         }
-        let fate = self.history.fate(&contest.txid);
-        fate.contest.get_or_insert_with(|| contest.position.clone());
+        // What was live before keeps the body that it was live with.
+        if self.history.standing(&contest.txid) == Some(Standing::Pending) {
+            let fate = self.history.fate(&contest.txid);
+            fate.contest.get_or_insert_with(|| contest.position.clone());
+        }
         let verdict = self.decide_on(contest.txid, Opened::ByEvent(contest.reason), Some(&contest.position));
         if let Some(DecisionBody::Conflicting { reason: Reason::MissingParent { .. }, .. }) = verdict {
             let Position { partition, offset, timestamp_ms, .. } = contest.position;
