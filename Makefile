@@ -1,13 +1,13 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim lint bench fuzz setup
+.PHONY: help demo test sim lint bench bench-aerospike fuzz setup
 
 TARGET ?= transaction
 TIME ?= 600
 
 help: ## list these recipes
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
 
 demo: setup ## real blocks in, UTXO state out, a kill in between
 	@cargo run --release --locked -- demo
@@ -24,6 +24,9 @@ lint: setup ## format and lints only
 
 bench: setup ## micro and whole-pipeline benchmarks
 	@cargo bench --locked --bench micro --bench macro
+
+bench-aerospike: setup ## the Aerospike engine against the raw client, on a server of its own (`asd` in PATH)
+	@cargo bench --locked --bench aerospike
 
 fuzz: setup ## one fuzzer for a while: TARGET=event TIME=600, see fuzz/README.md
 	@scripts/fuzz.sh $(TARGET) $(TIME)

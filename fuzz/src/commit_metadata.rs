@@ -83,8 +83,11 @@ fn read_before(metadata: &str, position: u64) -> (bool, bool) {
     let partition = TopicPartition { topic: "txs".into(), partition: 0 };
     let metrics = METRICS.partition(&partition);
     let committed = Some(Committed { offset: 0, metadata: metadata.to_owned() });
-    let state =
-        PartitionState::new(&Assigned { partition, epoch: 1, committed, position: 0, high_watermark: 0 }, metrics);
+    let state = PartitionState::new(
+        &Assigned { partition, epoch: 1, committed, position: 0, high_watermark: 0 },
+        metrics,
+        false,
+    );
     let is_replayed = |offset| {
         state.is_replayed(&Message {
             offset,

@@ -401,7 +401,8 @@ fn assert_not_lost(partitions: Vec<TopicPartition>, lost: bool) -> Vec<TopicPart
 
 /// A commit that falls into a rebalance may be told to come again.
 async fn commit_patiently(member: &mut Member, offsets: &[(TopicPartition, Committed)]) {
-    for _ in 0..100 {
+    // A minute: what a loaded machine takes to settle a group.
+    for _ in 0..1_200 {
         match member.consumer.commit(offsets).await {
             Err(error) if error.kind == BrokerErrorKind::Retryable => {
                 tokio::time::sleep(Duration::from_millis(50)).await;

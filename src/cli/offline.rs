@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Failure;
 use crate::{
-    engine,
+    engine::{self, OpenOptions},
     record::{MetaRecord, Rules},
     store::{Store, StoreSettings, meta::LAYOUT_VERSION},
 };
@@ -31,8 +31,8 @@ impl StoreArgs {
     /// It cannot be opened, is no store yet, or is another version's.
     pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
         // Nothing is written, so that retention decides nothing.
-        let rules = Rules { retention: 0 };
-        open_as_it_is(engine::open_existing(&self.store, rules)?).await
+        let options = OpenOptions::new(Rules { retention: 0 });
+        open_as_it_is(engine::open_existing(&self.store, &options).await?).await
     }
 }
 

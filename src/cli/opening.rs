@@ -32,10 +32,8 @@ pub fn logging(config: &Config) -> Result<(), LoggingError> {
 /// # Errors
 /// See [`OpenError`]; each names what is wrong.
 pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
-    let (url, rules) = (url.to_string(), wiring::rules(config));
-    let opened = tokio::task::spawn_blocking(move || engine::open(&url, rules)).await;
-    let engine = opened.map_err(|panic| Failure::new(format!("the store could not be opened: {panic}")))?;
-    let watched = WatchedEngine::new(engine.map_err(named)?, metrics.clone());
+    let engine = engine::open(&url.to_string(), &wiring::engine(config)).await.map_err(named)?;
+    let watched = WatchedEngine::new(engine, metrics.clone());
     Ok(Store::new(Arc::new(watched), wiring::store(config)))
 }
 

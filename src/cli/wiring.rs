@@ -1,10 +1,11 @@
 //! From the configuration to the settings of the layers below. Pure.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use crate::{
     broker::kafka::KafkaSettings,
     config::Config,
+    engine::{OpenOptions, aerospike::Access},
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds,
         pipeline::PipelineSettings, plan::PlanSettings, prepare::PrepareSettings,
@@ -21,6 +22,22 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// What record operations are to do.
 pub fn rules(config: &Config) -> Rules {
     Rules { retention: config.store.block_height_retention }
+}
+
+/// What the store is opened with besides its URL.
+pub fn engine(config: &Config) -> OpenOptions {
+    let cluster = &config.store.aerospike;
+    let access = Access {
+        login: cluster.user.clone().zip(cluster.password.as_ref().map(|password| password.as_str().to_owned())),
+        tls_ca_file: cluster.tls_ca_file.as_ref().map(PathBuf::from),
+        alternate_addresses: cluster.alternate_addresses,
+        timeout: Duration::from_millis(cluster.timeout_ms),
+        connections: cluster.connections as usize,
+        utxo_batch_size: Some(config.store.utxo_batch_size),
+        accept_replication: cluster.accept_replication,
+        creates_indexes: true,
+    };
+    OpenOptions { rules: rules(config), access }
 }
 
 /// What the store is set up for. It serves the sequencer, so its batches are the sequencer's.

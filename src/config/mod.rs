@@ -16,7 +16,7 @@ use std::{ffi::OsString, path::Path};
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
 pub use settings::{Http, Ingest, Kafka, Log, SECTIONS, Section, Sequencer, Setting, Store, Topics};
-pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, TopicName};
+pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName};
 
 /// All settings, checked.
 #[derive(Debug, Clone, PartialEq)]

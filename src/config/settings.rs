@@ -7,7 +7,7 @@ use crate::{engine::StoreUrl, tx::Network};
 
 use super::{
     check::Checker,
-    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, SettingType, TopicName},
+    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, SettingType, TopicName},
 };
 
 /// A group of settings: a table of the TOML file.
@@ -178,7 +178,8 @@ settings! {
 
     /// The state that the log produces.
     ["store"] Store {
-        /// Where it lives: fjall:///absolute/path (embedded, durable), memory:// (gone at the end) or null:/// (discards).
+        /// Where it lives: fjall:///absolute/path (embedded, durable), aerospike://host:3000,host2/namespace?set=txmeta,
+        /// memory:// (gone at the end) or null:/// (discards).
         url: StoreUrl = "fjall:///var/lib/utxo-store", seed "utxostore";
         /// Network: main, test or regtest. It decides from which height on an output is unspendable by its script.
         network: Network = "main";
@@ -193,6 +194,28 @@ settings! {
         /// Store every transaction externally, whatever its size.
         externalize_all_transactions: bool = false,
             seed "utxo_store_externalize_all_transactions (ExternalizeAllTransactions)";
+        nested
+        /// How an Aerospike cluster is reached.
+        aerospike: Cluster;
+    }
+
+    /// How an Aerospike cluster is reached, where store.url names one.
+    ["store.aerospike"] Cluster {
+        /// The user to log in as, where the cluster asks for one (Enterprise Edition); read-write, sindex-admin.
+        user: Option<String>, example "utxo-store";
+        /// Its password. Better given in the environment: UTXO_STORE__STORE__AEROSPIKE__PASSWORD.
+        password: Option<Secret>, example "not in a file";
+        /// Certificates (PEM) of the authority that signed those of the nodes; given: connections are encrypted.
+        tls_ca_file: Option<String>, example "/etc/utxo-store/aerospike-ca.pem";
+        /// Use the addresses that the nodes give to clients outside their network (alternate-access-address).
+        alternate_addresses: bool = false;
+        /// How long one request may take.
+        timeout_ms: u64 = 5_000, range 100 to 600_000, unit "ms", seed "database timeout (DBTimeout)";
+        /// Connections to each node at most; not fewer than batches on their way at once.
+        connections: u32 = 256, range 1 to 65_536, unit "connections";
+        /// Accept Community Edition with a replication factor above 1, although a cluster that falls in two can then accept
+        /// both of two conflicting spends.
+        accept_replication: bool = false;
     }
 
     /// The pipeline: from validated transactions to records.

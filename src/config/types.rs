@@ -219,6 +219,33 @@ impl FromStr for TopicName {
     }
 }
 
+/// Text that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// What it is.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(redacted)")
+    }
+}
+
+impl SettingType for Secret {
+    const KIND: Kind = Kind::Text;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        match value.as_str() {
+            Some(text) if !text.is_empty() => Ok(Secret(text.to_owned())),
+            _ => Err("must be text, and not empty".to_owned()),
+        }
+    }
+}
+
 /// A filter of log records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);

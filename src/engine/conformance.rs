@@ -14,7 +14,10 @@ mod states;
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use super::{EngineError, ErrorKind, RecordEngine, Row, Set};
-use crate::record::{Key, Outcome, Record, Rules};
+use crate::{
+    record::{Key, Outcome, Record, Rules},
+    seeded::Seeded,
+};
 
 /// What an engine under test must be opened with.
 pub const RULES: Rules = Rules { retention: 288 };
@@ -70,6 +73,12 @@ pub async fn run(engine: Arc<dyn RecordEngine>) {
     for check in CHECKS {
         check.run(engine.clone()).await;
     }
+}
+
+/// A random operation on one of the records of a family; `number` picks the record and its kind, `step` counts up. The
+/// same numbers give the same rows to every engine.
+pub fn random_row(seeded: &mut Seeded, family: &str, number: u64, step: u64) -> Row {
+    sequences::row(seeded, fixtures::txid_of(family, number), number, step)
 }
 
 /// How often a row is sent before the engine is held to be broken, and how long to wait in between.

@@ -1,5 +1,6 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 
+pub mod aerospike;
 pub mod conformance;
 pub mod fault;
 pub mod fjall;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub use url::{OpenError, StoreUrl, open, open_existing};
+pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
 
 use crate::record::{Key, Operation, Outcome, Record};
 

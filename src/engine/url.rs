@@ -5,6 +5,7 @@
 //! | `memory://` | [`MemoryEngine`]; gone with the process |
 //! | `null:///` | [`NullEngine`]; keeps nothing |
 //! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
+//! | `aerospike://host:3000,host2/namespace?set=txmeta&externalStore=…` | [`AerospikeEngine`] in that namespace |
 //!
 //! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
 
@@ -17,6 +18,7 @@ use std::{
 
 use super::{
     RecordEngine,
+    aerospike::{Access, AerospikeEngine, AerospikeSettings, OpenAerospikeError},
     fjall::{FjallEngine, FjallOptions, OpenFjallError},
     memory::MemoryEngine,
     null::NullEngine,
@@ -62,21 +64,56 @@ pub enum OpenError {
     /// A `%` that is not followed by two hexadecimal digits, or stands for what is not UTF-8.
     #[error("a `%` in the store URL does not stand for a character")]
     Percent,
+    /// User and password in a URL, which ends up in logs and lists of processes.
+    #[error(
+        "user and password do not belong in a store URL: give them as store.aerospike.user and store.aerospike.password"
+    )]
+    Login,
     /// See [`OpenFjallError`].
     #[error(transparent)]
     Fjall(#[from] OpenFjallError),
+    /// See [`OpenAerospikeError`].
+    #[error(transparent)]
+    Aerospike(#[from] OpenAerospikeError),
+    /// Opening ended with a panic.
+    #[error("opening the store ended unexpectedly: {0}")]
+    Panicked(String),
+}
+
+/// What a store is opened with besides its URL.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// What decides the effect of operations.
+    pub rules: Rules,
+    /// How a cluster is reached, where the store is in one.
+    pub access: Access,
+}
+
+impl OpenOptions {
+    /// Without login or encryption, with default limits.
+    pub fn new(rules: Rules) -> Self {
+        OpenOptions { rules, access: Access::default() }
+    }
 }
 
 /// Opens the store that `url` names; one on disk is created where there is none. May take as long as recovering it
-/// takes, without yielding.
+/// takes.
 ///
 /// # Errors
 /// See [`OpenError`]; each is one line.
-pub fn open(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
+pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    let rules = options.rules;
     Ok(match url.parse()? {
         StoreUrl::Memory => Arc::new(MemoryEngine::new(rules)),
         StoreUrl::Null => Arc::new(NullEngine::new(rules)),
-        StoreUrl::Fjall(directory, options) => Arc::new(FjallEngine::open(&directory, rules, options)?),
+        StoreUrl::Fjall(directory, options) => {
+            let opened = tokio::task::spawn_blocking(move || FjallEngine::open(&directory, rules, options)).await;
+            Arc::new(opened.map_err(|panic| OpenError::Panicked(panic.to_string()))??)
+        }
+        StoreUrl::Aerospike(settings) => {
+            let settings = AerospikeSettings { access: options.access.clone(), ..settings };
+            Arc::new(AerospikeEngine::open(&settings, rules).await?)
+        }
     })
 }
 
@@ -85,11 +122,12 @@ pub fn open(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError>
 ///
 /// # Errors
 /// As [`open`]; and there is no store.
-pub fn open_existing(url: &str, rules: Rules) -> Result<Arc<dyn RecordEngine>, OpenError> {
+pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     if let StoreUrl::Fjall(directory, _) = url.parse()? {
         FjallEngine::must_exist(&directory)?;
     }
-    open(url, rules)
+    let access = Access { creates_indexes: false, ..options.access.clone() };
+    open(url, &OpenOptions { access, ..*options }).await
 }
 
 /// Where a store lives, and what it is opened with. Written as a URL that is read as the same.
@@ -101,7 +139,13 @@ pub enum StoreUrl {
     Null,
     /// The embedded durable engine, in this directory.
     Fjall(PathBuf, FjallOptions),
+    /// In an Aerospike cluster; how it is reached is no part of the URL.
+    Aerospike(AerospikeSettings),
 }
+
+/// The seed's name of the set.
+const DEFAULT_SET: &str = "txmeta";
+const DEFAULT_PORT: &str = "3000";
 
 impl StoreUrl {
     /// The embedded durable engine in this directory, as it is opened unless somebody says otherwise.
@@ -122,6 +166,13 @@ impl fmt::Display for StoreUrl {
                 }
                 write!(f, "?cache_mib={}", options.cache_bytes >> 20)
             }
+            StoreUrl::Aerospike(AerospikeSettings { hosts, namespace, set, external_store, .. }) => {
+                write!(f, "aerospike://{hosts}/{}?set={}", encoded(namespace), encoded(set))?;
+                match external_store {
+                    Some(store) => write!(f, "&externalStore={}", encoded(store)),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }
@@ -136,7 +187,8 @@ impl FromStr for StoreUrl {
             "memory" => without_place("memory", path, query).map(|()| StoreUrl::Memory),
             "null" => without_place("null", path, query).map(|()| StoreUrl::Null),
             "fjall" => Ok(StoreUrl::Fjall(fjall_directory(path)?, fjall_options(query)?)),
-            "aerospike" | "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
+            "aerospike" => aerospike(path, query).map(StoreUrl::Aerospike),
+            "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
             _ => Err(OpenError::UnknownScheme(scheme.into())),
         }
     }
@@ -176,6 +228,34 @@ fn fjall_options(query: &str) -> Result<FjallOptions, OpenError> {
     Ok(options)
 }
 
+fn aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
+    const NEEDS: &str = "needs nodes and a namespace: `aerospike://host:3000,host2/namespace`";
+    if place.contains('@') {
+        return Err(OpenError::Login);
+    }
+    let (hosts, namespace) = place.split_once('/').unwrap_or((place, ""));
+    if hosts.split(',').any(str::is_empty) || namespace.is_empty() || namespace.contains('/') {
+        return Err(OpenError::Path { scheme: "aerospike", problem: NEEDS });
+    }
+    let hosts: Vec<String> = hosts.split(',').map(with_port).collect();
+    let mut settings = AerospikeSettings::new(hosts.join(","), decoded(namespace)?, DEFAULT_SET);
+    for (key, value) in parameters(query)? {
+        match key.as_str() {
+            "set" if value.is_empty() => {
+                return Err(OpenError::BadParameter { key: "set", expected: "the name of a set" });
+            }
+            "set" => settings.set = value,
+            "externalStore" => settings.external_store = Some(value),
+            _ => return Err(OpenError::UnknownParameter { scheme: "aerospike", key }),
+        }
+    }
+    Ok(settings)
+}
+
+fn with_port(host: &str) -> String {
+    if host.contains(':') { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") }
+}
+
 fn cache_bytes(mib: &str) -> Result<u64, OpenError> {
     let bytes = mib.parse::<u64>().ok().filter(|mib| *mib > 0).and_then(|mib| mib.checked_mul(1 << 20));
     bytes.ok_or(OpenError::BadParameter { key: "cache_mib", expected: "a whole number of mebibytes above 0" })
@@ -191,7 +271,7 @@ fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
 
 /// Text with a `%` and two hexadecimal digits in place of what ends a path or stands for something else.
 fn encoded(path: &str) -> String {
-    path.replace('%', "%25").replace('?', "%3F")
+    path.replace('%', "%25").replace('?', "%3F").replace('&', "%26")
 }
 
 /// Text with each `%` and the two hexadecimal digits after it replaced by their byte.
@@ -227,9 +307,17 @@ mod tests {
             ("fjall:///var/lib/utxo", fjall("/var/lib/utxo", default)),
             ("fjall:///a%20b/%E2%82%BF%3f?", fjall("/a b/₿?", default)),
             ("fjall:///a?cache_mib=2", fjall("/a", 2 << 20)),
+            ("aerospike://a:3000,b/ns", StoreUrl::Aerospike(AerospikeSettings::new("a:3000,b:3000", "ns", "txmeta"))),
+            ("aerospike://a/ns?set=other&externalStore=file%3A%2F%2F%2Fx%26y", external()),
         ] {
             assert_eq!(url.parse::<StoreUrl>().unwrap(), store, "{url}");
         }
+        assert_eq!(external().to_string().parse::<StoreUrl>().unwrap(), external());
+    }
+
+    fn external() -> StoreUrl {
+        let external_store = Some("file:///x&y".into());
+        StoreUrl::Aerospike(AerospikeSettings { external_store, ..AerospikeSettings::new("a:3000", "ns", "other") })
     }
 
     #[test]
@@ -248,7 +336,13 @@ mod tests {
             ("/var/lib/utxo", "://"),
             ("", "://"),
             ("mysql://root:secret@host/db", "unknown store `mysql://`"),
-            ("aerospike://host:3000/ns?set=txmeta", "`aerospike://` is not built yet"),
+            ("aerospike://host:3000", "needs nodes and a namespace"),
+            ("aerospike:///ns", "needs nodes and a namespace"),
+            ("aerospike://a,,b/ns", "needs nodes and a namespace"),
+            ("aerospike://a/ns/more", "needs nodes and a namespace"),
+            ("aerospike://root:secret@a/ns", "store.aerospike.password"),
+            ("aerospike://a/ns?sets=x", "no parameter `sets`"),
+            ("aerospike://a/ns?set=", "the name of a set"),
             ("postgres://user:secret@host/db", "`postgres://` is not built yet"),
             ("sqlite:///a", "not built yet"),
             ("sqlitememory:///a", "not built yet"),
@@ -285,7 +379,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("fjall://{}/new%20store?cache_mib=1", directory.path().display());
         for (url, name) in [("memory://", "memory"), ("null:///", "null"), (url.as_str(), "fjall")] {
-            let engine = open(url, Rules { retention: 0 }).unwrap();
+            let engine = open(url, &OpenOptions::new(Rules { retention: 0 })).await.unwrap();
             assert_eq!(engine.name(), name);
             engine.close().await.unwrap();
         }
@@ -294,10 +388,9 @@ mod tests {
 
     #[tokio::test]
     async fn where_there_is_no_store_nothing_is_created() {
-        let rules = Rules { retention: 0 };
+        let options = OpenOptions::new(Rules { retention: 0 });
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        let existing = |name: &str| open_existing(&format!("fjall://{}", path(name).display()), rules);
         std::fs::create_dir(path("empty")).unwrap();
         std::fs::create_dir(path("letters")).unwrap();
         std::fs::write(path("letters/1.txt"), "dear diary").unwrap();
@@ -311,7 +404,8 @@ mod tests {
             ("letters", "neither empty nor a store"),
             ("letters/1.txt", "letters/1.txt"),
         ] {
-            let error = existing(name).err().unwrap().to_string();
+            let url = format!("fjall://{}", path(name).display());
+            let error = open_existing(&url, &options).await.err().unwrap().to_string();
             assert!(error.contains(says) && error.contains(name) && !error.contains('\n'), "{name}: {error}");
         }
         assert!(!path("nowhere").exists());
@@ -319,8 +413,8 @@ mod tests {
         assert!(path("unfinished/0.jnl").exists(), "that is for whoever opens it to write");
 
         let url = format!("fjall://{}", path("store").display());
-        open(&url, rules).unwrap().close().await.unwrap();
-        open_existing(&url, rules).unwrap().close().await.unwrap();
-        open_existing("memory://", rules).unwrap();
+        open(&url, &options).await.unwrap().close().await.unwrap();
+        open_existing(&url, &options).await.unwrap().close().await.unwrap();
+        open_existing("memory://", &options).await.unwrap();
     }
 }

@@ -34,6 +34,25 @@ pub use json::{JsonError, from_json, to_json};
 pub use topic::Topic;
 pub use transaction::{SEEDED_OUTPUT_LIMIT, Seeded, SeededOutput, Validated};
 
+use crate::record::Reason;
+
+/// The bytes of a reason, for records that keep one.
+pub(crate) fn encode_reason(reason: &Reason) -> Vec<u8> {
+    let mut sink = Sink::new(Vec::new());
+    Wire::encode(reason, &mut sink);
+    sink.into_bytes()
+}
+
+/// The reason that all these bytes are.
+pub(crate) fn decode_reason(bytes: &[u8]) -> Result<Reason, DecodeError> {
+    let mut source = Source::new(bytes);
+    let reason = <Reason as Wire>::decode(&mut source)?;
+    match source.left() {
+        0 => Ok(reason),
+        left => Err(Problem::Trailing(left).into()),
+    }
+}
+
 /// First byte of every event: no JSON, no text and no transaction starts with it.
 pub const MAGIC: u8 = 0xD7;
 

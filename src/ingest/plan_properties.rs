@@ -55,6 +55,7 @@ enum Asked {
 
 /// Something that was done and that the planner has not heard of.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a few at a time, in a test")]
 enum Answer {
     Outcome(Token, Row, Outcome),
     Own(FlightId, Option<TxState>),
@@ -212,10 +213,10 @@ impl World {
         let (gone, kept) = std::mem::take(&mut self.log.open).into_iter().partition(|(e, _)| e.partition == partition);
         self.log.open = kept;
         let again: BTreeMap<EventRef, Txid> = gone;
-        self.to_come.extend(again.into_values().filter_map(|txid| match self.transactions.get(&txid) {
-            Some(tx) => Some(Content::Transaction(tx.clone())),
-            None if txid == seed_txid(COMES_LATER) => Some(partial(COMES_LATER, 1_000)),
-            None => Some(partial(TWO_CLAIMS, 1_000)),
+        self.to_come.extend(again.into_values().map(|txid| match self.transactions.get(&txid) {
+            Some(tx) => Content::Transaction(tx.clone()),
+            None if txid == seed_txid(COMES_LATER) => partial(COMES_LATER, 1_000),
+            None => partial(TWO_CLAIMS, 1_000),
         }));
         let done = self.transactions.values().nth(self.random.below(self.transactions.len() as u64) as usize);
         self.to_come.extend(done.map(|tx| Content::Transaction(tx.clone())));

@@ -68,7 +68,8 @@ async fn a_position_that_retention_has_overtaken_halts_its_partition_and_names_b
         world.seed(tag, 1).await;
     }
     let partition = TopicPartition { topic: "txs".into(), partition: 1 };
-    let committed = world.broker.committed(GROUP, &[partition.clone()]).await.unwrap()[0].clone().unwrap().offset;
+    let committed =
+        world.broker.committed(GROUP, std::slice::from_ref(&partition)).await.unwrap()[0].clone().unwrap().offset;
     let (_, end) = world.broker.watermarks(&partition).await.unwrap();
     let low = committed + 2;
     assert!(low < end);

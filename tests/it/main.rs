@@ -4,9 +4,12 @@
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod aerospike;
+mod aerospike_server;
 mod bad_input;
 mod cli;
 mod demo;
+mod differential;
 mod forgetting;
 mod halts;
 mod kafka;

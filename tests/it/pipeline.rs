@@ -20,7 +20,10 @@ async fn holder(world: &World, made: &Made, vout: usize) -> Slot {
 
 #[tokio::test(start_paused = true)]
 async fn a_chain_of_transactions_is_created_spent_and_mined() {
-    let world = World::new().await;
+    a_chain(World::new().await).await;
+}
+
+pub async fn a_chain(world: World) {
     let seed = world.seed(1, 2).await;
     let parent = spend(&[seed.coin(0)], 2, 1);
     let child = spend(&[parent.coin(0), seed.coin(1)], 1, 2);
@@ -41,7 +44,10 @@ async fn a_chain_of_transactions_is_created_spent_and_mined() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_rivals_one_wins_and_the_rebuild_agrees() {
-    let world = World::new().await;
+    two_rivals(World::new().await).await;
+}
+
+pub async fn two_rivals(world: World) {
     let seed = world.seed(1, 2).await;
     let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0), seed.coin(1)], 1, 2));
     let child = spend(&[second.coin(0)], 1, 3);
@@ -70,7 +76,10 @@ async fn of_two_rivals_one_wins_and_the_rebuild_agrees() {
 
 #[tokio::test(start_paused = true)]
 async fn a_listed_loser_wins_and_its_rival_falls_with_its_children() {
-    let world = World::new().await;
+    a_listed_loser(World::new().await).await;
+}
+
+pub async fn a_listed_loser(world: World) {
     let seed = world.seed(1, 2).await;
     let (rival, listed) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(0)], 1, 2));
     let child = spend(&[rival.coin(0)], 1, 3);
@@ -101,7 +110,10 @@ async fn a_listed_loser_wins_and_its_rival_falls_with_its_children() {
 
 #[tokio::test(start_paused = true)]
 async fn a_missing_parent_is_proven_missing_and_a_late_one_gives_a_second_chance() {
-    let world = World::new().await;
+    a_missing_parent(World::new().await).await;
+}
+
+pub async fn a_missing_parent(world: World) {
     let seed = world.seed(1, 1).await;
     let parent = spend(&[seed.coin(0)], 1, 1);
     let child = spend(&[parent.coin(0)], 1, 2);
@@ -121,7 +133,10 @@ async fn a_missing_parent_is_proven_missing_and_a_late_one_gives_a_second_chance
 
 #[tokio::test(start_paused = true)]
 async fn poison_becomes_dead_letters_and_the_rest_goes_on() {
-    let world = World::new().await;
+    poison(World::new().await).await;
+}
+
+pub async fn poison(world: World) {
     let seed = world.seed(1, 1).await;
     let good = spend(&[seed.coin(0)], 1, 1);
     world.produce("txs", &good.txid.0, vec![1, 2, 3]).await;
@@ -140,7 +155,10 @@ async fn poison_becomes_dead_letters_and_the_rest_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_block_waits_for_its_transactions_and_the_rest_goes_on() {
-    let world = World::new().await;
+    a_waiting_block(World::new().await).await;
+}
+
+pub async fn a_waiting_block(world: World) {
     let seed = world.seed(1, 2).await;
     let (late, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1)], 1, 2));
     let running = world.start();

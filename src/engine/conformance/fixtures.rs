@@ -85,7 +85,7 @@ pub(crate) fn page(n: u8, slots: u32) -> Page {
 
 /// The same with a whole transaction as its body.
 pub(crate) fn whole(txid: Txid, slots: u32) -> Page {
-    let mut page = page_of(txid, slots);
+    let mut page = Page { version: 1, ..page_of(txid, slots) };
     if let Some(master) = &mut page.master {
         master.body = Some(Body::Transaction(transaction(slots)));
     }

@@ -27,7 +27,7 @@ pub(super) async fn random_sequences(bench: Bench) {
 }
 
 /// Of six kinds of keys, most are masters.
-fn row(seeded: &mut Seeded, txid: Txid, number: u64, step: u64) -> Row {
+pub(super) fn row(seeded: &mut Seeded, txid: Txid, number: u64, step: u64) -> Row {
     match number % 8 {
         0 => Row { key: Key::LockRecord(txid), operation: on_lock_record(seeded, step) },
         1 => {

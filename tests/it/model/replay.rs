@@ -239,7 +239,8 @@ impl<'l> Replay<'l> {
 fn joined(steps: Vec<DecisionBody>) -> Vec<DecisionBody> {
     let mut whole_ones = Vec::new();
     // What was begun: its name, how many parts of it there were, and what they come to.
-    let mut begun: Option<([u8; 16], u32, Vec<DecidedInput>, Vec<Txid>)> = None;
+    type Begun = ([u8; 16], u32, Vec<DecidedInput>, Vec<Txid>);
+    let mut begun: Option<Begun> = None;
     for body in steps {
         let DecisionBody::AcceptedPart { whole, part, parts, txid, height, inputs, losers, by_block } = body else {
             begun = None;

@@ -193,7 +193,7 @@ impl Replay<'_> {
                 self.complain(format!("{loser} loses to {txid}, though it is mined"));
             }
         }
-        if !by_block && !(live.is_empty() && losers.is_empty()) {
+        if !by_block && (!live.is_empty() || !losers.is_empty()) {
             self.complain(format!("{txid} is accepted over {losers:?}, though {live:?} are live"));
         }
     }

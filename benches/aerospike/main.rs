@@ -1,0 +1,66 @@
+//! The engine on a real Aerospike, against the raw client: operations/s, and µs of CPU an operation, client and server apart.
+//!
+//! Each line does the same operations three ways: *floor* writes one bin, *best* is a hand-packed `operate` without any of
+//! the engine's care (nothing is answered but done or not), *engine* is [`AerospikeEngine`]. `benches/README.md` says what was
+//! measured.
+
+mod cases;
+mod raw;
+#[allow(dead_code, clippy::unwrap_used)]
+#[path = "../../tests/it/aerospike_server.rs"]
+mod server;
+mod timed;
+
+use std::{env, process::ExitCode, sync::Arc};
+
+use utxo_store::{engine::aerospike::AerospikeEngine, record::Rules};
+
+use cases::Case;
+use server::{AerospikeServer, FIT, Setup};
+
+// As the program itself.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Rows a batch, and batches on their way.
+const BATCH: usize = 256;
+const IN_FLIGHT: usize = 8;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }) else {
+        return ExitCode::FAILURE;
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime needs threads and a clock");
+    println!("{:<26} {:>10} {:>12} {:>12} {:>12}", "case", "way", "operations/s", "client µs", "server µs");
+    for case in Case::all() {
+        let chosen = words.is_empty() || words.iter().any(|word| case.name().contains(word.as_str()));
+        if chosen {
+            runtime.block_on(measure(&server, &case));
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+async fn measure(server: &AerospikeServer, case: &Case) {
+    let settings = server.settings();
+    let rules = Rules { retention: 288 };
+    let engine = AerospikeEngine::open(&settings, rules).await.expect("the server was set up for it");
+    let engine = Arc::new(engine);
+    let raw = Arc::new(raw::Raw::open(&settings).await);
+    let process = server.process_id().expect("the server is ours");
+    for way in case.ways() {
+        let batches = case.prepare(way, &engine, &raw).await;
+        let timed = timed::run(process, batches, IN_FLIGHT).await;
+        timed.print(&case.name(), way.name());
+    }
+    let work = engine.work();
+    assert_eq!(
+        (work.refused, work.lost),
+        (0, 0),
+        "{}: the engine went another way than measured: {work:?}",
+        case.name()
+    );
+    raw.truncate().await;
+}

@@ -1,0 +1,224 @@
+//! The client by hand: what can be had at best, and the floor under it.
+//!
+//! *Best* does what `aerospike.md` measured: a packed filter whose offset and hash are patched in place, the native
+//! operations, a derived bin. It reads nothing back and keeps nothing from the engine but the records' layout.
+
+use std::sync::Arc;
+
+use aerospike::{
+    AdminPolicy, BatchOperation, BatchPolicy, BatchReadPolicy, BatchWritePolicy, Bin, Bins, Client, ClientPolicy,
+    Expiration, Key, ListPolicy, ListReturnType, RecordExistsAction, Value,
+    expressions::{
+        ExpType, Expression, and, bin_type, blob_val, cond, eq, from_packed_bytes, int_bin, int_val, list_bin,
+        lists::get_by_index, lists::get_by_rank, lists::get_by_value, num_add, unknown,
+    },
+    operations::{self, Operation, exp, lists},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use utxo_store::{engine::aerospike::AerospikeSettings, record::Page, tx::Txid};
+
+/// Patched in each row; as wide when packed as any offset of it has to be.
+const OFFSET: u32 = 0x7EED_7EED;
+const HASH: [u8; 32] = [0xEE; 32];
+
+pub struct Raw {
+    client: Client,
+    namespace: String,
+    set: String,
+    policy: BatchPolicy,
+    filter: Patched,
+    due: Operation,
+    unlisted: Expression,
+}
+
+/// A packed expression, and where its offset and its hash are.
+struct Patched {
+    bytes: Vec<u8>,
+    offset: usize,
+    hash: usize,
+}
+
+impl Patched {
+    fn new(expression: &Expression) -> Self {
+        let bytes = packed(expression);
+        let find = |what: &[u8]| bytes.windows(what.len()).position(|window| window == what);
+        let offset = find(&OFFSET.to_be_bytes()).expect("the offset is in it");
+        let hash = find(&HASH).expect("the hash is in it");
+        Patched { bytes, offset, hash }
+    }
+
+    fn with(&self, offset: u32, hash: &[u8; 32]) -> Expression {
+        let mut bytes = self.bytes.clone();
+        bytes[self.offset..self.offset + 4].copy_from_slice(&offset.to_be_bytes());
+        bytes[self.hash..self.hash + 32].copy_from_slice(hash);
+        from_packed_bytes(bytes)
+    }
+}
+
+fn packed(expression: &Expression) -> Vec<u8> {
+    let text = expression.base64().expect("an expression of this bench packs");
+    STANDARD.decode(text).expect("the client writes base64")
+}
+
+fn absent(bin: &str) -> Expression {
+    eq(bin_type(bin), int_val(0))
+}
+
+impl Raw {
+    pub async fn open(settings: &AerospikeSettings) -> Self {
+        let client = Client::new(&ClientPolicy::default(), &settings.hosts).await.expect("the engine is connected too");
+        let slot = get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(OFFSET.into()), list_bin("utxos"), &[]);
+        let free = eq(slot, blob_val(HASH.to_vec()));
+        let marks = ["creating", "locked", "conflicting", "frozen", "spendingHeight", "utxoSpendableIn"];
+        let filter = and(marks.iter().map(|mark| absent(mark)).chain([free]).collect());
+        let height = get_by_rank(ListReturnType::VALUES, ExpType::Int, int_val(-1), list_bin("blockHeights"), &[]);
+        let spent = and(vec![eq(int_bin("spentUtxos"), int_bin("recordUtxos")), absent("unminedSince")]);
+        let due = from_packed_bytes(packed(&cond(vec![spent, num_add(vec![height, int_val(288)]), unknown()])));
+        let listed = get_by_value(ListReturnType::COUNT, int_val(7), list_bin("blockIDs"), &[]);
+        Raw {
+            client,
+            namespace: settings.namespace.clone(),
+            set: settings.set.clone(),
+            policy: BatchPolicy::write_default(),
+            filter: Patched::new(&filter),
+            due: exp::write_exp("deleteAtHeight", due, exp::ExpWriteFlags::EVAL_NO_FAIL),
+            unlisted: from_packed_bytes(packed(&eq(listed, int_val(0)))),
+        }
+    }
+
+    fn key(&self, txid: &Txid) -> Key {
+        Key::new(self.namespace.as_str(), self.set.as_str(), Value::Blob(txid.0.to_vec())).expect("a blob is a key")
+    }
+
+    async fn send(&self, mut rows: Vec<BatchOperation>) -> usize {
+        let policy = BatchPolicy {
+            base_policy: aerospike::policy::BasePolicy { total_timeout: 60_000, ..self.policy.base_policy.clone() },
+            ..self.policy.clone()
+        };
+        self.client.batch(&policy, &mut rows).await.expect("the server answers");
+        for row in &rows {
+            assert!(row.batch_record().error().is_none(), "{:?}", row.batch_record().error());
+        }
+        rows.len()
+    }
+
+    /// One bin of each record.
+    pub async fn put_one(self: Arc<Self>, txids: Vec<Txid>) -> usize {
+        let policy = BatchWritePolicy::default();
+        let row = |txid| {
+            let put = operations::put(&Bin::new("floor", Value::Int(7)));
+            BatchOperation::write(&policy, self.key(txid), vec![put])
+        };
+        self.send(txids.iter().map(row).collect()).await
+    }
+
+    /// All bins of each record, lists packed by hand.
+    pub async fn create(self: Arc<Self>, pages: Vec<Arc<Page>>) -> usize {
+        let policy = BatchWritePolicy {
+            record_exists_action: RecordExistsAction::CreateOnly,
+            expiration: Expiration::Never,
+            ..BatchWritePolicy::default()
+        };
+        let rows = pages.iter().map(|page| BatchOperation::write(&policy, self.key(&page.txid), all_bins(page)));
+        self.send(rows.collect()).await
+    }
+
+    /// One slot of each record: its offset and its hash.
+    pub async fn spend(self: Arc<Self>, slots: Vec<(Txid, u32, [u8; 32])>) -> usize {
+        let row = |(txid, offset, hash): &(Txid, u32, [u8; 32])| {
+            let policy = BatchWritePolicy {
+                record_exists_action: RecordExistsAction::UpdateOnly,
+                expiration: Expiration::DontUpdate,
+                filter_expression: Some(self.filter.with(*offset, hash)),
+                ..BatchWritePolicy::default()
+            };
+            let spent = [&hash[..], &[0xAB; 36]].concat();
+            let operations = vec![
+                lists::set("utxos", (*offset).into(), Value::Blob(spent)),
+                operations::add(&Bin::new("spentUtxos", Value::Int(1))),
+                self.due.clone(),
+            ];
+            BatchOperation::write(&policy, self.key(txid), operations)
+        };
+        self.send(slots.iter().map(row).collect()).await
+    }
+
+    /// Each record mined in block 7.
+    pub async fn set_mined(self: Arc<Self>, txids: Vec<Txid>) -> usize {
+        let policy = BatchWritePolicy {
+            record_exists_action: RecordExistsAction::UpdateOnly,
+            expiration: Expiration::DontUpdate,
+            filter_expression: Some(self.unlisted.clone()),
+            ..BatchWritePolicy::default()
+        };
+        let append = |bin, number| lists::append(&ListPolicy::default(), bin, Value::Int(number));
+        let gone = |bin| operations::put(&Bin::new(bin, Value::Nil));
+        let operations = vec![
+            append("blockIDs", 7),
+            append("blockHeights", 150),
+            append("subtreeIdxs", 3),
+            gone("unminedSince"),
+            gone("locked"),
+            self.due.clone(),
+        ];
+        let row = |txid| BatchOperation::write(&policy, self.key(txid), operations.clone());
+        self.send(txids.iter().map(row).collect()).await
+    }
+
+    /// Each record whole.
+    pub async fn get(self: Arc<Self>, txids: Vec<Txid>) -> usize {
+        let policy = BatchReadPolicy::default();
+        self.send(txids.iter().map(|txid| BatchOperation::read(&policy, self.key(txid), Bins::All)).collect()).await
+    }
+
+    /// Makes room for the next case.
+    pub async fn truncate(&self) {
+        let ended = self.client.truncate(&AdminPolicy::default(), &self.namespace, &self.set, 0).await;
+        ended.expect("a set of the bench's own");
+    }
+}
+
+/// The bins of a one-page transaction with an inline body.
+fn all_bins(page: &Page) -> Vec<Operation> {
+    let int = |number: u64| Value::Int(number as i64);
+    let master = page.master.as_ref().expect("a bench has masters only");
+    let Some(utxo_store::record::Body::Transaction(body)) = &master.body else { panic!("with a body") };
+    let body = utxo_store::tx::Transaction::parse(body).expect("that parses");
+    let empty = || Value::Unknown(20, vec![0x90]);
+    let hashes = page.utxos.iter().flatten().filter_map(|slot| slot.hash()).map(|hash| hash.0.to_vec());
+    let bins = [
+        ("txID", Value::Blob(page.txid.0.to_vec())),
+        ("version", int(page.version.into())),
+        ("locktime", int(page.lock_time.into())),
+        ("fee", int(page.fee)),
+        ("sizeInBytes", int(page.size_in_bytes)),
+        ("extendedSize", int(page.extended_size)),
+        ("spentUtxos", int(0)),
+        ("recordUtxos", int(page.record_utxos.into())),
+        ("utxos", list(hashes)),
+        ("totalUtxos", int(master.total_utxos.into())),
+        ("totalExtraRecs", int(0)),
+        ("createdAt", int(master.created_at)),
+        ("blockIDs", empty()),
+        ("blockHeights", empty()),
+        ("subtreeIdxs", empty()),
+        ("unminedSince", int(100)),
+        ("inputs", list(body.inputs().map(|input| input.raw_extended().into_owned()))),
+        ("outputs", list(body.raw_outputs().map(<[u8]>::to_vec))),
+    ];
+    bins.into_iter().map(|(name, value)| operations::put(&Bin::new(name, value))).collect()
+}
+
+/// A packed list of blobs.
+fn list(blobs: impl Iterator<Item = Vec<u8>>) -> Value {
+    let blobs: Vec<Vec<u8>> = blobs.collect();
+    let mut packed = vec![0xdd];
+    packed.extend((blobs.len() as u32).to_be_bytes());
+    for blob in blobs {
+        packed.push(0xda);
+        packed.extend((blob.len() as u16 + 1).to_be_bytes());
+        packed.push(4);
+        packed.extend(blob);
+    }
+    Value::Unknown(20, packed)
+}

@@ -1,0 +1,136 @@
+//! The body of a transaction: bins `inputs` and `outputs`, or `external`.
+
+use aerospike::Value;
+use bytes::Bytes;
+
+use super::{
+    super::{names, packed::Packed},
+    Bins,
+    fields::{BadRecord, Fields, blob, blob_value, packed_list},
+};
+use crate::{
+    record::{Body, Page, StoredOutput},
+    tx::{Output, Transaction, varint},
+};
+
+/// What an input of a coinbase has in place of a previous output: 0 satoshis and an empty script.
+const NO_PREVIOUS: [u8; 9] = [0; 9];
+const EXTENDED_MARKER: [u8; 6] = [0, 0, 0, 0, 0, 0xef];
+
+pub fn encode(page: &Page, body: &Body, bins: &mut Bins) {
+    match body {
+        Body::External => bins.push((names::EXTERNAL, Value::Bool(true))),
+        Body::Outputs(outputs) => bins.push((names::OUTPUTS, partial_outputs(outputs))),
+        Body::Transaction(bytes) => encode_transaction(page, bytes, bins),
+    }
+}
+
+fn encode_transaction(page: &Page, bytes: &Bytes, bins: &mut Bins) {
+    match Transaction::parse(bytes) {
+        Ok(transaction) if comes_back(page, &transaction) => {
+            bins.push((names::INPUTS, inputs_of(&transaction)));
+            bins.push((names::OUTPUTS, outputs_of(&transaction)));
+            if transaction.is_coinbase() && transaction.is_extended() {
+                bins.push((names::EXTENDED_BODY, Value::Bool(true)));
+            }
+        }
+        // An output list without outputs makes every filter that compares a stored output leave it to the reader.
+        _ => {
+            let mut none = Packed::default();
+            none.list(0);
+            bins.push((names::OUTPUTS, packed_list(none)));
+            bins.push((names::RAW_BODY, blob_value(bytes)));
+        }
+    }
+}
+
+/// Whether the bins give exactly these bytes back: version and lock time are bins of the page.
+fn comes_back(page: &Page, transaction: &Transaction<'_>) -> bool {
+    transaction.version() == page.version
+        && transaction.lock_time() == page.lock_time
+        && transaction.is_coinbase() == page.is_coinbase
+        && (transaction.is_extended() || transaction.is_coinbase())
+}
+
+fn inputs_of(transaction: &Transaction<'_>) -> Value {
+    let mut packed = Packed::with_capacity(transaction.raw().len() + 16);
+    packed.list(transaction.input_count());
+    for input in transaction.inputs() {
+        match input.previous {
+            Some(_) => packed.blob(input.raw()),
+            None => packed.blob_of(&[input.raw(), &NO_PREVIOUS]),
+        }
+    }
+    packed_list(packed)
+}
+
+fn outputs_of(transaction: &Transaction<'_>) -> Value {
+    let mut packed = Packed::with_capacity(transaction.raw().len() + 16);
+    packed.list(transaction.output_count());
+    transaction.raw_outputs().for_each(|output| packed.blob(output));
+    packed_list(packed)
+}
+
+fn partial_outputs(outputs: &[Option<StoredOutput>]) -> Value {
+    let mut packed = Packed::with_capacity(8 + 48 * outputs.len());
+    packed.list(outputs.len());
+    for output in outputs {
+        match output {
+            Some(output) => pack_output(&mut packed, output.satoshis, &output.script),
+            None => packed.nil(),
+        }
+    }
+    packed_list(packed)
+}
+
+/// An output as it is stored: satoshis, script length, script.
+pub fn pack_output(packed: &mut Packed, satoshis: u64, script: &[u8]) {
+    packed.blob_of(&[&satoshis.to_le_bytes(), varint::encode(script.len() as u64).as_ref(), script]);
+}
+
+pub fn decode(page: &Page, bins: &mut Fields) -> Result<Option<Body>, BadRecord> {
+    if bins.flag(names::EXTERNAL)? {
+        return Ok(Some(Body::External));
+    }
+    if let Some(bytes) = bins.optional_blob(names::RAW_BODY)? {
+        return Ok(Some(Body::Transaction(bytes.into())));
+    }
+    let Some(outputs) = bins.optional_list(names::OUTPUTS)? else { return Ok(None) };
+    if !bins.has(names::INPUTS) {
+        return outputs.into_iter().map(partial_output).collect::<Result<_, _>>().map(|all| Some(Body::Outputs(all)));
+    }
+    let inputs = bins.list(names::INPUTS)?;
+    let standard = page.is_coinbase && !bins.flag(names::EXTENDED_BODY)?;
+    transaction(page, inputs, outputs, standard).map(|bytes| Some(Body::Transaction(bytes.into())))
+}
+
+fn partial_output(value: Value) -> Result<Option<StoredOutput>, BadRecord> {
+    if value == Value::Nil {
+        return Ok(None);
+    }
+    let bytes = blob(names::OUTPUTS, value)?;
+    let output = Output::parse(&bytes).map_err(|_| BadRecord(names::OUTPUTS))?;
+    Ok(Some(StoredOutput { satoshis: output.satoshis, script: Bytes::copy_from_slice(output.script) }))
+}
+
+fn transaction(page: &Page, inputs: Vec<Value>, outputs: Vec<Value>, standard: bool) -> Result<Vec<u8>, BadRecord> {
+    let mut bytes = page.version.to_le_bytes().to_vec();
+    if !standard {
+        bytes.extend(EXTENDED_MARKER);
+    }
+    varint::write(&mut bytes, inputs.len() as u64);
+    for input in inputs {
+        let input = blob(names::INPUTS, input)?;
+        let input = match standard {
+            true => input.strip_suffix(&NO_PREVIOUS).ok_or(BadRecord(names::INPUTS))?,
+            false => &input,
+        };
+        bytes.extend_from_slice(input);
+    }
+    varint::write(&mut bytes, outputs.len() as u64);
+    for output in outputs {
+        bytes.extend_from_slice(&blob(names::OUTPUTS, output)?);
+    }
+    bytes.extend(page.lock_time.to_le_bytes());
+    Ok(bytes)
+}

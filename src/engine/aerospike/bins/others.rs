@@ -1,0 +1,104 @@
+//! Bins of the records that are no pages.
+
+use aerospike::Value;
+
+use super::{
+    super::names::{self, block, lock, meta},
+    Bins,
+    fields::{BadRecord, Fields, int},
+    page::{stamp_from, stamp_number},
+};
+use crate::record::{BlockRecord, Key, LockRecord, MetaRecord};
+
+/// The seed's only kind of lock record.
+const LOCK_TYPE: &str = "tx_creation";
+
+pub fn encode_lock_record(key: &Key, record: &LockRecord) -> Bins {
+    let mut bins = vec![
+        (lock::CREATED_AT, int(record.created_at)),
+        (lock::LOCK_TYPE, Value::String(LOCK_TYPE.into())),
+        (lock::PROCESS_ID, int(record.process_id)),
+        (lock::HOSTNAME, Value::String(record.hostname.clone())),
+        (lock::EXPECTED_RECS, int(record.expected_recs)),
+        (lock::EXPIRES_AT, int(record.expires_at)),
+        (lock::OWNER, int(record.owner)),
+    ];
+    // A scan has to know whose it is.
+    if let Key::LockRecord(txid) = key {
+        bins.push((names::TX_ID, Value::Blob(txid.0.to_vec())));
+    }
+    bins
+}
+
+pub fn decode_lock_record(bins: &mut Fields) -> Result<LockRecord, BadRecord> {
+    Ok(LockRecord {
+        created_at: bins.required(lock::CREATED_AT)?,
+        expires_at: bins.number(lock::EXPIRES_AT)?,
+        process_id: bins.number(lock::PROCESS_ID)?,
+        hostname: bins.text(lock::HOSTNAME)?,
+        expected_recs: bins.number(lock::EXPECTED_RECS)?,
+        owner: bins.number(lock::OWNER)?,
+    })
+}
+
+pub fn encode_block(record: &BlockRecord) -> Bins {
+    let mut bins = vec![
+        (block::BLOCK_ID, int(record.block_id)),
+        (block::HASH, Value::Blob(record.hash.to_vec())),
+        (block::PREVIOUS, Value::Blob(record.previous.to_vec())),
+        (block::HEIGHT, int(record.height)),
+        (block::TIME, int(record.time)),
+        (block::PROGRESS, int(record.progress)),
+    ];
+    if record.longest_chain {
+        bins.push((block::LONGEST_CHAIN, Value::Bool(true)));
+    }
+    if let Some(stamp) = &record.chain_pos {
+        bins.push((names::CHAIN_POS, Value::Int(stamp_number(stamp))));
+    }
+    bins
+}
+
+pub fn decode_block(block_id: u32, bins: &mut Fields) -> Result<BlockRecord, BadRecord> {
+    Ok(BlockRecord {
+        block_id,
+        hash: bins.array(block::HASH)?,
+        previous: bins.array(block::PREVIOUS)?,
+        height: bins.required(block::HEIGHT)?,
+        time: bins.required(block::TIME)?,
+        longest_chain: bins.flag(block::LONGEST_CHAIN)?,
+        progress: bins.required(block::PROGRESS)?,
+        chain_pos: bins.optional(names::CHAIN_POS)?.map(stamp_from).transpose()?,
+    })
+}
+
+pub fn encode_meta(record: &MetaRecord) -> Bins {
+    let mut bins = vec![
+        (meta::STORE_ID, Value::Blob(record.store_id.to_vec())),
+        (meta::LAYOUT_VERSION, int(record.layout_version)),
+        (meta::NETWORK, Value::String(record.network.clone())),
+        (meta::UTXO_BATCH_SIZE, int(record.utxo_batch_size)),
+        (meta::RETENTION, int(record.retention)),
+        (meta::PRUNE_HORIZON, int(record.prune_horizon)),
+    ];
+    if let Some(id) = record.chain_id {
+        bins.push((meta::CHAIN_ID, Value::Blob(id.to_vec())));
+    }
+    if let Some(frontier) = record.frontier {
+        bins.push((meta::FRONTIER, int(frontier)));
+    }
+    bins
+}
+
+pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
+    Ok(MetaRecord {
+        store_id: bins.array(meta::STORE_ID)?,
+        layout_version: bins.required(meta::LAYOUT_VERSION)?,
+        network: bins.text(meta::NETWORK)?,
+        utxo_batch_size: bins.required(meta::UTXO_BATCH_SIZE)?,
+        retention: bins.required(meta::RETENTION)?,
+        prune_horizon: bins.required(meta::PRUNE_HORIZON)?,
+        chain_id: bins.optional_array(meta::CHAIN_ID)?,
+        frontier: bins.optional(meta::FRONTIER)?,
+    })
+}

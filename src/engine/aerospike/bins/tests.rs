@@ -1,0 +1,278 @@
+use std::sync::Arc;
+
+use aerospike::{IndexMap, Value};
+
+use super::{super::packed::LIST, *};
+use crate::{
+    engine::conformance::fixtures::*,
+    record::{Body, Operation, Page, Reason, Reassignment, Sequenced, SpendingData, Verdict, apply},
+    tx::{Transaction, Txid},
+};
+
+/// What the server gives back of a packed list: a MessagePack reader of what [`super::super::packed`] writes.
+fn unpacked(bytes: &mut &[u8]) -> Value {
+    fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
+        let (head, rest) = bytes.split_first_chunk::<N>().unwrap();
+        *bytes = rest;
+        *head
+    }
+    fn blob(bytes: &mut &[u8], length: usize) -> Value {
+        let (blob, rest) = bytes.split_at(length);
+        *bytes = rest;
+        assert_eq!(blob[0], 4, "a blob");
+        Value::Blob(blob[1..].to_vec())
+    }
+    let [marker] = take(bytes);
+    let list = |bytes: &mut &[u8], length: usize| Value::List((0..length).map(|_| unpacked(bytes)).collect());
+    match marker {
+        0x00..0x80 => Value::Int(marker.into()),
+        0x90..0xa0 => list(bytes, (marker & 15).into()),
+        0xa0..0xc0 => blob(bytes, (marker & 31).into()),
+        0xc0 => Value::Nil,
+        0xcc => Value::Int(take::<1>(bytes)[0].into()),
+        0xcd => Value::Int(u16::from_be_bytes(take(bytes)).into()),
+        0xce => Value::Int(u32::from_be_bytes(take(bytes)).into()),
+        0xd9 => {
+            let [length] = take(bytes);
+            blob(bytes, length.into())
+        }
+        0xda => {
+            let length = u16::from_be_bytes(take(bytes));
+            blob(bytes, length.into())
+        }
+        0xdc => {
+            let length = u16::from_be_bytes(take(bytes));
+            list(bytes, length.into())
+        }
+        other => panic!("{other:#x} is not written here"),
+    }
+}
+
+fn as_read(bins: Bins) -> IndexMap<String, Value> {
+    let value = |value| match value {
+        Value::Unknown(LIST, bytes) => {
+            let mut rest = bytes.as_slice();
+            let list = unpacked(&mut rest);
+            assert!(rest.is_empty());
+            list
+        }
+        other => other,
+    };
+    bins.into_iter().map(|(name, bin)| (name.to_owned(), value(bin))).collect()
+}
+
+fn comes_back(key: Key, record: &Record) {
+    let bins = encode(&key, record);
+    assert!(bins.iter().all(|(name, _)| name.len() <= 15), "{bins:?}");
+    assert_eq!(decode(&key, as_read(bins)).as_ref(), Ok(record));
+}
+
+/// Everything that a page can have, at once.
+fn full(txid: Txid) -> Page {
+    let spender = SpendingData { txid: Txid([5; 32]), input: 300 };
+    let mut page = whole(txid, 70);
+    let slots = page.utxos.as_mut().unwrap();
+    slots[1] = crate::record::Slot::Spent(hash(1), spender);
+    slots[2] = crate::record::Slot::Frozen(hash(2));
+    slots[3] = crate::record::Slot::Nil;
+    (page.fee, page.size_in_bytes, page.extended_size) = (u64::MAX, 1 << 40, 70_000);
+    (page.spent_utxos, page.record_utxos) = (1, 70);
+    (page.locked, page.conflicting, page.frozen) = (true, true, true);
+    (page.creating_at, page.spending_height) = (Some(1_700_000_000_000), Some(u32::MAX));
+    page.contested.extend([0, 69]);
+    page.pruned_spenders.extend([0, 1, 7, 8, 69]);
+    page.utxo_spendable_in.extend([(2, 900), (4, u32::MAX)]);
+    let (utxo_hash, new_utxo_hash) = (hash(2), hash(52));
+    page.reassignments.push(Reassignment { offset: 2, utxo_hash, new_utxo_hash, block_height: 9, output: output(52) });
+    page.chain_pos = Some(crate::record::Stamp { offset: 1 << 50, phase: crate::record::Phase::Prune });
+    page.delete_at_height = Some(0);
+    let master = page.master.as_mut().unwrap();
+    master.mined = vec![mined_in(0), mined_in(u32::MAX)];
+    master.conflicting_children.extend([Txid([1; 32]), Txid([2; 32])]);
+    master.spent_pages.extend([1, 300]);
+    master.verdict = Some(Verdict::Conflicting(Reason::DoubleSpend { input: 7, winner: Txid([9; 32]) }));
+    master.preserve_until = Some(12);
+    page
+}
+
+#[test]
+fn pages_come_back() {
+    let txid = txid(7);
+    let external = Page { spending_height: Some(5), ..creating(txid, 3, 9) };
+    for page in [page_of(txid, 0), page_of(txid, 3), whole(txid, 252), full(txid), external] {
+        comes_back(Key::master(txid), &Record::Page(Arc::new(page)));
+    }
+    comes_back(Key::Page(txid, 1), &Record::Page(Arc::new(second_page(txid, 20))));
+    for verdict in [Verdict::Pending, Verdict::Accepted, Verdict::Conflicting(Reason::Found)] {
+        comes_back(Key::master(txid), &Record::Page(Arc::new(Page::stub(txid, verdict))));
+    }
+}
+
+#[test]
+fn a_tombstone_is_a_few_bins() {
+    let txid = txid(7);
+    let mut record = Some(Record::Page(Arc::new(page_of(txid, 1))));
+    let rules = crate::engine::conformance::RULES;
+    for operation in [
+        at(1, Sequenced::SetMined { mined_in: mined_in(5), longest_chain: true }),
+        Operation::Spend(match spending(Txid([3; 32]), &[0]) {
+            Operation::Spend(spend) => spend,
+            other => panic!("{other:?}"),
+        }),
+        at(2, Sequenced::Prune { height: 400 }),
+    ] {
+        assert!(apply(&rules, &Key::master(txid), &mut record, &operation).outcome.is_done());
+    }
+    let record = record.unwrap();
+    let names: Vec<&str> = encode(&Key::master(txid), &record).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["txID", "pruned", "chainPos"]);
+    comes_back(Key::master(txid), &record);
+}
+
+#[test]
+fn other_records_come_back() {
+    comes_back(Key::LockRecord(txid(1)), &Record::LockRecord(lock_record(u64::MAX, 9_000)));
+    comes_back(Key::Block(7), &Record::Block(block(7, 3)));
+    let marked = crate::record::BlockRecord {
+        longest_chain: false,
+        chain_pos: Some(crate::record::Stamp { offset: 4, phase: crate::record::Phase::Evaluate }),
+        ..block(7, 3)
+    };
+    comes_back(Key::Block(7), &Record::Block(marked));
+    comes_back(Key::Meta, &Record::Meta(meta(8)));
+    let later = crate::record::MetaRecord { chain_id: Some([4; 32]), frontier: Some(9), ..meta(8) };
+    comes_back(Key::Meta, &Record::Meta(later));
+}
+
+/// Bodies in whichever format, and bytes that are no transaction, come back byte for byte.
+#[test]
+fn bodies_come_back_byte_for_byte() {
+    let txid = txid(7);
+    let coinbase = include_bytes!("../../../../tests/data/tx-65cbf318.bin");
+    let extended = include_bytes!("../../../../tests/data/tx-65cbf318.extended.bin");
+    for (bytes, raw) in [(&extended[..], false), (&coinbase[..], true), (&b"no transaction"[..], true)] {
+        let mut page = page_of(txid, 1);
+        if let Ok(transaction) = Transaction::parse(bytes) {
+            (page.version, page.lock_time) = (transaction.version(), transaction.lock_time());
+            page.is_coinbase = transaction.is_coinbase();
+        }
+        page.master.as_mut().unwrap().body = Some(Body::Transaction(bytes::Bytes::copy_from_slice(bytes)));
+        let record = Record::Page(Arc::new(page));
+        let names: Vec<&str> = encode(&Key::master(txid), &record).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names.contains(&"rawBody"), raw, "{names:?}");
+        comes_back(Key::master(txid), &record);
+    }
+}
+
+#[test]
+fn a_coinbase_comes_back_in_the_format_that_it_came_in() {
+    let standard = hex::decode(
+        "01000000010000000000000000000000000000000000000000000000000000000000000000ffffffff0603e903000102ffffffff0100f205\
+         2a010000001976a914000102030405060708090a0b0c0d0e0f1011121388ac00000000",
+    )
+    .unwrap();
+    let (version, rest) = standard.split_at(4);
+    let (input, outputs) = rest.split_at(48);
+    let extended = [version, &[0, 0, 0, 0, 0, 0xef], input, &[0; 9], outputs].concat();
+    for bytes in [standard.clone(), extended] {
+        assert!(Transaction::parse(&bytes).unwrap().is_coinbase());
+        let mut page = Page { version: 1, is_coinbase: true, ..page_of(txid(7), 1) };
+        page.master.as_mut().unwrap().body = Some(Body::Transaction(bytes.into()));
+        comes_back(Key::master(page.txid), &Record::Page(Arc::new(page)));
+    }
+}
+
+/// What the reference system has that we write otherwise: booleans that are false, counts that are absent.
+#[test]
+fn what_the_reference_system_writes_is_read() {
+    let txid = txid(7);
+    let page = page_of(txid, 2);
+    let mut bins = as_read(encode(&Key::master(txid), &Record::Page(Arc::new(page.clone()))));
+    for name in ["locked", "conflicting", "isCoinbase", "creating"] {
+        bins.insert(name.into(), Value::Bool(false));
+    }
+    bins.swap_remove("lockTime");
+    assert_eq!(decode(&Key::master(txid), bins), Ok(Record::Page(Arc::new(page))));
+}
+
+#[test]
+fn what_is_damaged_is_named() {
+    let txid = txid(7);
+    let good = as_read(encode(&Key::master(txid), &Record::Page(Arc::new(full(txid)))));
+    for (name, value) in [
+        ("txID", Value::Blob(vec![8; 32])),
+        ("txID", Value::Nil),
+        ("utxos", Value::List(vec![Value::Blob(vec![1; 33])])),
+        ("blockIDs", Value::List(vec![])),
+        ("fee", Value::String("1".into())),
+        ("version", Value::Int(1 << 40)),
+        ("chainPos", Value::Int(3)),
+        ("verdict", Value::Int(3)),
+        ("reason", Value::Blob(vec![99])),
+    ] {
+        let mut bins = good.clone();
+        bins.insert(name.into(), value);
+        assert_eq!(decode(&Key::master(txid), bins), Err(BadRecord(name)));
+    }
+}
+
+/// Where a record of the reference system, read and written again, differs from what it was.
+const DIFFERENCES: [(&str, &str); 3] = [
+    ("lastSpentState", "is the reference system's own note; it stays where it is, unread"),
+    ("reassignments", "an entry also keeps the new owner's output, which its spend is compared with"),
+    ("spentExtraRecs", "is the length of our `spentPages`, which the reference system does not have"),
+];
+
+/// Every record that the reference system wrote, step by step: types and contents are its own.
+#[test]
+fn records_of_the_reference_system_are_read_and_written_alike() {
+    let text = include_str!("../../../../tests/data/reference-records.json");
+    let all: serde_json::Value = serde_json::from_str(text).unwrap();
+    let mut differences = std::collections::BTreeSet::new();
+    let mut read = 0;
+    for step in all["steps"].as_array().unwrap() {
+        // One step is a blob, and has no record.
+        let records = step["records"].as_array().into_iter().flatten();
+        for record in records.filter(|record| record["absent"] != true) {
+            let bins = reference_bins(&record["bins"]);
+            let Value::Blob(txid) = &bins["txID"] else { panic!("{record}") };
+            let number = record["record"].as_u64().unwrap() as u32;
+            let key = Key::Page(Txid(txid.as_slice().try_into().unwrap()), number);
+            let decoded = decode(&key, bins.clone()).unwrap_or_else(|error| panic!("{}: {error}", step["title"]));
+            let again = as_read(encode(&key, &decoded));
+            let names: std::collections::BTreeSet<&String> = bins.keys().chain(again.keys()).collect();
+            let differs = |name: &&&String| {
+                let was = bins.get(**name).filter(|value| **value != Value::Bool(false));
+                again.get(**name) != was
+            };
+            differences.extend(names.iter().filter(differs).map(|name| (*name).clone()));
+            read += 1;
+        }
+    }
+    assert!(read > 20, "{read}");
+    let named: std::collections::BTreeSet<String> = DIFFERENCES.iter().map(|(name, _)| (*name).into()).collect();
+    assert_eq!(differences, named);
+}
+
+fn reference_bins(bins: &serde_json::Value) -> IndexMap<String, Value> {
+    let bins = bins.as_object().unwrap();
+    bins.iter().map(|(name, value)| (name.clone(), reference_value(value))).collect()
+}
+
+fn reference_value(value: &serde_json::Value) -> Value {
+    let Some((kind, value)) = value.as_object().and_then(|object| object.iter().next()) else { return Value::Nil };
+    match (kind.as_str(), value) {
+        ("bool", value) => Value::Bool(value.as_bool().unwrap()),
+        // Times are left out of the file.
+        ("int", value) => Value::Int(value.as_i64().unwrap_or(1)),
+        ("string", value) => Value::String(value.as_str().unwrap().into()),
+        ("blob", value) => Value::Blob(hex::decode(value.as_str().unwrap()).unwrap()),
+        ("list", value) => Value::List(value.as_array().unwrap().iter().map(reference_value).collect()),
+        ("map", value) => {
+            let pairs = value.as_array().unwrap().iter();
+            let pairs = pairs.map(|pair| (reference_value(&pair["key"]), reference_value(&pair["value"])));
+            Value::SortedMap(pairs.collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}

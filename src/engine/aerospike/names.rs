@@ -1,0 +1,89 @@
+//! Names of bins, at most 15 bytes each. Those of the reference system keep its spelling; what is ours is said to be.
+
+pub const TX_ID: &str = "txID";
+pub const VERSION: &str = "version";
+pub const LOCK_TIME: &str = "locktime";
+pub const FEE: &str = "fee";
+pub const SIZE_IN_BYTES: &str = "sizeInBytes";
+pub const EXTENDED_SIZE: &str = "extendedSize";
+pub const SPENT_UTXOS: &str = "spentUtxos";
+pub const RECORD_UTXOS: &str = "recordUtxos";
+pub const UTXOS: &str = "utxos";
+pub const IS_COINBASE: &str = "isCoinbase";
+pub const LOCKED: &str = "locked";
+pub const CONFLICTING: &str = "conflicting";
+pub const FROZEN: &str = "frozen";
+pub const CREATING: &str = "creating";
+pub const SPENDING_HEIGHT: &str = "spendingHeight";
+pub const SPENDABLE_IN: &str = "utxoSpendableIn";
+pub const REASSIGNMENTS: &str = "reassignments";
+pub const DELETE_AT_HEIGHT: &str = "deleteAtHeight";
+
+pub const TOTAL_UTXOS: &str = "totalUtxos";
+pub const TOTAL_EXTRA_RECS: &str = "totalExtraRecs";
+pub const BLOCK_IDS: &str = "blockIDs";
+pub const BLOCK_HEIGHTS: &str = "blockHeights";
+pub const SUBTREE_IDXS: &str = "subtreeIdxs";
+pub const CREATED_AT: &str = "createdAt";
+pub const UNMINED_SINCE: &str = "unminedSince";
+pub const EXTERNAL: &str = "external";
+pub const INPUTS: &str = "inputs";
+pub const OUTPUTS: &str = "outputs";
+pub const CONFLICTING_CHILDREN: &str = "conflictingCs";
+pub const SPENT_EXTRA_RECS: &str = "spentExtraRecs";
+pub const PRESERVE_UNTIL: &str = "preserveUntil";
+
+/// Ours: milliseconds since the epoch, indexed; there exactly while `creating` is.
+pub const CREATING_AT: &str = "creatingAt";
+/// Ours: slots with a history, ascending.
+pub const CONTESTED: &str = "contested";
+/// Ours: a bitmap; the first slot is the highest bit of the first byte.
+pub const PRUNED_SPENDERS: &str = "prunedSpenders";
+/// Ours: the stamp as one number, chain offset × 4 + phase, so that a filter compares it in one step.
+pub const CHAIN_POS: &str = "chainPos";
+/// Ours: numbers of other pages that are all spent, ascending.
+pub const SPENT_PAGES: &str = "spentPages";
+/// Ours: 0 pending, 1 accepted, 2 conflicting.
+pub const VERDICT: &str = "verdict";
+/// Ours: why, in the bytes of `schemas/reasons.md`.
+pub const REASON: &str = "reason";
+/// Ours: the height at which what is now a tombstone was pruned.
+pub const PRUNED: &str = "pruned";
+/// Ours: a coinbase came in extended format; its body is given back in the format that it came in.
+pub const EXTENDED_BODY: &str = "extendedBody";
+/// Ours: a body that the bins `inputs` and `outputs` cannot give back byte for byte.
+pub const RAW_BODY: &str = "rawBody";
+
+/// Of lock records: the seed's names, and ours for the owner and the expiry.
+pub mod lock {
+    pub const CREATED_AT: &str = "created_at";
+    pub const LOCK_TYPE: &str = "lock_type";
+    pub const PROCESS_ID: &str = "process_id";
+    pub const HOSTNAME: &str = "hostname";
+    pub const EXPECTED_RECS: &str = "expected_recs";
+    pub const EXPIRES_AT: &str = "expires_at";
+    pub const OWNER: &str = "owner";
+}
+
+/// Of block records.
+pub mod block {
+    pub const BLOCK_ID: &str = "blockID";
+    pub const HASH: &str = "hash";
+    pub const PREVIOUS: &str = "previous";
+    pub const HEIGHT: &str = "height";
+    pub const TIME: &str = "time";
+    pub const LONGEST_CHAIN: &str = "longestChain";
+    pub const PROGRESS: &str = "progress";
+}
+
+/// Of the meta record.
+pub mod meta {
+    pub const STORE_ID: &str = "storeID";
+    pub const LAYOUT_VERSION: &str = "layoutVersion";
+    pub const NETWORK: &str = "network";
+    pub const UTXO_BATCH_SIZE: &str = "utxoBatchSize";
+    pub const RETENTION: &str = "retention";
+    pub const PRUNE_HORIZON: &str = "pruneHorizon";
+    pub const CHAIN_ID: &str = "chainID";
+    pub const FRONTIER: &str = "frontier";
+}

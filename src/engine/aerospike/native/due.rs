@@ -1,0 +1,69 @@
+//! `deleteAtHeight` of a master, and the reply to a change of slots, as the server works them out. Both only where the
+//! filter has seen that the bin is absent.
+
+use aerospike::{
+    ListReturnType, Value,
+    expressions::{
+        ExpType, Expression, and, bin_exists, cond, eq, gt, int_bin, int_val, list_bin, lists, ne, or, unknown,
+    },
+    operations::{
+        Operation as ServerOperation,
+        exp::{ExpReadFlags, ExpWriteFlags, read_exp, write_exp},
+    },
+};
+
+use super::{
+    super::{
+        names,
+        template::{absent, prepacked},
+    },
+    add_height, integer,
+};
+use crate::record::Reply;
+
+/// Sets `deleteAtHeight` where everything is spent and mined on the longest chain; `None` where nothing ever is due.
+pub fn write(retention: u32) -> Option<ServerOperation> {
+    if retention == 0 {
+        return None;
+    }
+    let pages = int_bin(names::TOTAL_EXTRA_RECS);
+    let all_pages = or(vec![
+        eq(pages.clone(), int_val(0)),
+        and(vec![bin_exists(names::SPENT_PAGES), eq(lists::size(list_bin(names::SPENT_PAGES), &[]), pages)]),
+    ]);
+    let due = and(vec![
+        eq(int_bin(names::SPENT_UTXOS), int_bin(names::RECORD_UTXOS)),
+        absent(names::UNMINED_SINCE),
+        absent(names::PRESERVE_UNTIL),
+        gt(lists::size(list_bin(names::BLOCK_HEIGHTS), &[]), int_val(0)),
+        all_pages,
+    ]);
+    let value = cond(vec![due, add_height(greatest_height(), retention), unknown()]);
+    Some(write_exp(names::DELETE_AT_HEIGHT, prepacked(&value), ExpWriteFlags::EVAL_NO_FAIL))
+}
+
+fn greatest_height() -> Expression {
+    lists::get_by_rank(ListReturnType::VALUES, ExpType::Int, int_val(-1), list_bin(names::BLOCK_HEIGHTS), &[])
+}
+
+/// Reads what [`reply`] takes apart: 0 not all spent, 1 all spent, else `deleteAtHeight` + 2.
+pub fn read() -> ServerOperation {
+    let told = cond(vec![
+        ne(int_bin(names::SPENT_UTXOS), int_bin(names::RECORD_UTXOS)),
+        int_val(0),
+        absent(names::DELETE_AT_HEIGHT),
+        int_val(1),
+        add_height(int_bin(names::DELETE_AT_HEIGHT), 2),
+    ]);
+    read_exp("told", prepacked(&told), ExpReadFlags::DEFAULT)
+}
+
+/// The reply to a change of slots of a record that had no `deleteAtHeight`.
+pub fn reply(told: Option<&Value>) -> Option<Reply> {
+    let delete_at_height = match integer(told)? {
+        0 => return Some(Reply::Slots { all_spent: false, delete_at_height: None }),
+        1 => None,
+        more => Some(Some(u32::try_from(more - 2).ok()?)),
+    };
+    Some(Reply::Slots { all_spent: true, delete_at_height })
+}

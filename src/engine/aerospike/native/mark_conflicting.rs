@@ -1,0 +1,69 @@
+//! A transaction that is there and not decided on yet has lost.
+
+use aerospike::{
+    BatchOperation, Bin, Key as ServerKey, Value,
+    expressions::{bin_exists, eq, int_bin, int_val, or},
+    operations::{self, Operation as ServerOperation},
+};
+
+use super::{
+    super::{
+        bins::stamp_number,
+        names,
+        template::{Conditions, Fill, Template, absent, unset},
+    },
+    Form, Native, behind, not_after_a_later_stamp,
+};
+use crate::{
+    event::encode_reason,
+    record::{Reason, Rules, Stamp, Verdict},
+};
+
+pub struct Templates {
+    of_master: Conditions,
+    of_page: Conditions,
+    /// One hole: the stamp.
+    stamp: Template,
+    retention: u32,
+}
+
+impl Templates {
+    pub fn new(rules: &Rules) -> Self {
+        let undecided = or(vec![unset(names::CONFLICTING), eq(int_bin(names::VERDICT), int_val(0))]);
+        Templates {
+            of_master: Conditions::new(&[
+                bin_exists(names::UTXOS),
+                undecided,
+                absent(names::DELETE_AT_HEIGHT),
+                absent(names::PRESERVE_UNTIL),
+            ]),
+            of_page: Conditions::new(&[bin_exists(names::UTXOS), unset(names::CONFLICTING)]),
+            stamp: not_after_a_later_stamp(),
+            retention: rules.retention,
+        }
+    }
+
+    pub fn compile(&self, is_master: bool, key: &ServerKey, stamp: Stamp, reason: Reason, height: u32) -> Native {
+        let stamp = stamp_number(&stamp);
+        let conditions = if is_master { &self.of_master } else { &self.of_page };
+        let mut filter = conditions.and(1, self.stamp.size());
+        self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
+        let put = |bin, value| operations::put(&Bin::new(bin, value));
+        let mut operations: Vec<ServerOperation> =
+            vec![put(names::CONFLICTING, Value::Bool(true)), put(names::CHAIN_POS, Value::Int(stamp))];
+        // Only the master has a verdict, and is found by the height at which it may go.
+        let verdict = if is_master {
+            operations.push(put(names::VERDICT, Value::Int(2)));
+            operations.push(put(names::REASON, Value::Blob(encode_reason(&reason))));
+            if self.retention > 0 {
+                let due = height.saturating_add(self.retention);
+                operations.push(put(names::DELETE_AT_HEIGHT, Value::Int(due.into())));
+            }
+            Verdict::Conflicting(reason)
+        } else {
+            Verdict::Pending
+        };
+        let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
+        Native { operation: Some(operation), answer: Form::Conflicting(verdict) }
+    }
+}

@@ -1,0 +1,261 @@
+//! The engine on a real Aerospike: conformance, what is native, what it refuses to start on, a server that dies.
+
+use std::{sync::Arc, time::Duration};
+
+use utxo_store::{
+    engine::{
+        EngineError, ErrorKind, OpenOptions, RecordEngine, Row,
+        aerospike::{AerospikeEngine, AerospikeSettings},
+        conformance::{self, RULES},
+    },
+    record::{
+        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp, Verdict,
+    },
+    store::Store,
+    tx::{Txid, UtxoHash},
+};
+
+use crate::{
+    aerospike_server::{AerospikeServer, FIT, Setup},
+    demo, pipeline,
+    world::World,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn aerospike_conforms() {
+    let Some(server) = AerospikeServer::start() else { return };
+    for check in conformance::CHECKS {
+        check.run(Arc::new(open(&server.settings()).await)).await;
+    }
+    conformance::run(Arc::new(open(&server.settings()).await)).await;
+}
+
+async fn open(settings: &AerospikeSettings) -> AerospikeEngine {
+    AerospikeEngine::open(settings, RULES).await.unwrap()
+}
+
+fn txid(number: u32) -> Txid {
+    let mut txid = [0x17; 32];
+    txid[..4].copy_from_slice(&number.to_le_bytes());
+    Txid(txid)
+}
+
+fn hash(slot: u32) -> UtxoHash {
+    UtxoHash([slot as u8; 32])
+}
+
+/// A live master whose body is external, so that hashes alone count.
+fn page(number: u32, slots: u32) -> Page {
+    let mut page = Page::stub(txid(number), Verdict::Pending);
+    page.conflicting = false;
+    page.utxos = Some((0..slots).map(|slot| Slot::Unspent(hash(slot))).collect());
+    page.record_utxos = slots;
+    let master = page.master.as_mut().unwrap();
+    master.verdict = None;
+    master.total_utxos = slots;
+    master.unmined_since = Some(100);
+    master.body = Some(utxo_store::record::Body::External);
+    page
+}
+
+fn on(number: u32, operation: Operation) -> Row {
+    Row { key: Key::master(txid(number)), operation }
+}
+
+fn create(number: u32, slots: u32) -> Row {
+    on(number, Operation::Create(Arc::new(page(number, slots))))
+}
+
+fn spend(number: u32, slot: u32, spender: u32) -> Row {
+    let slot = SpendSlot { offset: slot, input: 0, utxo_hash: hash(slot), satoshis: 1, script: Default::default() };
+    on(
+        number,
+        Operation::Spend(Spend { spender: txid(spender), height: 200, slots: vec![slot], marks: Marks::Respect }),
+    )
+}
+
+fn set_mined(number: u32) -> Row {
+    let stamp = Stamp { offset: 5, phase: Phase::Apply };
+    let mined_in = MinedIn { block_id: 7, height: 150, subtree: 0 };
+    on(number, Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain: true }))
+}
+
+async fn must_apply(engine: &dyn RecordEngine, rows: &[Row]) {
+    for answer in engine.apply(rows).await {
+        assert!(matches!(answer, Ok(Outcome::Applied(_))), "{answer:?}");
+    }
+}
+
+/// What uncontested transactions need is one request each, without a read, also where many spend of one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_way_of_an_uncontested_transaction_needs_no_read() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let engine = open(&server.settings()).await;
+    let all = |row: fn(u32) -> Row| (0..100).map(row).collect::<Vec<Row>>();
+    must_apply(&engine, &all(|number| create(number, 3))).await;
+    must_apply(&engine, &all(|number| spend(number, 0, 1_000 + number))).await;
+    must_apply(&engine, &all(set_mined)).await;
+    must_apply(&engine, &(0..200).map(|row| spend(row / 2, 1 + row % 2, 2_000 + row)).collect::<Vec<_>>()).await;
+    let work = engine.work();
+    assert_eq!((work.unread, work.native), (100, 300), "{work:?}");
+    assert_eq!((work.read, work.refused, work.lost), (0, 0, 0), "{work:?}");
+
+    // Mined and spent in full: due. And a repeat is recognised.
+    let record = engine.read(&[Key::master(txid(0))]).await.remove(0).unwrap().unwrap();
+    assert_eq!(record.page().unwrap().delete_at_height, Some(150 + RULES.retention));
+    let again = engine.apply(&[spend(0, 1, 2_000), set_mined(0)]).await;
+    let slots = Reply::Slots { all_spent: true, delete_at_height: None };
+    assert_eq!(again[0].as_ref().unwrap(), &Outcome::AlreadyApplied(slots));
+    let mined = Reply::Mined { block_ids: vec![7], extra_pages: 0 };
+    assert_eq!(again[1].as_ref().unwrap(), &Outcome::AlreadyApplied(mined));
+    engine.close().await.unwrap();
+}
+
+async fn refusal(settings: &AerospikeSettings) -> String {
+    let error = AerospikeEngine::open(settings, RULES).await.err().unwrap().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_fit_is_refused_with_its_remedy() {
+    let Some(server) = AerospikeServer::start() else { return };
+    open(&server.settings()).await.close().await.unwrap();
+    let mut wrong = server.settings();
+    wrong.namespace = "nowhere".into();
+    assert!(refusal(&wrong).await.contains("has no namespace `nowhere`"));
+    let mut nobody = AerospikeSettings::new("127.0.0.1:1", "test", "set");
+    nobody.access.timeout = Duration::from_millis(300);
+    assert!(refusal(&nobody).await.contains("check that the server runs"));
+    let no_hosts = AerospikeSettings::new("127.0.0.1:what", "test", "set");
+    assert!(refusal(&no_hosts).await.contains("127.0.0.1:what"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_without_ttl_or_with_small_records_is_refused() {
+    let no_ttl = FIT.replace("nsup-period 120", "nsup-period 0");
+    let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: &no_ttl }) else { return };
+    assert!(refusal(&server.settings()).await.contains("nsup-period 120"));
+    let small = FIT.replace("max-record-size 8M", "max-record-size 1M");
+    let server = AerospikeServer::start_own(Setup { durable: false, namespace: &small }).unwrap();
+    let mut settings = server.settings();
+    settings.access.utxo_batch_size = Some(20_000);
+    assert!(refusal(&settings).await.contains("raise `max-record-size`"));
+    settings.access.utxo_batch_size = Some(14_000);
+    let engine = open(&settings).await;
+    // The record that does not fit says so, and nothing else suffers.
+    let answers = engine.apply(&[create(1, 40_000), create(2, 1)]).await;
+    assert_eq!(answers[0].as_ref().unwrap_err().kind, ErrorKind::TooBig);
+    assert!(matches!(answers[1], Ok(Outcome::Applied(_))));
+}
+
+/// The configuration that is shipped is one that the checks pass.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_shipped_configuration_passes() {
+    let shipped = include_str!("../../deploy/aerospike.conf")
+        .replace("port 3000", "port {SERVICE}")
+        .replace("port 3001", "port {FABRIC}")
+        .replace("port 3002", "port {HEARTBEAT}")
+        .replace("/var/lib/aerospike", "{FOLDER}")
+        .replace("filesize 64G", "filesize 1G")
+        .replace("namespace utxo", "namespace test")
+        .replace("cluster-name utxo-store", "cluster-name utxo-store\n  work-directory {FOLDER}")
+        + "mod-lua {\n  user-path {FOLDER}/usr/udf/lua\n}\n";
+    let Some(server) = AerospikeServer::start_configured(&shipped) else { return };
+    let mut options = OpenOptions::new(RULES);
+    options.access.utxo_batch_size = Some(20_000);
+    let engine = utxo_store::engine::open(&server.url(), &options).await.unwrap();
+    assert_eq!(engine.name(), "aerospike");
+    assert_eq!(engine.may_forget(), Duration::from_secs(2));
+    // A page of the greatest size, spent in full.
+    must_apply(engine.as_ref(), &[create(1, 20_000)]).await;
+    for from in (0..20_000).step_by(100) {
+        let rows: Vec<Row> = (from..from + 100).map(|slot| spend(1, slot, slot)).collect();
+        must_apply(engine.as_ref(), &rows).await;
+    }
+    let record = engine.read(&[Key::master(txid(1))]).await.remove(0).unwrap().unwrap();
+    assert!(record.page().unwrap().all_spent());
+    engine.close().await.unwrap();
+}
+
+/// Sends rows until each is done, as every caller does; whether any had to be sent again.
+async fn apply_until_done(engine: &dyn RecordEngine, rows: &[Row]) -> bool {
+    let mut again = false;
+    loop {
+        let answers = engine.apply(rows).await;
+        let errors: Vec<&EngineError> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
+        let may_retry = |error: &&EngineError| matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown);
+        assert!(errors.iter().all(may_retry), "{errors:?}");
+        if errors.is_empty() {
+            assert!(answers.iter().flatten().all(Outcome::is_done), "{answers:?}");
+            return again;
+        }
+        again = true;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Killed and started again while batches are on their way: nothing is answered wrongly, and everything gets done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_and_comes_back() {
+    let Some(mut server) = AerospikeServer::start_own(Setup { durable: true, namespace: FIT }) else { return };
+    let engine = Arc::new(open(&server.settings()).await);
+    let work = {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            let mut interrupted = false;
+            let mut batch = 0;
+            while !interrupted || batch < 50 {
+                let numbers = 64 * batch..64 * (batch + 1);
+                let creates: Vec<Row> = numbers.clone().map(|number| create(number, 2)).collect();
+                let spends: Vec<Row> = numbers.map(|number| spend(number, 0, 1 << 20)).collect();
+                // What the server forgot by dying must come again, as a replay does it.
+                loop {
+                    interrupted |= apply_until_done(engine.as_ref(), &creates).await;
+                    let answers = engine.apply(&spends).await;
+                    if answers.iter().all(|answer| answer.as_ref().is_ok_and(Outcome::is_done)) {
+                        break;
+                    }
+                    interrupted = true;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                batch += 1;
+            }
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.kill();
+    server.restart();
+    tokio::time::timeout(Duration::from_secs(120), work).await.unwrap().unwrap();
+    engine.close().await.unwrap();
+}
+
+/// The scenarios of the pipeline, at the pace of a real server, with the rebuild in memory to compare with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pipeline_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    pipeline::a_chain(world_on(&server).await).await;
+    pipeline::two_rivals(world_on(&server).await).await;
+    pipeline::a_listed_loser(world_on(&server).await).await;
+    pipeline::a_missing_parent(world_on(&server).await).await;
+    pipeline::poison(world_on(&server).await).await;
+    pipeline::a_waiting_block(world_on(&server).await).await;
+}
+
+async fn world_on(server: &AerospikeServer) -> World {
+    let world = World::new().await;
+    let store = Store::new(Arc::new(open(&server.settings()).await), world.store.settings);
+    World { store, ..world }
+}
+
+/// Real blocks, contested ones too, killed on the way; the rebuild on fjall has the same digest.
+#[test]
+fn a_demo_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let (block, outputs) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
+    let args = ["--blocks", &block, "--prevouts", &outputs, "--kills", "2"];
+    let report = demo::shown(&[&args[..], &["--store", &server.url()]].concat());
+    demo::assert_counts(&report, &[("transactions", 213), ("spent_outside", 670), ("unspent", 707), ("kills", 2)]);
+    let report = demo::shown(&[&args[..], &["--contended", "--seed", "3", "--store", &server.url()]].concat());
+    assert_eq!(report["rivalry"]["rivals_won"], 0);
+}

@@ -1,0 +1,231 @@
+//! A real Aerospike for tests: one that is said to run (`AEROSPIKE_HOSTS`), else `asd` from PATH as a process of its own
+//! on free loopback ports, else a container where a container engine runs.
+
+use std::{
+    fs,
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use utxo_store::engine::aerospike::AerospikeSettings;
+
+const IMAGE: &str = "aerospike/aerospike-server:8.1.0.3";
+/// Generous: two cores may be shared by many.
+const START_BOUND: Duration = Duration::from_secs(120);
+
+/// How a server of a test's own is set up.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup<'a> {
+    /// Keeps its records in a file, where they are again after a restart, as far as they were flushed; otherwise in memory.
+    pub durable: bool,
+    /// What the namespace says besides.
+    pub namespace: &'a str,
+}
+
+/// What the store's start-up checks want.
+pub const FIT: &str = "replication-factor 1\n  nsup-period 120\n  max-record-size 8M";
+
+/// A server that tests may fill, each in a set of its own.
+pub struct AerospikeServer {
+    hosts: String,
+    namespace: String,
+    own: Option<Own>,
+}
+
+/// A server that belongs to this test.
+enum Own {
+    Process { process: Child, command: PathBuf, folder: tempfile::TempDir },
+    Container(String),
+}
+
+impl AerospikeServer {
+    /// A server in memory; `None`, with a loud line, when none can be had.
+    pub fn start() -> Option<Self> {
+        if let Ok(hosts) = std::env::var("AEROSPIKE_HOSTS") {
+            let namespace = std::env::var("AEROSPIKE_NAMESPACE").unwrap_or_else(|_| "test".into());
+            return Some(AerospikeServer { hosts, namespace, own: None });
+        }
+        let setup = Setup { durable: false, namespace: FIT };
+        if let Some(command) = in_path("asd") {
+            return Some(Self::process(command, &configuration(setup)));
+        }
+        if engine_runs() {
+            return Some(Self::container(setup));
+        }
+        eprintln!("SKIPPED: tests on Aerospike: no AEROSPIKE_HOSTS, no `asd` in PATH, no container engine");
+        None
+    }
+
+    /// A server of this test's own, which may be killed.
+    pub fn start_own(setup: Setup<'_>) -> Option<Self> {
+        Self::start_configured(&configuration(setup))
+    }
+
+    /// A server of this test's own with that configuration, whose namespace is `test`. `{FOLDER}`, `{SERVICE}`, `{FABRIC}`
+    /// and `{HEARTBEAT}` stand for a folder and ports.
+    pub fn start_configured(configuration: &str) -> Option<Self> {
+        let Some(command) = in_path("asd") else {
+            eprintln!("SKIPPED: tests on an Aerospike of their own: no `asd` in PATH");
+            return None;
+        };
+        Some(Self::process(command, configuration))
+    }
+
+    /// Settings for a set that nobody else uses.
+    pub fn settings(&self) -> AerospikeSettings {
+        AerospikeSettings::new(self.hosts.as_str(), self.namespace.as_str(), own_set())
+    }
+
+    /// A store URL with a set that nobody else uses.
+    pub fn url(&self) -> String {
+        format!("aerospike://{}/{}?set={}", self.hosts, self.namespace, own_set())
+    }
+
+    /// The process, where it is this test's own.
+    #[allow(dead_code, reason = "the bench, which shares this file, measures it")]
+    pub fn process_id(&self) -> Option<u32> {
+        match &self.own {
+            Some(Own::Process { process, .. }) => Some(process.id()),
+            _ => None,
+        }
+    }
+
+    /// Ends the server as a power cut would.
+    pub fn kill(&mut self) {
+        let Some(Own::Process { process, .. }) = &mut self.own else { panic!("not a server of this test") };
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// Starts it again where it was.
+    pub fn restart(&mut self) {
+        let Some(Own::Process { process, command, folder }) = &mut self.own else {
+            panic!("not a server of this test")
+        };
+        *process = spawn(command, folder.path());
+        wait_until_it_answers(&self.hosts, || process.try_wait().unwrap().is_some(), folder.path());
+    }
+
+    fn process(command: PathBuf, configuration: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for sub in ["smd", "usr/udf/lua"] {
+            fs::create_dir_all(folder.path().join(sub)).unwrap();
+        }
+        let ports: [u16; 3] = free_ports();
+        let text = filled(configuration, &folder.path().display().to_string(), ports);
+        fs::write(folder.path().join("aerospike.conf"), text).unwrap();
+        let mut process = spawn(&command, folder.path());
+        let hosts = format!("127.0.0.1:{}", ports[0]);
+        wait_until_it_answers(&hosts, || process.try_wait().unwrap().is_some(), folder.path());
+        AerospikeServer { hosts, namespace: "test".into(), own: Some(Own::Process { process, command, folder }) }
+    }
+
+    fn container(setup: Setup<'_>) -> Self {
+        let [port] = free_ports();
+        let folder = tempfile::tempdir().unwrap();
+        let text = filled(&configuration(setup), "/opt/aerospike", [3000, 3001, 3002]).replace("127.0.0.1", "any");
+        fs::write(folder.path().join("aerospike.conf"), text).unwrap();
+        let started = Command::new("docker")
+            .args(["run", "--detach", "--rm", "--publish", &format!("127.0.0.1:{port}:3000"), "--volume"])
+            .arg(format!("{}:/opt/aerospike/etc:ro", folder.path().display()))
+            .args([IMAGE, "--config-file", "/opt/aerospike/etc/aerospike.conf"])
+            .output()
+            .unwrap();
+        assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+        let id = String::from_utf8(started.stdout).unwrap().trim().to_owned();
+        let hosts = format!("127.0.0.1:{port}");
+        wait_until_it_answers(&hosts, || false, folder.path());
+        AerospikeServer { hosts, namespace: "test".into(), own: Some(Own::Container(id)) }
+    }
+}
+
+impl Drop for AerospikeServer {
+    fn drop(&mut self) {
+        // It holds nothing that outlives the test.
+        match &mut self.own {
+            Some(Own::Process { process, .. }) => {
+                let _ = process.kill();
+                let _ = process.wait();
+            }
+            Some(Own::Container(id)) => {
+                let _ = Command::new("docker").args(["kill", id]).stdout(Stdio::null()).status();
+            }
+            None => {}
+        }
+    }
+}
+
+/// Distinct between processes as well, for a server that outlives them.
+fn own_set() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!("it{}n{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+fn in_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+fn engine_runs() -> bool {
+    let answer = Command::new("docker").arg("info").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    answer.is_ok_and(|status| status.success())
+}
+
+fn spawn(command: &Path, folder: &Path) -> Child {
+    let said = fs::File::create(folder.join("said.log")).unwrap();
+    Command::new(command)
+        .args(["--foreground", "--config-file"])
+        .arg(folder.join("aerospike.conf"))
+        .stdin(Stdio::null())
+        .stdout(said.try_clone().unwrap())
+        .stderr(said)
+        .spawn()
+        .unwrap()
+}
+
+/// A port that answers is not enough: the client asks until the partitions are there.
+fn wait_until_it_answers(hosts: &str, mut ended: impl FnMut() -> bool, folder: &Path) {
+    let start = Instant::now();
+    while TcpStream::connect(hosts).is_err() {
+        let log = || fs::read_to_string(folder.join("said.log")).unwrap_or_default();
+        assert!(start.elapsed() < START_BOUND, "Aerospike does not answer: {}", log());
+        assert!(!ended(), "Aerospike ended: {}", log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Held at once, so that they differ.
+fn free_ports<const N: usize>() -> [u16; N] {
+    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    held.map(|listener| listener.local_addr().unwrap().port())
+}
+
+fn filled(configuration: &str, folder: &str, [service, fabric, heartbeat]: [u16; 3]) -> String {
+    configuration
+        .replace("{FOLDER}", folder)
+        .replace("{SERVICE}", &service.to_string())
+        .replace("{FABRIC}", &fabric.to_string())
+        .replace("{HEARTBEAT}", &heartbeat.to_string())
+}
+
+fn configuration(setup: Setup<'_>) -> String {
+    let storage = match setup.durable {
+        false => "storage-engine memory {\n    data-size 2G\n  }",
+        true => "storage-engine device {\n    file {FOLDER}/test.dat\n    filesize 1G\n  }",
+    };
+    format!(
+        "service {{\n  proto-fd-max 1024\n  cluster-name utxo-store-tests\n  work-directory {{FOLDER}}\n}}\n\
+         mod-lua {{\n  user-path {{FOLDER}}/usr/udf/lua\n}}\n\
+         logging {{\n  console {{\n    context any warning\n  }}\n}}\n\
+         network {{\n\
+         \x20 service {{\n    address 127.0.0.1\n    port {{SERVICE}}\n  }}\n\
+         \x20 fabric {{\n    address 127.0.0.1\n    port {{FABRIC}}\n  }}\n\
+         \x20 heartbeat {{\n    mode mesh\n    address 127.0.0.1\n    port {{HEARTBEAT}}\n    interval 150\n    timeout 10\n  }}\n\
+         }}\n\
+         namespace test {{\n  {}\n  {storage}\n}}\n",
+        setup.namespace
+    )
+}
