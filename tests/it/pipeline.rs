@@ -290,3 +290,27 @@ async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
     assert_eq!(holder(&world, &seed, 1).await.spender().unwrap().txid, winner.txid);
     assert_eq!(holder(&world, &seed, 0).await.spender(), None, "a loser holds no slots");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_coinbase_whose_child_was_read_before_the_block_is_stored_and_the_child_has_a_second_chance() {
+    let world = World::new().await;
+    let running = world.start();
+    let coinbase = crate::world::coinbase(1);
+    let (child, immature) = (spend(&[coinbase.coin(0)], 1, 1), spend(&[coinbase.coin(0)], 1, 2));
+    world.validate_at(&immature, 200).await;
+    world.until_consumed().await;
+    world.validate_at(&child, 300).await;
+    world.until_consumed().await;
+    for made in [&child, &immature] {
+        let missing = Verdict::Conflicting(Reason::MissingParent { parent: coinbase.txid });
+        assert_eq!(state(&world, made).await, TxState::Conflicting(missing));
+    }
+    assert_eq!(world.mine(1, &[]).await.txid, coinbase.txid);
+    world.until_consumed().await;
+    assert!(running.health.ready().ok, "{:?}", running.health.ready());
+    assert_eq!(state(&world, &coinbase).await, TxState::Live);
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    assert!(matches!(state(&world, &immature).await, TxState::Conflicting(_)));
+    running.stop().await;
+    world.check("a coinbase child before its block").await;
+}
