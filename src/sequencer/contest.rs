@@ -61,8 +61,11 @@ impl Handler {
         txid: Txid,
         reopen: Reopen<'_>,
     ) -> Result<DecisionBody, Stop> {
+        let mut phase = Phase::Evaluate;
         loop {
-            let body = steps.decide(self.judge(at, txid, reopen)).await?;
+            let body = steps.decide(self.judge(at, phase, txid, reopen)).await?;
+            // What is applied now would refuse an evaluation that is stamped before it.
+            phase = Phase::Apply;
             if let Reopen::ByEvent(contest) = reopen
                 && decides_a_contestant(&body, txid)
             {
@@ -76,7 +79,7 @@ impl Handler {
     }
 
     /// What a contest means, by what the store shows. Does only what is harmless.
-    async fn judge(&self, at: At, txid: Txid, reopen: Reopen<'_>) -> Result<DecisionBody, Stop> {
+    async fn judge(&self, at: At, phase: Phase, txid: Txid, reopen: Reopen<'_>) -> Result<DecisionBody, Stop> {
         let passed_over = DecisionBody::PassedOver { txid };
         // A contestant was stored before it was contested. What a command names may never come.
         if matches!(reopen, Reopen::Reconsider)
@@ -103,7 +106,7 @@ impl Handler {
         {
             master.body = Some(claimed.body);
         }
-        let Findings::Inputs(inputs) = self.findings(at, Phase::Evaluate, &page, height, may_wait).await? else {
+        let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
             return Ok(passed_over);
         };
         if was_live {
