@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::record::{Key, Page, Record, Rejection, Reply, Rules, TxState, Verdict};
 
-use super::{Effect, create, optional_page, slots::slot};
+use super::{Effect, create, create_contested::with_marks_of, optional_page};
 
 pub(super) fn apply(
     rules: &Rules,
@@ -18,21 +18,11 @@ pub(super) fn apply(
     let Some(stub) = optional_page(record)?.filter(|page| page.state() == TxState::Stub(Verdict::Pending)) else {
         return create::apply(rules, key, record, new);
     };
-    let filled = fill(stub, new);
+    let filled = with_marks_of(stub, new);
     let mut made = None;
     create::apply(rules, key, &mut made, &Arc::new(filled))?;
     *record = made;
     Ok(Effect::applied(Reply::State(TxState::Live)))
-}
-
-fn fill(stub: &Page, new: &Page) -> Page {
-    let mut page = new.clone();
-    page.chain_pos = stub.chain_pos;
-    page.contested.extend(stub.contested.iter().filter(|offset| slot(new, **offset).is_some()));
-    if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
-        master.conflicting_children.clone_from(&stub.conflicting_children);
-    }
-    page
 }
 
 #[cfg(test)]
