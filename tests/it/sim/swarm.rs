@@ -56,14 +56,11 @@ pub const FAULTS: &[(&str, f64)] = &[
 // PENDING: "node-forgets" (a node that forgets its last second of acknowledged writes) is switched on here, and in
 // `engine_faults`, as soon as the durability lag is in the pipeline. `PENDING` prints it with the coverage.
 /// What is not simulated yet.
-pub const PENDING: &[&str] = &[
-    "a node that forgets its last second of acknowledged writes",
-    "wrong claims and locks, unless SIM_WITHOUT is set",
-];
+pub const PENDING: &[&str] =
+    &["a node that forgets its last second of acknowledged writes", "locks, unless SIM_WITHOUT is set"];
 
-/// Kinds that meet what is still open (ARCHITECTURE.md, "Found in review, still open"): the store takes a contestant whose
-/// claims are wrong where it holds its slots already, and the model does not know that a block unlocks a parent before
-/// its child wins. `SIM_WITHOUT=` turns them on.
+/// Kinds that meet what is still open (ARCHITECTURE.md, "Found in review, still open"): the model does not know that a block
+/// unlocks a parent before its child wins. `SIM_WITHOUT=` turns them on.
 const OPEN: &str = "locked";
 
 /// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves those out of every history.
