@@ -18,7 +18,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -40,6 +40,9 @@ pub use self::{
     settings::{AssignmentStrategy, KafkaSettings},
 };
 use super::{Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Producer, Reader, TopicPartition};
+
+/// Between questions to a group's coordinator that is not there yet.
+const COORDINATOR_PAUSE: Duration = Duration::from_millis(100);
 
 /// Readers never commit: their group id only has to be there, and differ from every group in use.
 static NEXT_READER: AtomicU64 = AtomicU64::new(0);
@@ -159,7 +162,16 @@ impl Broker for KafkaBroker {
         self.ask("look up committed offsets", move |_, bound| {
             let client: BaseConsumer =
                 config.create().map_err(|error| translate("look up committed offsets", &name, &error))?;
-            committed_of(&client, &partitions, bound)
+            // The coordinator of a group may just be moving, or being made.
+            let until = Instant::now() + bound;
+            loop {
+                match committed_of(&client, &partitions, bound) {
+                    Err(error) if error.kind == BrokerErrorKind::Retryable && Instant::now() < until => {
+                        std::thread::sleep(COORDINATOR_PAUSE);
+                    }
+                    told => return told,
+                }
+            }
         })
         .await
     }

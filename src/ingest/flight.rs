@@ -56,16 +56,14 @@ impl Work {
 
     /// Hash of its body, as the digest hashes it.
     pub fn body_hash(&self) -> [u8; 32] {
-        let body = self.page().master.as_ref().and_then(|master| master.body.as_ref());
-        body.map_or(BodyHash::MISSING, BodyHash::of).hash()
+        self.page().body().map_or(BodyHash::MISSING, BodyHash::of).hash()
     }
 
     /// How another event for the same txid compares. A transaction id commits to a whole transaction, but neither to what
     /// its event claims of the outputs that it spends, nor to anything that a partial one claims.
     pub fn compared_with(&self, other: &Work) -> Agreement {
-        let body = |work: &Work| work.page().master.as_ref().and_then(|master| master.body.clone());
         match (self, other) {
-            (Work::Validated(_), Work::Validated(_)) if body(self) == body(other) => Agreement::Same,
+            (Work::Validated(_), Work::Validated(_)) if self.page().body() == other.page().body() => Agreement::Same,
             (Work::Validated(_), Work::Validated(_)) => Agreement::OtherClaims,
             _ if self.page().contradicts(other.page()) => Agreement::Contradiction,
             _ => Agreement::Same,

@@ -164,6 +164,9 @@ pub enum Sequenced {
         /// Height of the last applied block.
         height: u32,
     },
+    /// The coinbase of a block: as `Create`, and in the place of a stub without verdict, whose marks and children it keeps
+    /// (`Applied(State)`).
+    CreateCoinbase(Arc<Page>),
     /// Gives a contested master the body of the event that is decided on; what is live keeps its own
     /// (`AlreadyApplied(State)`). A stub or an absent record is refused.
     ReplaceBody(ClaimedBody),

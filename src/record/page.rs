@@ -350,6 +350,11 @@ impl Page {
         Page { conflicting: true, master: Some(Box::new(master)), ..Page::empty(txid) }
     }
 
+    /// The body of a master that has one.
+    pub fn body(&self) -> Option<&Body> {
+        self.master.as_ref().and_then(|master| master.body.as_ref())
+    }
+
     /// The verdict of a contested master.
     pub fn verdict(&self) -> Option<Verdict> {
         self.master.as_ref().and_then(|master| master.verdict)

@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 
+use std::collections::BTreeSet;
+
 use crate::{
     engine::Row,
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
     record::{
-        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Record, Rejection, Sequenced, TxState, Verdict,
-        build,
+        BlockRecord, Key, MinedIn, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, TxState, Verdict, build,
     },
     sequencer::{
         Stop,
@@ -144,17 +145,21 @@ impl Handler {
     /// Creates the coinbase, mined, and the block's record: one write, so that an empty block costs no more.
     async fn begin_block(&self, at: At, block: &Block<'_>, message: &Bytes, listed: &[Listed]) -> Result<(), Stop> {
         let (txid, page) = self.coinbase_page(block, message)?;
-        let create = Row { key: Key::master(txid), operation: Operation::Create(page.into()) };
+        let create = at.row(Phase::Apply, Key::master(txid), Sequenced::CreateCoinbase(page.into()));
         let done = if listed.is_empty() { 1 } else { 0 };
         let outcomes = self.apply(vec![create, put_block(at, block, done)]).await?;
         let wrong = |why: String| Stop::Halt(format!("the coinbase of block {}: {why}", hex_reversed(&block.hash)));
         match &outcomes[0] {
-            Outcome::Applied(_) => Ok(()),
+            Outcome::Applied(Reply::None) => Ok(()),
+            // A stub: a child of it was read, and found without its parent, before the block.
+            Outcome::Applied(_) => self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await,
+            // A later event of the chain has seen this one done.
+            Outcome::Rejected(Rejection::StaleStamp(_)) => Ok(()),
             // Stored before, by this very block or by another one that has the same coinbase.
             Outcome::AlreadyApplied(_) => {
                 let coinbase = Listed { txid, subtree: 0 };
                 match self.set_mined(at, block, &[coinbase]).await?[..] {
-                    [Standing::Mined] => Ok(()),
+                    [Standing::Mined] => self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await,
                     _ => Err(wrong(format!("{txid} is stored, but cannot be set mined"))),
                 }
             }

@@ -166,7 +166,7 @@ impl Handler {
 
     /// The inputs of a stored transaction as slots to take, with what they spend. A partial transaction has none.
     pub fn inputs_of(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
-        let Some(Body::Transaction(body)) = page.master.as_ref().and_then(|master| master.body.as_ref()) else {
+        let Some(Body::Transaction(body)) = page.body() else {
             return Ok(Vec::new());
         };
         let tx = Transaction::parse(body)

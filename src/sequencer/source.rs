@@ -17,7 +17,7 @@ impl Handler {
     /// The transaction as the contested event has it, where that is not how it is stored. Two events for one transaction
     /// can claim different previous outputs; which of them was stored first is an accident, which one is decided on is not.
     pub(super) async fn other_claims(&self, contest: &Contest, page: &Page) -> Result<Option<ClaimedBody>, Stop> {
-        let stored = page.master.as_ref().and_then(|master| master.body.as_ref());
+        let stored = page.body();
         let Some(stored @ Body::Transaction(_)) = stored else { return Ok(None) };
         if BodyHash::of(stored).hash() == contest.body {
             return Ok(None);

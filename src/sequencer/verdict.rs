@@ -22,7 +22,7 @@ use crate::{
 
 /// A transaction that becomes conflicting, and why.
 #[derive(Debug, Clone, Copy)]
-struct Loser {
+pub(super) struct Loser {
     txid: Txid,
     reason: Reason,
 }
@@ -380,7 +380,7 @@ impl Handler {
 
     /// Publishes `Reconsider` for the conflicting transactions that name a settled slot which nobody holds now, or what was
     /// accepted. One that fails triggers nothing, so this ends.
-    async fn second_chances(
+    pub(super) async fn second_chances(
         &self,
         at: At,
         settled: &BTreeSet<Outpoint>,

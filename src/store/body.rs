@@ -57,7 +57,7 @@ impl Store {
     /// # Errors
     /// It is external, or missing.
     pub(super) async fn body<'a>(&self, master: &'a Page) -> Result<Cow<'a, Body>, BodyError> {
-        match master.master.as_ref().and_then(|bins| bins.body.as_ref()) {
+        match master.body() {
             Some(Body::External) => Err(BodyError::External { txid: master.txid }),
             Some(body) => Ok(Cow::Borrowed(body)),
             None => Err(BodyError::Missing { txid: master.txid }),

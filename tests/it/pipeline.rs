@@ -5,7 +5,10 @@ use utxo_store::{
     engine::Row,
     event::Validated,
     ingest::prepare::{Prepared, prepare},
-    record::{Key, Marks, Operation, Outcome, Page, Phase, Reason, Sequenced, Slot, Stamp, TxState, Verdict},
+    record::{
+        HeldSlot, Key, Marks, Operation, Outcome, Page, Phase, Reason, Sequenced, Slot, SpendingData, Stamp, TxState,
+        Verdict,
+    },
 };
 
 use crate::world::{Coin, Made, World, spend};
@@ -289,4 +292,56 @@ async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
     world.run_until_consumed().await;
     assert_eq!(holder(&world, &seed, 1).await.spender().unwrap().txid, winner.txid);
     assert_eq!(holder(&world, &seed, 0).await.spender(), None, "a loser holds no slots");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_coinbase_whose_child_was_read_before_the_block_is_stored_and_the_child_has_a_second_chance() {
+    let world = World::new().await;
+    let running = world.start();
+    let coinbase = crate::world::coinbase(1);
+    let (child, immature) = (spend(&[coinbase.coin(0)], 1, 1), spend(&[coinbase.coin(0)], 1, 2));
+    world.validate_at(&immature, 200).await;
+    world.until_consumed().await;
+    world.validate_at(&child, 300).await;
+    world.until_consumed().await;
+    for made in [&child, &immature] {
+        let missing = Verdict::Conflicting(Reason::MissingParent { parent: coinbase.txid });
+        assert_eq!(state(&world, made).await, TxState::Conflicting(missing));
+    }
+    assert_eq!(world.mine(1, &[]).await.txid, coinbase.txid);
+    world.until_consumed().await;
+    assert!(running.health.ready().ok, "{:?}", running.health.ready());
+    assert_eq!(state(&world, &coinbase).await, TxState::Live);
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    assert!(matches!(state(&world, &immature).await, TxState::Conflicting(_)));
+    running.stop().await;
+    world.check("a coinbase child before its block").await;
+}
+
+/// A node forgot the spend of a mined transaction, and a rival took the slot: two are live. The mined one stays.
+#[tokio::test(start_paused = true)]
+async fn of_two_live_rivals_the_mined_one_stays_and_the_contest_ends() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (mined, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let running = world.start();
+    world.validate(&mined).await;
+    world.mine(1, &[&mined]).await;
+    world.until_consumed().await;
+
+    let forgotten = HeldSlot { offset: 0, holder: SpendingData { txid: mined.txid, input: 0 } };
+    let stamp = Stamp { offset: 0, phase: Phase::Evaluate };
+    let operation = Operation::Sequenced(stamp, Sequenced::Settle(vec![forgotten]));
+    let outcomes = world.store.engine.apply(&[Row { key: Key::master(seed.txid), operation }]).await;
+    assert!(matches!(outcomes[..], [Ok(Outcome::Applied(_))]), "{outcomes:?}");
+    world.validate(&rival).await;
+    world.until_consumed().await;
+    assert_eq!(state(&world, &rival).await, TxState::Live);
+
+    world.validate(&mined).await;
+    world.until_consumed().await;
+    assert_eq!(state(&world, &mined).await, TxState::Live);
+    assert!(matches!(state(&world, &rival).await, TxState::Conflicting(Verdict::Conflicting(_))));
+    assert_eq!(holder(&world, &seed, 0).await.spender().unwrap().txid, mined.txid);
+    running.stop().await;
 }

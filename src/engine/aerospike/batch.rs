@@ -272,7 +272,7 @@ fn makes_a_record(operation: &Operation) -> bool {
 }
 
 fn page_bytes(page: &Page) -> usize {
-    let body = match page.master.as_ref().and_then(|master| master.body.as_ref()) {
+    let body = match page.body() {
         Some(Body::Transaction(bytes)) => bytes.len(),
         Some(Body::Outputs(outputs)) => outputs.iter().flatten().map(|output| 16 + output.script.len()).sum(),
         Some(Body::External) | None => 0,

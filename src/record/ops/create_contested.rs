@@ -25,14 +25,22 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> 
     Ok(Effect::applied(Reply::State(page.state())))
 }
 
-/// A stub gets its body; what the sequencer wrote on it stays.
+/// A stub gets its body; what the sequencer wrote on it stays, its verdict too.
 fn fill(stub: &Page, new: &Page) -> Page {
-    let mut page = new.clone();
-    page.chain_pos = stub.chain_pos;
-    page.contested.extend(stub.contested.iter().filter(|offset| slot(new, **offset).is_some()));
+    let mut page = with_marks_of(stub, new);
     page.delete_at_height = stub.delete_at_height;
     if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
         master.verdict = stub.verdict;
+    }
+    page
+}
+
+/// `new` in the place of a stub: its stamp, the marks of slots that turn out to be there, its conflicting children.
+pub(super) fn with_marks_of(stub: &Page, new: &Page) -> Page {
+    let mut page = new.clone();
+    page.chain_pos = stub.chain_pos;
+    page.contested.extend(stub.contested.iter().filter(|offset| slot(new, **offset).is_some()));
+    if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
         master.conflicting_children.clone_from(&stub.conflicting_children);
     }
     page

@@ -8,6 +8,7 @@ mod block;
 mod clear_creating;
 mod conflicting_children;
 mod create;
+mod create_coinbase;
 mod create_contested;
 mod delete_at_height;
 mod freeze;
@@ -108,6 +109,7 @@ fn sequenced(
         Sequenced::Preserve { until } => preserve::apply(record, *until),
         Sequenced::MarkSpenderPruned(held) => prune::mark_spender_pruned(record, held),
         Sequenced::Prune { height } => prune::apply(record, *height),
+        Sequenced::CreateCoinbase(page) => create_coinbase::apply(rules, key, record, page),
         Sequenced::ReplaceBody(claimed) => replace_body::apply(record, claimed),
         Sequenced::PutBlock(block) => block::put(key, record, block),
     }?;

@@ -17,7 +17,7 @@ impl<'a> StoredOutputs<'a> {
     /// Finds what the claims name, in one pass over the body.
     pub(super) fn find(page: &'a Page, claims: impl Iterator<Item = u32>) -> Self {
         // A body lies with the record only where there is one page, so that an offset is an output index.
-        match page.master.as_ref().and_then(|master| master.body.as_ref()) {
+        match page.body() {
             Some(Body::Outputs(outputs)) => StoredOutputs::Partial(outputs),
             Some(Body::Transaction(bytes)) => StoredOutputs::in_transaction(bytes, claims),
             Some(Body::External) | None => StoredOutputs::Elsewhere,

@@ -71,12 +71,11 @@ pub fn forgets() -> bool {
 pub const PENDING: &[&str] = &[
     "a node that forgets what it acknowledged last, unless SIM_FORGETS=1",
     "what the model makes of decisions over a store that has forgotten",
-    "wrong claims and locks, unless SIM_WITHOUT is set",
+    "locks, unless SIM_WITHOUT is set",
 ];
 
-/// Kinds that meet what is still open (ARCHITECTURE.md, "Found in review, still open"): the store takes a contestant whose
-/// claims are wrong where it holds its slots already, and the model does not know that a block unlocks a parent before
-/// its child wins. `SIM_WITHOUT=` turns them on.
+/// Kinds that meet what is still open (ARCHITECTURE.md, "Found in review, still open"): the model does not know that a block
+/// unlocks a parent before its child wins. `SIM_WITHOUT=` turns them on.
 const OPEN: &str = "locked";
 
 /// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves those out of every history.
