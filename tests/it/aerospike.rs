@@ -11,7 +11,6 @@ use utxo_store::{
     record::{
         Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp, Verdict,
     },
-    store::Store,
     tx::{Txid, UtxoHash},
 };
 
@@ -243,9 +242,7 @@ async fn the_pipeline_on_aerospike() {
 }
 
 async fn world_on(server: &AerospikeServer) -> World {
-    let world = World::new().await;
-    let store = Store::new(Arc::new(open(&server.settings()).await), world.store.settings);
-    World { store, ..world }
+    World::new().await.over(Arc::new(open(&server.settings()).await))
 }
 
 /// Real blocks, contested ones too, killed on the way; the rebuild on fjall has the same digest.

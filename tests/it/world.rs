@@ -238,6 +238,12 @@ impl World {
         Self::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::calm() }).await
     }
 
+    /// The same world over another engine.
+    pub fn over(self, engine: Arc<dyn RecordEngine>) -> Self {
+        let store = Store::new(engine.clone(), self.store.settings);
+        World { store, nodes: Arc::new(FaultEngine::new(engine, 0)), ..self }
+    }
+
     /// What an instance works with.
     pub fn parts(&self, store: &Store) -> InstanceParts {
         InstanceParts {
