@@ -16,6 +16,7 @@ use crate::{
         decisions::DecisionLog,
         evaluate::evaluate_listed,
         handler::{At, Handler},
+        source::with_claims,
         state::Tip,
         steps::Steps,
     },
@@ -283,7 +284,7 @@ impl Handler {
     /// A listed transaction that is conflicting wins: its rivals and their cones become conflicting. `false`: its own
     /// parents have to become live first.
     async fn let_win(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, txid: Txid) -> Result<bool, Stop> {
-        let Some(page) = self.parts.store.master(txid).await? else { return Ok(false) };
+        let Some(mut page) = self.parts.store.master(txid).await? else { return Ok(false) };
         if !self.parents_are_ready(&page).await? {
             return Ok(false);
         }
@@ -291,6 +292,9 @@ impl Handler {
         // takes its free slots for it.
         let body = steps
             .decide(async {
+                if let Some(proven) = self.proven_claims(&page).await? {
+                    with_claims(&mut page, proven);
+                }
                 let Findings::Inputs(inputs) = self.findings(at, Phase::Apply, &page, block.height, true).await? else {
                     return Err(Stop::Halt(format!(
                         "block {} lists {txid}, which was pruned",

@@ -1,6 +1,6 @@
 //! `Contest` and `Reconsider`: evaluate, write the decision ahead, apply.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use crate::{
     event::{Contest, DecisionBody},
@@ -13,6 +13,7 @@ use crate::{
         decisions::DecisionLog,
         evaluate::{Found, Input, Refusal, evaluate, refusal},
         handler::{At, Handler, distinct, subject},
+        source::with_claims,
         steps::Steps,
     },
     tx::{Outpoint, Txid},
@@ -104,9 +105,8 @@ impl Handler {
         if let Reopen::ByEvent(contest) = reopen
             && !was_live
             && let Some(claimed) = self.other_claims(contest, &page).await?
-            && let Some(master) = &mut Arc::make_mut(&mut page).master
         {
-            master.body = Some(claimed.body);
+            with_claims(&mut page, claimed);
         }
         let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
             return Ok(passed_over);

@@ -11,6 +11,7 @@ pub mod feed;
 pub mod handler;
 mod parts;
 pub mod progress;
+mod proven;
 mod source;
 pub mod state;
 pub mod steps;

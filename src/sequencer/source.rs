@@ -1,5 +1,7 @@
 //! What a contest refers to: the event itself, read again from its topic.
 
+use std::sync::Arc;
+
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Message, TopicPartition},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
@@ -70,6 +72,13 @@ impl Handler {
                 Err(BrokerError::new(BrokerErrorKind::Retryable, "read again", message).into())
             }
         }
+    }
+}
+
+/// The page as it is with other claims: to evaluate it by them.
+pub(super) fn with_claims(page: &mut Arc<Page>, claimed: ClaimedBody) {
+    if let Some(master) = &mut Arc::make_mut(page).master {
+        master.body = Some(claimed.body);
     }
 }
 

@@ -27,6 +27,15 @@ pub(super) struct Loser {
     reason: Reason,
 }
 
+/// A transaction that becomes live, what it gets, and from whom.
+struct Win<'a> {
+    txid: Txid,
+    height: u32,
+    inputs: &'a [DecidedInput],
+    losers: &'a [Txid],
+    by_block: bool,
+}
+
 /// Transactions whose bodies are read at once.
 const BODIES_AT_ONCE: usize = 256;
 
@@ -34,8 +43,9 @@ impl Handler {
     /// Does what a verdict says. Every part is idempotent, so it can be done again from its beginning.
     pub async fn carry_out(&self, at: At, steps: &mut Steps<'_>, body: DecisionBody) -> Result<(), Stop> {
         match body {
-            DecisionBody::Accepted { txid, height, inputs, losers, .. } => {
-                self.accept(at, steps, txid, height, &inputs, &losers).await
+            DecisionBody::Accepted { txid, height, inputs, losers, by_block } => {
+                let win = Win { txid, height, inputs: &inputs, losers: &losers, by_block };
+                self.accept(at, steps, win).await
             }
             DecisionBody::Conflicting { txid, reason, height, .. } => {
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
@@ -54,15 +64,8 @@ impl Handler {
         }
     }
 
-    async fn accept(
-        &self,
-        at: At,
-        steps: &mut Steps<'_>,
-        txid: Txid,
-        height: u32,
-        inputs: &[DecidedInput],
-        losers: &[Txid],
-    ) -> Result<(), Stop> {
+    async fn accept(&self, at: At, steps: &mut Steps<'_>, win: Win<'_>) -> Result<(), Stop> {
+        let Win { txid, height, inputs, losers, by_block } = win;
         let contested = self.contest_again(at, steps.is_applied_again(), txid, inputs, losers).await?;
         let input_of = |loser: &Txid| {
             inputs
@@ -77,6 +80,9 @@ impl Handler {
             .collect::<Vec<_>>();
         let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
         self.respend(at, txid, inputs).await?;
+        if by_block {
+            self.adopt_proven(at, txid).await?;
+        }
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         let settled = self.settle(at, steps.is_applied_again(), &members).await?;

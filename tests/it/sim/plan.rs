@@ -141,7 +141,7 @@ impl Plan {
 
 /// Knows what a block may list.
 struct Miner {
-    /// Produced at least once, and never with a lie.
+    /// Produced at least once. A miner knows what is spent, whatever an event claims of it.
     produced: BTreeSet<u32>,
     /// Height at which the outputs of what is mined can be spent.
     mined: BTreeMap<u32, u32>,
@@ -152,24 +152,15 @@ struct Miner {
 impl Miner {
     fn new(plan: &Plan) -> Self {
         let events = |wanted: fn(&Step) -> Option<u32>| plan.steps.iter().filter_map(wanted).collect::<BTreeSet<_>>();
-        let honest = events(|step| match step {
-            Step::Validate { tx, lie: None, .. } => Some(*tx),
-            _ => None,
-        });
-        let lied = events(|step| match step {
-            Step::Validate { tx, lie: Some(_), .. } => Some(*tx),
+        let produced = events(|step| match step {
+            Step::Validate { tx, .. } => Some(*tx),
             _ => None,
         });
         let seeded = events(|step| match step {
             Step::Seed { tx } => Some(*tx),
             _ => None,
         });
-        Miner {
-            produced: honest.difference(&lied).copied().collect(),
-            mined: seeded.into_iter().map(|tx| (tx, 0)).collect(),
-            spent: BTreeSet::new(),
-            blocks: 0,
-        }
+        Miner { produced, mined: seeded.into_iter().map(|tx| (tx, 0)).collect(), spent: BTreeSet::new(), blocks: 0 }
     }
 
     fn mine(&mut self, plan: &Plan, coinbase: u32, listed: Vec<u32>) -> Vec<u32> {

@@ -1,0 +1,56 @@
+//! What the sequencer makes of blocks that contradict what is stored, and how it says that it stands.
+
+use std::time::Duration;
+
+use utxo_store::record::{Body, TxState};
+
+use crate::world::{Coin, Made, World, spend};
+
+/// The same transaction, whose event claims another script of what it spends.
+fn lie(coin: &Coin, tag: u8) -> Made {
+    let claimed = Coin { script: vec![0x60, tag], ..coin.clone() };
+    spend(&[claimed], 1, tag)
+}
+
+async fn assert_live_as(world: &World, made: &Made, what: &str) {
+    let page = world.page(made).await.unwrap();
+    assert_eq!(page.state(), TxState::Live, "{what}: {}", made.txid);
+    let body = page.master.as_ref().unwrap().body.clone();
+    assert_eq!(body, Some(Body::Transaction(made.extended.clone())), "{what}: {}", made.txid);
+}
+
+/// A txid commits to the outputs that are spent: what an event claims of them bars it from nothing that a block proves.
+/// `true`: the honest event stands behind the block.
+#[tokio::test(start_paused = true)]
+async fn a_block_lists_a_transaction_whose_event_lies_and_it_wins_with_true_claims() {
+    for (honest_behind, decided_before) in [(false, false), (false, true), (true, false), (true, true)] {
+        for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(60)] {
+            let what = format!("honest behind {honest_behind}, decided before {decided_before}, {kill_after_ms:?}");
+            let world = World::new().await;
+            let seed = world.seed(1, 2).await;
+            let (made, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 9));
+            let child = spend(&[made.coin(0)], 1, 2);
+            world.validate(&rival).await;
+            world.run_until_consumed().await;
+            world.validate(&lie(&seed.coin(0), 1)).await;
+            world.validate(&lie(&made.coin(0), 2)).await;
+            if decided_before {
+                world.run_until_consumed().await;
+            }
+            world.mine(1, &[&made, &child]).await;
+            if honest_behind {
+                world.validate(&child).await;
+                world.validate(&made).await;
+            }
+            if let Some(ms) = kill_after_ms {
+                let running = world.start();
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                running.kill().await;
+            }
+            world.run_until_consumed().await;
+            assert_live_as(&world, &made, &what).await;
+            assert_live_as(&world, &child, &what).await;
+            world.check(&what).await;
+        }
+    }
+}
