@@ -19,6 +19,7 @@ use crate::{
         source::with_claims,
         state::Tip,
         steps::Steps,
+        waiting::names,
     },
     tx::{Transaction, Txid},
 };
@@ -36,9 +37,6 @@ enum Standing {
     Missing,
     Conflicting,
 }
-
-/// Txids that a message about a waiting block names at the most.
-const NAMED: usize = 10;
 
 impl Handler {
     /// Handles a block; `false`: it was passed over, because its sequence is not the next.
@@ -130,7 +128,7 @@ impl Handler {
 
     /// Every triple names its block by this id alone: two blocks under one id could never be told apart again.
     async fn check_id(&self, block: &Block<'_>) -> Result<(), Stop> {
-        let there = self.parts.store.read(vec![Key::Block(block.block_id)]).await?;
+        let there = self.answer("the store", self.parts.store.read(vec![Key::Block(block.block_id)])).await?;
         match there.first() {
             Some(Some(Record::Block(there))) if there.hash != block.hash => Err(Stop::Halt(format!(
                 "block {} has the id {}, which is that of block {} at height {}",
@@ -230,7 +228,11 @@ impl Handler {
             open = self
                 .wait_until(at, &what, || async {
                     self.parts.metrics.sequencer_waiting.set(left.len() as i64);
-                    if self.any_arrived(&left).await? { Ok(Ok(left.clone())) } else { Ok(Err(names(&left))) }
+                    if self.any_arrived(&left).await? {
+                        Ok(Ok(left.clone()))
+                    } else {
+                        Ok(Err(names(left.iter().map(|listed| listed.txid))))
+                    }
                 })
                 .await?;
             self.parts.metrics.sequencer_waiting.set(0);
@@ -240,7 +242,7 @@ impl Handler {
     /// Whether anything can be set mined, or can win, that could not before.
     async fn any_arrived(&self, waiting: &[Listed]) -> Result<bool, Stop> {
         let txids: Vec<Txid> = waiting.iter().map(|listed| listed.txid).collect();
-        for page in self.parts.store.masters(&txids).await?.into_iter().flatten() {
+        for page in self.masters(&txids).await?.into_iter().flatten() {
             match page.state() {
                 TxState::Live => return Ok(true),
                 TxState::Conflicting(_) if self.parents_are_ready(&page).await? => return Ok(true),
@@ -271,7 +273,7 @@ impl Handler {
     async fn parents_are_ready(&self, page: &Page) -> Result<bool, Stop> {
         let parents = self.inputs_of(page)?.into_iter().map(|(outpoint, _)| outpoint.txid);
         let parents = crate::sequencer::handler::distinct(parents);
-        let masters = self.parts.store.masters(&parents).await?;
+        let masters = self.masters(&parents).await?;
         Ok(masters.iter().all(|master| {
             master.as_ref().is_some_and(|page| match page.state() {
                 TxState::Live => !page.locked,
@@ -284,7 +286,7 @@ impl Handler {
     /// A listed transaction that is conflicting wins: its rivals and their cones become conflicting. `false`: its own
     /// parents have to become live first.
     async fn let_win(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, txid: Txid) -> Result<bool, Stop> {
-        let Some(mut page) = self.parts.store.master(txid).await? else { return Ok(false) };
+        let Some(mut page) = self.master(txid).await? else { return Ok(false) };
         if !self.parents_are_ready(&page).await? {
             return Ok(false);
         }
@@ -318,7 +320,7 @@ impl Handler {
     /// A rival that is mined on this chain too makes the block impossible.
     async fn check_rivals(&self, block: &Block<'_>, body: &DecisionBody) -> Result<(), Stop> {
         let DecisionBody::Accepted { txid, losers, .. } = body else { return Ok(()) };
-        for rival in self.parts.store.masters(losers).await?.into_iter().flatten() {
+        for rival in self.masters(losers).await?.into_iter().flatten() {
             if rival.master.as_ref().is_some_and(|master| master.unmined_since.is_none()) {
                 let name = hex_reversed(&block.hash);
                 return Err(Stop::Halt(format!("block {name} lists {txid}, whose rival {} is mined", rival.txid)));
@@ -375,14 +377,6 @@ fn standing(outcome: Outcome, listed: &Listed) -> Result<Standing, Stop> {
         }
         Outcome::Rejected(rejection) => Err(Stop::Halt(format!("{} cannot be set mined: {rejection:?}", listed.txid))),
     }
-}
-
-fn names(listed: &[Listed]) -> String {
-    let mut names: Vec<String> = listed.iter().take(NAMED).map(|listed| listed.txid.to_string()).collect();
-    if listed.len() > NAMED {
-        names.push(format!("and {} more", listed.len() - NAMED));
-    }
-    names.join(", ")
 }
 
 /// A block hash as explorers show it.

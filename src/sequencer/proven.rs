@@ -21,7 +21,7 @@ impl Handler {
         let txid = page.txid;
         let tx = Transaction::parse(stored)
             .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
-        let outputs = match self.parts.store.previous_outputs(&tx).await {
+        let outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
             Ok(outputs) => outputs,
             Err(ReadError::NoPreviousTransaction { .. } | ReadError::NoPreviousOutput { .. }) => return Ok(None),
             Err(ReadError::Engine(error)) => return Err(error.into()),
@@ -37,7 +37,7 @@ impl Handler {
     /// Stores it as its parents prove it, before it becomes live: by then it has its slots, so that its parents are there.
     /// What is live keeps its own.
     pub(super) async fn adopt_proven(&self, at: At, txid: Txid) -> Result<(), Stop> {
-        let page = self.parts.store.master(txid).await?;
+        let page = self.master(txid).await?;
         let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_))) else { return Ok(()) };
         let Some(proven) = self.proven_claims(&page).await? else { return Ok(()) };
         tracing::warn!(%txid, "its event claims wrongly what it spends: a block proves what that is");

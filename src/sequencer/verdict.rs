@@ -16,6 +16,7 @@ use crate::{
         Stop,
         handler::{At, Handler, distinct},
         steps::{Making, Steps},
+        waiting::{Waiting, names},
     },
     tx::{Outpoint, Txid},
 };
@@ -221,7 +222,7 @@ impl Handler {
     }
 
     async fn pages_of(&self, txids: &[Txid]) -> Result<Vec<std::sync::Arc<Page>>, Stop> {
-        Ok(self.parts.store.masters(txids).await?.into_iter().flatten().collect())
+        Ok(self.masters(txids).await?.into_iter().flatten().collect())
     }
 
     async fn flag(&self, at: At, height: u32, losers: &[Loser]) -> Result<(), Stop> {
@@ -238,6 +239,7 @@ impl Handler {
         let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page)?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
+        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: the slots of {txid}", at.offset));
         while !open.is_empty() {
             let mut rows = Vec::new();
             for input in &open {
@@ -274,7 +276,7 @@ impl Handler {
             }
             open = std::mem::take(&mut waits);
             if !open.is_empty() {
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                waiting.look_again(&names(open.iter().map(|input| input.outpoint))).await;
             }
         }
         Ok(())
@@ -345,7 +347,7 @@ impl Handler {
         let (stubs, again): (Vec<Row>, Vec<Row>) =
             absent.map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row)).unzip();
         if !stubs.is_empty() {
-            if self.parts.nodes.have_restarted().await? {
+            if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
                 return Err(Stop::NodeRestarted);
             }
             self.apply(stubs).await?;
@@ -357,7 +359,7 @@ impl Handler {
     /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
     /// before it found its own record contested.
     async fn settle_passed_over(&self, at: At, applied_again: bool, txid: Txid) -> Result<(), Stop> {
-        if let Some(page) = self.parts.store.master(txid).await?
+        if let Some(page) = self.master(txid).await?
             && matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)))
         {
             self.settle_one(at, applied_again, &page).await?;

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Body, TxState};
+use utxo_store::{
+    broker::memory::MemoryFaults,
+    engine::{Row, fault::Faults},
+    record::{Body, Key, Operation, Phase, Sequenced, Stamp, TxState},
+};
 
-use crate::world::{Coin, Made, World, spend};
+use crate::world::{Coin, Made, Running, World, spend};
 
 /// The same transaction, whose event claims another script of what it spends.
 fn lie(coin: &Coin, tag: u8) -> Made {
@@ -53,4 +57,58 @@ async fn a_block_lists_a_transaction_whose_event_lies_and_it_wins_with_true_clai
             world.check(&what).await;
         }
     }
+}
+
+/// What readiness says of the chain.
+fn reasons(running: &Running) -> String {
+    let reasons = running.health.ready().reasons;
+    ["chain_running", "chain_fed"].iter().filter_map(|name| Some(format!("{name}: {}", reasons.get(name)?))).collect()
+}
+
+async fn longer_than_a_block_waits() {
+    tokio::time::sleep(Duration::from_secs(15)).await;
+}
+
+/// Before the limit nothing is said; then what is waited for; and when it comes, nothing any more.
+#[tokio::test(start_paused = true)]
+async fn a_store_or_a_log_that_does_not_answer_the_chain_is_said_by_readiness() {
+    let world = World::new().await;
+    let running = world.start();
+    world.until_consumed().await;
+    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    world.mine(1, &[]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(reasons(&running), "");
+    longer_than_a_block_waits().await;
+    assert_eq!(reasons(&running), "chain_running: the store: still waiting for an answer");
+    world.nodes.set(Faults::default());
+    world.until_consumed().await;
+    assert_eq!(reasons(&running), "");
+
+    world.mine(2, &[]).await;
+    world.broker.set_faults(MemoryFaults { produce_refused: 1.0, ..MemoryFaults::default() });
+    longer_than_a_block_waits().await;
+    assert_eq!(reasons(&running), "chain_fed: the feed: still waiting for an answer");
+    world.broker.set_faults(MemoryFaults::default());
+    world.until_consumed().await;
+    assert_eq!(reasons(&running), "");
+    running.stop().await;
+}
+
+/// A record with the stamp of an event that this sequencer has not handled: somebody else was ahead, or so it seems.
+#[tokio::test(start_paused = true)]
+async fn a_sequencer_that_finds_itself_behind_says_so() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
+    world.run_until_consumed().await;
+    let later = Operation::Sequenced(Stamp::in_era(0, 1_000, Phase::Apply), Sequenced::MarkContested);
+    world.store.apply_one(Row { key: Key::master(seed.txid), operation: later }).await.unwrap();
+    world.validate(&spend(&[seed.coin(0)], 1, 2)).await;
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    longer_than_a_block_waits().await;
+    let why = "chain_running: chain offset 0: still waiting for what another sequencer, which is ahead, decided";
+    assert_eq!(reasons(&running), why);
+    running.stop().await;
 }
