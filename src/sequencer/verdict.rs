@@ -259,6 +259,12 @@ impl Handler {
                     Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
                     // A later event has seen to this slot already.
                     Outcome::Rejected(Rejection::StaleStamp(_)) => {}
+                    Outcome::Rejected(Rejection::SpentBy(_, own)) if own.txid == txid => {
+                        return Err(Stop::Halt(format!(
+                            "the store is damaged: {} names input {} of {txid}, but its input {} spends it",
+                            input.outpoint, own.input, input.input
+                        )));
+                    }
                     Outcome::Rejected(Rejection::SpentBy(_, stranger)) => {
                         waits.push(self.give_way(at, txid, &input, stranger).await?);
                     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use utxo_store::{
     broker::memory::MemoryFaults,
     engine::{Row, fault::Faults},
-    record::{Body, Key, Operation, Phase, Sequenced, Stamp, TxState},
+    record::{Body, Key, Marks, Operation, Phase, Sequenced, Spend, SpendSlot, Stamp, TxState},
 };
 
 use crate::world::{Coin, Made, Running, World, spend};
@@ -110,5 +110,26 @@ async fn a_sequencer_that_finds_itself_behind_says_so() {
     longer_than_a_block_waits().await;
     let why = "chain_running: chain offset 0: still waiting for what another sequencer, which is ahead, decided";
     assert_eq!(reasons(&running), why);
+    running.stop().await;
+}
+
+/// Nothing writes such a slot. To take it from its winner for its winner would go on for ever.
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_names_its_winner_by_another_input_halts_the_chain_by_name() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let made = spend(&[seed.coin(0)], 1, 1);
+    let Coin { outpoint, satoshis, script } = seed.coin(0);
+    let utxo_hash = utxo_store::tx::utxo_hash(&outpoint.txid, outpoint.vout, &script, satoshis);
+    let slots = vec![SpendSlot { offset: 0, input: 1, utxo_hash, satoshis, script: script.into() }];
+    let damage = Operation::Spend(Spend { spender: made.txid, height: 200, slots, marks: Marks::Respect });
+    world.store.apply_one(Row { key: Key::master(seed.txid), operation: damage }).await.unwrap();
+    world.validate(&made).await;
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    let (slot, txid) = (outpoint, made.txid);
+    let why = format!("the store is damaged: {slot} names input 1 of {txid}, but its input 0 spends it");
+    assert_eq!(reasons(&running), format!("chain_running: {why}"));
     running.stop().await;
 }
