@@ -122,6 +122,12 @@ impl Handler {
                 hex_reversed(&tip.hash),
                 tip.height
             ))),
+            Some(tip) if tip.height.checked_add(1) != Some(block.height) => Err(Stop::Halt(format!(
+                "block {name} says that it is at height {}, but it follows the tip {}, which is at height {}",
+                block.height,
+                hex_reversed(&tip.hash),
+                tip.height
+            ))),
             _ => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use utxo_store::{
     record::{Body, Key, Marks, Operation, Phase, Sequenced, Spend, SpendSlot, Stamp, TxState},
 };
 
-use crate::world::{Coin, Made, Running, World, spend};
+use crate::world::{Coin, Made, Running, World, coinbase, spend};
 
 /// The same transaction, whose event claims another script of what it spends.
 fn lie(coin: &Coin, tag: u8) -> Made {
@@ -132,4 +132,20 @@ async fn a_slot_that_names_its_winner_by_another_input_halts_the_chain_by_name()
     let why = format!("the store is damaged: {slot} names input 1 of {txid}, but its input 0 spends it");
     assert_eq!(reasons(&running), format!("chain_running: {why}"));
     running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_does_not_stand_one_above_the_tip_halts_the_chain_before_anything_of_it_is_stored() {
+    for wrong in [0, 101, 103, u32::MAX] {
+        let world = World::new().await;
+        let running = world.start();
+        world.mine(1, &[]).await;
+        let coinbase = coinbase(2);
+        world.mine_with(2, 2, wrong, &coinbase, &[]).await;
+        longer_than_a_block_waits().await;
+        let said = reasons(&running);
+        assert!(said.contains(&format!("says that it is at height {wrong}, but it follows the tip")), "{said}");
+        assert!(world.page(&coinbase).await.is_none());
+        running.stop().await;
+    }
 }
