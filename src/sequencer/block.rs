@@ -153,6 +153,16 @@ impl Handler {
         let create = at.row(Phase::Apply, Key::master(txid), Sequenced::CreateCoinbase(page.into()));
         let done = if listed.is_empty() { 1 } else { 0 };
         let outcomes = self.apply(vec![create, put_block(at, block, done)]).await?;
+        if let Outcome::Rejected(rejection) = &outcomes[1]
+            && !matches!(rejection, Rejection::StaleStamp(_))
+        {
+            return Err(Stop::Halt(format!(
+                "block {} cannot be stored under its id {}: {}",
+                hex_reversed(&block.hash),
+                block.block_id,
+                rejection.code()
+            )));
+        }
         let wrong = |why: String| Stop::Halt(format!("the coinbase of block {}: {why}", hex_reversed(&block.hash)));
         match &outcomes[0] {
             Outcome::Applied(Reply::None) => Ok(()),

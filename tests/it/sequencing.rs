@@ -1,11 +1,14 @@
 //! What the sequencer makes of blocks that contradict what is stored, and how it says that it stands.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use utxo_store::{
     broker::memory::MemoryFaults,
-    engine::{Row, fault::Faults},
-    record::{Body, Key, Marks, Operation, Phase, Sequenced, Spend, SpendSlot, Stamp, TxState},
+    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
+    record::{
+        BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Record, Sequenced, Spend, SpendSlot, Stamp, TxState,
+    },
 };
 
 use crate::world::{Coin, Made, Running, World, coinbase, spend};
@@ -148,4 +151,59 @@ async fn a_block_that_does_not_stand_one_above_the_tip_halts_the_chain_before_an
         assert!(world.page(&coinbase).await.is_none());
         running.stop().await;
     }
+}
+
+/// Writes another block under the id of one that is being stored, as another sequencer might that came first.
+struct Usurper(Arc<dyn RecordEngine>);
+
+#[async_trait]
+impl RecordEngine for Usurper {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        for row in rows {
+            if let Operation::Sequenced(stamp, Sequenced::PutBlock(block)) = &row.operation {
+                let other = Sequenced::PutBlock(BlockRecord { hash: [9; 32], ..block.clone() });
+                let row = Row { key: row.key, operation: Operation::Sequenced(*stamp, other) };
+                self.0.apply(&[row]).await;
+            }
+        }
+        self.0.apply(rows).await
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        self.0.read(keys).await
+    }
+
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        self.0.query(index, from, to, limit).await
+    }
+
+    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        self.0.scan(set, cursor, limit).await
+    }
+
+    fn may_forget(&self) -> Duration {
+        self.0.may_forget()
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.0.close().await
+    }
+}
+
+/// The id was free when it was looked at, and was not when the block was written.
+#[tokio::test(start_paused = true)]
+async fn a_block_whose_record_cannot_be_written_halts_the_chain() {
+    let world = World::new().await;
+    let memory = world.memory.clone();
+    let world = world.over(Arc::new(Usurper(memory)));
+    let running = world.start();
+    world.mine(1, &[]).await;
+    longer_than_a_block_waits().await;
+    let said = reasons(&running);
+    assert!(said.contains("cannot be stored under its id 1"), "{said}");
+    running.stop().await;
 }
