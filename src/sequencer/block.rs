@@ -48,7 +48,7 @@ impl Handler {
         message: &Bytes,
     ) -> Result<bool, Stop> {
         let block = &mined.block;
-        if !self.is_next(mined.sequence) {
+        if !self.is_next(mined.sequence)? {
             return Ok(false);
         }
         self.check_follows(block)?;
@@ -99,14 +99,20 @@ impl Handler {
 
     /// Whether a fed event is the next one. An earlier one is a repeat. A later one got into the chain before the one that
     /// its feed failed to produce; that feed, or its successor, feeds both again in order. So both are passed over.
-    pub fn is_next(&self, sequence: u64) -> bool {
+    ///
+    /// # Errors
+    /// The next one is the last that there can be: it halts, since nothing could follow it.
+    pub fn is_next(&self, sequence: u64) -> Result<bool, Stop> {
         let expected = self.state.sequence + 1;
         if sequence < expected {
             tracing::debug!(sequence, expected, "a repeated block or reorg is passed over");
         } else if sequence > expected {
             tracing::warn!(sequence, expected, "a block or reorg out of sequence is passed over; it is fed again");
         }
-        sequence == expected
+        if sequence == expected && sequence == u64::MAX {
+            return Err(Stop::Halt(format!("a block or reorg has the sequence {sequence}: nothing could follow it")));
+        }
+        Ok(sequence == expected)
     }
 
     fn check_follows(&self, block: &Block<'_>) -> Result<(), Stop> {

@@ -85,7 +85,7 @@ impl Feed {
         let mut feed = Feed {
             block_mined: Tap::open(broker, &topics.block_mined, state.block_mined_next).await?,
             reorgs: Tap::open(broker, &topics.reorgs, state.reorgs_next).await?,
-            next: state.sequence + 1,
+            next: state.sequence.saturating_add(1),
             gap_since: None,
             gap_told: false,
             parts: parts.clone(),
@@ -105,7 +105,7 @@ impl Feed {
             for message in reader.next(Duration::from_millis(200)).await? {
                 // Repeats of a zombie are below; a gap there cannot be.
                 if sequence_of(&message).is_ok_and(|sequence| sequence == self.next) {
-                    self.next += 1;
+                    self.next = self.next.saturating_add(1);
                 }
             }
         }
@@ -163,10 +163,9 @@ impl Feed {
                 Choice::Feed(source) => {
                     if let Some((_, message)) = self.tap(source).heads.pop_front() {
                         batch.push(self.fed(message));
-                        self.next += 1;
-                        self.gap_since = None;
-                        self.gap_told = false;
-                        self.parts.metrics.chain_gap.set(0);
+                        // The last that there can be halts the chain, which says so.
+                        self.next = self.next.saturating_add(1);
+                        self.end_gap();
                     }
                 }
                 Choice::Skip(source) => {
@@ -189,7 +188,25 @@ impl Feed {
         Ok(batch)
     }
 
+    fn end_gap(&mut self) {
+        self.gap_since = None;
+        if std::mem::take(&mut self.gap_told) {
+            self.parts.metrics.chain_gap.set(0);
+            self.parts.health.set(Condition::ChainFed, None);
+        }
+    }
+
     fn tell_gap(&mut self, heads: (Option<u64>, Option<u64>)) {
+        let shown = |head: Option<u64>| head.map_or("nothing".to_owned(), |sequence| sequence.to_string());
+        let why = format!(
+            "sequence {} is missing: in `{}` {} is next, in `{}` {}",
+            self.next,
+            self.parts.topics.block_mined,
+            shown(heads.0),
+            self.parts.topics.reorgs,
+            shown(heads.1),
+        );
+        self.parts.health.set(Condition::ChainFed, Some(why));
         self.parts.metrics.chain_gap.set(1);
         if !std::mem::replace(&mut self.gap_told, true) {
             tracing::error!(

@@ -123,9 +123,12 @@ async fn what_may_still_be_on_its_way_is_named_only_after_a_grace() {
     assert_eq!((topics.metrics.chain_gap.get(), logged.gaps().len()), (0, 0), "the reorg may be on its way");
     tokio::time::sleep(GAP_GRACE).await;
     assert_eq!((topics.metrics.chain_gap.get(), logged.gaps().len()), (1, 1));
+    let why = &topics.parts.health.ready().reasons["chain_fed"];
+    assert_eq!(why, "sequence 1 is missing: in `block-mined` 2 is next, in `reorgs` nothing");
     topics.put("reorgs", 1).await;
     a_while().await;
     assert_eq!((topics.metrics.chain_gap.get(), topics.chain().await), (0, vec![1, 2]));
+    assert_eq!(topics.parts.health.ready().reasons.get("chain_fed"), None);
     feed.abort();
 }
 

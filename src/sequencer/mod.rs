@@ -189,7 +189,8 @@ impl Sequencer {
 
     async fn take_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
-        let mut state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
+        let state = state::ChainState::from_metadata(metadata).map_err(|error| error.to_string());
+        let mut state = state.and_then(state::ChainState::checked).map_err(Stop::Halt)?;
         let parts = self.parts.clone();
         let met = Waiting::new(&parts, "the nodes of the store").until_done(self.parts.nodes.meet()).await;
         let incarnation = met?;

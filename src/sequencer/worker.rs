@@ -151,11 +151,13 @@ impl Worker {
                 Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
                 other => Err(Stop::Halt(format!("chain offset {}: {other:?} is not built yet", at.offset))),
             },
-            Event::Reorg(reorg) if !self.handler.is_next(reorg.sequence) => Ok(()),
-            Event::Reorg(reorg) => Err(Stop::Halt(format!(
-                "chain offset {}: reorg with sequence {}: reorgs are not built yet",
-                at.offset, reorg.sequence
-            ))),
+            Event::Reorg(reorg) => match self.handler.is_next(reorg.sequence)? {
+                true => Err(Stop::Halt(format!(
+                    "chain offset {}: reorg with sequence {}: reorgs are not built yet",
+                    at.offset, reorg.sequence
+                ))),
+                false => Ok(()),
+            },
             other => {
                 self.bury(at, message, format!("a {} event does not belong in this topic", other.kind().name())).await
             }
@@ -166,7 +168,7 @@ impl Worker {
     fn note_source(&mut self, message: &Message, next: impl Fn(&mut ChainState) -> &mut u64) {
         if let Some(offset) = source_offset(message) {
             let next = next(&mut self.handler.state);
-            *next = (*next).max(offset + 1);
+            *next = (*next).max(offset.saturating_add(1));
         }
     }
 

@@ -4,14 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use utxo_store::{
-    broker::memory::MemoryFaults,
+    broker::{Broker, Committed, Polled, memory::MemoryFaults},
     engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
     record::{
         BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Record, Sequenced, Spend, SpendSlot, Stamp, TxState,
     },
+    sequencer::{chain_group, state::ChainState},
 };
 
-use crate::world::{Coin, Made, Running, World, coinbase, spend};
+use crate::world::{Coin, GROUP, Made, Running, World, coinbase, spend};
 
 /// The same transaction, whose event claims another script of what it spends.
 fn lie(coin: &Coin, tag: u8) -> Made {
@@ -206,4 +207,45 @@ async fn a_block_whose_record_cannot_be_written_halts_the_chain() {
     let said = reasons(&running);
     assert!(said.contains("cannot be stored under its id 1"), "{said}");
     running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sequence_that_does_not_come_is_named_by_readiness_until_it_does() {
+    let world = World::new().await;
+    let running = world.start();
+    world.mine(2, &[]).await;
+    longer_than_a_block_waits().await;
+    let why = "chain_fed: sequence 1 is missing: in `block-mined` 2 is next, in `reorgs` nothing";
+    assert_eq!(reasons(&running), why);
+    running.stop().await;
+}
+
+/// Commits this state for chain offset 0.
+async fn commit(world: &World, state: &ChainState) {
+    let group = chain_group(GROUP);
+    let mut consumer = world.broker.subscribe(&group, &["chain".to_owned()]).await.unwrap();
+    let Polled::Assigned(assigned) = consumer.poll().await.unwrap() else { panic!("it is assigned first") };
+    let committed = Committed { offset: 0, metadata: state.to_metadata() };
+    consumer.commit(&[(assigned[0].partition.clone(), committed)]).await.unwrap();
+    consumer.close().await.unwrap();
+}
+
+/// Damage, or mischief: it halts the chain, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn a_sequence_that_nothing_can_follow_halts_the_chain_by_name() {
+    for (sequence, why) in [
+        (u64::MAX, "the sequence is at its end"),
+        (u64::MAX - 1, "has the sequence 18446744073709551615: nothing could follow it"),
+    ] {
+        let world = World::new().await;
+        commit(&world, &ChainState { sequence, ..ChainState::default() }).await;
+        world.mine_with(1, u64::MAX, 1, &coinbase(1), &[]).await;
+        let seed = world.seed(1, 1).await;
+        let running = world.start();
+        longer_than_a_block_waits().await;
+        let said = reasons(&running);
+        assert!(said.starts_with("chain_running") && said.contains(why), "{said}");
+        assert!(world.page(&seed).await.is_some(), "the rest goes on");
+        running.stop().await;
+    }
 }
