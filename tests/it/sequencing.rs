@@ -249,3 +249,48 @@ async fn a_sequence_that_nothing_can_follow_halts_the_chain_by_name() {
         running.stop().await;
     }
 }
+
+/// Events of one transaction share a partition, so whatever becomes of them the first one is stored first, also by a
+/// rebuild: it says at which height and whether locked, even where another one says what is spent.
+#[tokio::test(start_paused = true)]
+async fn of_two_events_for_one_transaction_the_first_says_at_which_height_and_whether_locked() {
+    for (first_lies, second_lies) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (at_once, behind_a_rival) in [(true, false), (false, false), (true, true), (false, true)] {
+            for (first_is_locked, kill_after_ms) in [(true, None), (false, None), (true, Some(2)), (false, Some(5))] {
+                let what = format!(
+                    "lies: {first_lies}, {second_lies}; at once: {at_once}; behind a rival: {behind_a_rival}; \
+                     the first is locked: {first_is_locked}; killed: {kill_after_ms:?}"
+                );
+                let world = World::new().await;
+                let seed = world.seed(1, 1).await;
+                if behind_a_rival {
+                    world.validate(&spend(&[seed.coin(0)], 1, 9)).await;
+                }
+                world.run_until_consumed().await;
+                let honest = spend(&[seed.coin(0)], 1, 1);
+                for (lies, locked) in [(first_lies, first_is_locked), (second_lies, !first_is_locked)] {
+                    let made = if lies { lie(&seed.coin(0), 1) } else { honest.clone() };
+                    if locked {
+                        world.validate_locked(&made).await
+                    } else {
+                        world.validate_at(&made, 150).await
+                    }
+                    if !at_once {
+                        world.run_until_consumed().await;
+                    }
+                }
+                if let Some(ms) = kill_after_ms {
+                    let running = world.start();
+                    tokio::time::sleep(Duration::from_millis(ms)).await;
+                    running.kill().await;
+                }
+                world.run_until_consumed().await;
+                let page = world.page(&honest).await.unwrap();
+                let since = page.master.as_ref().unwrap().unmined_since;
+                let said = if first_is_locked { (true, Some(200)) } else { (false, Some(150)) };
+                assert_eq!((page.locked, since), said, "{what}");
+                world.check(&what).await;
+            }
+        }
+    }
+}

@@ -115,8 +115,7 @@ impl Replay<'_> {
                 reason => self.complain_of(txid, format!("is live, though {reason:?}")),
             }
         }
-        let Some(version) = self.history.version(&txid) else { return };
-        let height = version.height;
+        let Some(height) = self.history.first(&txid).map(|version| version.height) else { return };
         let young = self.history.standing(&txid) == Some(Standing::Uncontested) || !self.history.is_mined(&txid);
         let immature = |reason: &Reason| matches!(reason, Reason::Immature { .. });
         if young && let Some(reason) = self.history.against(&txid, height).into_iter().find(immature) {

@@ -235,13 +235,18 @@ impl History {
 
     pub fn locked(&self, txid: &Txid) -> bool {
         let said = self.fates.get(txid).and_then(|fate| fate.locked);
-        said.unwrap_or_else(|| self.version(txid).is_some_and(|version| version.locked))
+        said.unwrap_or_else(|| self.first(txid).is_some_and(|version| version.locked))
+    }
+
+    /// The event that it was stored by: what it says of the height and the lock counts, whichever is decided on later.
+    pub fn first(&self, txid: &Txid) -> Option<&Version> {
+        self.tx(txid)?.versions().first()
     }
 
     pub fn unmined_since(&self, txid: &Txid) -> Option<u32> {
         let said = self.fates.get(txid).and_then(|fate| fate.unmined_since);
         said.unwrap_or_else(|| match self.tx(txid)?.origin {
-            Origin::Validated(_) => self.version(txid).map(|version| version.height),
+            Origin::Validated(_) => self.first(txid).map(|version| version.height),
             Origin::Seeded { .. } | Origin::Block { .. } => None,
         })
     }
