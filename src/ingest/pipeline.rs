@@ -18,7 +18,7 @@ use crate::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
         flight::FlightId,
-        partition::{Halt, PartitionBounds, PartitionState},
+        partition::{Halt, PartitionBounds, PartitionState, never_read},
         plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, Ties, proves_missing},
@@ -249,6 +249,10 @@ impl Pipeline {
         let standing = |committed| Halt::standing(committed, self.parts.health.started_ms());
         if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
             self.halt(number, halt);
+        }
+        if let Some(low) = self.partitions.get(&number).and_then(PartitionState::begins_above) {
+            let why = never_read(&self.settings.group, low);
+            self.halt(number, Halt { why, since_ms: self.now_ms() });
         }
     }
 
