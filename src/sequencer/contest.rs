@@ -70,8 +70,7 @@ impl Handler {
                 && decides_a_contestant(&body, txid)
             {
                 if steps.is_applied_again() {
-                    // Should a node have forgotten it: a stub makes it come, whatever it waits for.
-                    self.contest_holders(at, Phase::Apply, vec![txid]).await?;
+                    self.restore_contestant(at, contest).await?;
                 }
                 self.adopt_body(at, contest).await?;
             }

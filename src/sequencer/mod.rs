@@ -28,7 +28,7 @@ use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
     engine::ErrorKind,
-    ingest::partition::{Halt, PartitionBounds, PartitionState},
+    ingest::partition::{Halt, PartitionBounds, PartitionState, never_read},
     store::nodes::Look,
     telemetry::Rebalance,
 };
@@ -188,6 +188,11 @@ impl Sequencer {
     }
 
     async fn take_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
+        if assigned.committed.is_none() && assigned.position > 0 {
+            self.consumer.pause(&assigned.partition)?;
+            let why = never_read(&chain_group("<group>"), assigned.position);
+            return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
+        }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
         let state = state::ChainState::from_metadata(metadata).map_err(|error| error.to_string());
         let mut state = state.and_then(state::ChainState::checked).map_err(Stop::Halt)?;

@@ -171,6 +171,7 @@ pub struct Running {
     pub shutdown: CancellationToken,
     pub task: JoinHandle<Result<PipelineReport, InstanceError>>,
     pub health: Arc<Health>,
+    pub metrics: Arc<Metrics>,
 }
 
 impl World {
@@ -267,10 +268,10 @@ impl World {
     pub fn start(&self) -> Running {
         let shutdown = CancellationToken::new();
         let parts = self.parts(&Store::new(self.nodes.clone(), self.store.settings));
-        let health = parts.health.clone();
+        let (health, metrics) = (parts.health.clone(), parts.metrics.clone());
         let run = instance::run(self.settings.clone(), parts, shutdown.clone());
         let task = tokio::spawn(async move { run.await.inspect_err(|error| eprintln!("an instance ended: {error}")) });
-        Running { shutdown, task, health }
+        Running { shutdown, task, health, metrics }
     }
 
     /// Rebuilds what the group has committed into a new store.

@@ -19,6 +19,7 @@ impl Replay<'_> {
     pub fn contest(&mut self, contest: &Contest) {
         self.check_contest(contest);
         self.mentioned.insert(contest.txid);
+        self.contested_bodies.entry(contest.txid).or_default().insert(contest.body);
         if !matches!(contest.reason, Reason::MissingParent { .. }) {
             self.check_parents_are_decided(&contest.txid);
         }

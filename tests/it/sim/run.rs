@@ -49,6 +49,9 @@ pub struct Finished {
 /// For how long the healed world may take until everything is consumed; simulated.
 const PATIENCE: Duration = Duration::from_secs(900);
 
+/// For how long an instance that wakes does not hear yet that others have taken over; simulated.
+const DROWSY: Duration = Duration::from_millis(20);
+
 /// Runs a plan from its beginning to the last check.
 pub fn run(plan: &Plan, keep_lines: bool) -> Finished {
     let observer = Arc::new(Observer::new(keep_lines));
@@ -114,7 +117,7 @@ impl<'a> Simulation<'a> {
         let watched = Watched { inner: world.memory.clone(), observer: observer.clone() };
         let faults = FaultEngine::new(Arc::new(watched), dice.next_u64())
             .on(world.memory.clone(), world.clock.clone())
-            .with(swarm::engine_faults(&plan.faults));
+            .with(swarm::engine_faults(&plan.faults, plan.dice));
         let rebuild_dice = dice.next_u64();
         // Another interleaving: rows are delayed, repeated and lost in other places than they were.
         world.rebuild_engine = Some(Arc::new(move |engine: Arc<dyn RecordEngine>| {
@@ -222,7 +225,14 @@ impl<'a> Simulation<'a> {
                 running.gate.deafen();
                 self.expel(running);
             }
-            _ => running.gate.wake(),
+            _ => {
+                running.gate.rouse();
+                let gate = running.gate.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(DROWSY).await;
+                    gate.listen();
+                });
+            }
         }
         Ok(())
     }
