@@ -42,7 +42,7 @@ impl Handler {
     /// it might be for ever: it may wait there for a parent whose own contest stands behind this one.
     pub(super) async fn restore_contestant(&self, at: At, contest: &Contest) -> Result<(), Stop> {
         self.contest_holders(at, Phase::Apply, vec![contest.txid]).await?;
-        let stored = self.parts.store.master(contest.txid).await?;
+        let stored = self.master(contest.txid).await?;
         if stored.is_none_or(|page| !matches!(page.state(), TxState::Stub(_))) {
             return Ok(());
         }

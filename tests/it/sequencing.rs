@@ -77,6 +77,7 @@ async fn longer_than_a_block_waits() {
 #[tokio::test(start_paused = true)]
 async fn a_store_or_a_log_that_does_not_answer_the_chain_is_said_by_readiness() {
     let world = World::new().await;
+    world.seed(1, 1).await;
     let running = world.start();
     world.until_consumed().await;
     world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
