@@ -1,27 +1,30 @@
 //! One instance: a pipeline and a sequencer over one broker and one store; and the rebuild of a store from the log.
 
+mod frontier;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use frontier::Frontier;
 
 use crate::{
     api::{Condition, Health},
     broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
     clock::Clock,
-    event::Event,
     ingest::{
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
-        replay::{FirstMentions, Modes, Rebuild},
+        replay::Modes,
     },
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
-        decisions::{DecisionError, DecisionLog},
-        progress::CommittedProgress,
+        decisions::DecisionError, progress::CommittedProgress,
     },
     store::{
         Store,
@@ -29,7 +32,6 @@ use crate::{
         nodes::{Nodes, WholeStore, durability_lag},
     },
     telemetry::Metrics,
-    tx::Txid,
 };
 
 /// Topics, group and limits of an instance.
@@ -88,6 +90,17 @@ pub enum InstanceError {
     /// A rebuild goes into an empty store.
     #[error("the store is not empty: a rebuild needs an empty one")]
     NotEmpty,
+    /// What a rebuild waits for is not below its frontier.
+    #[error(
+        "the rebuild waits for what stands above its frontier ({frontier}): {waits}; let the group commit what it has done \
+         (stop it in order, or let it come to rest), then begin again with an empty store"
+    )]
+    RebuildStands {
+        /// Which transactions wait, and for what.
+        waits: String,
+        /// Next to read, by partition and of the chain.
+        frontier: String,
+    },
 }
 
 impl InstanceError {
@@ -141,6 +154,9 @@ pub async fn run(
 /// Rebuilds the state of a live group, as far as it had committed, into an empty store. Publishes nothing and commits
 /// nothing.
 ///
+/// Of a group that is quiet that is its state. One that is not has been at every offset of the frontier, but not at all of them at
+/// once: what comes out follows from the log alone, and has no store to be compared with.
+///
 /// # Errors
 /// See [`InstanceError`].
 pub async fn rebuild(
@@ -155,26 +171,58 @@ pub async fn rebuild(
     let frontier = Frontier::committed(&settings, &parts).await?;
     parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
     check_chain(&settings, &parts).await?;
-    parts.store.set_frontier(Some(frontier.chain)).await?;
-    parts.health.set(Condition::StoreReachable, None);
 
     let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
-    let mentions = first_mentions(&settings, &parts, producer.clone()).await?;
+    let (rebuild, chain_frontier) = frontier.raise(&settings, &parts, producer.clone()).await?;
+    parts.store.set_frontier(Some(chain_frontier)).await?;
+    parts.health.set(Condition::StoreReachable, None);
     let topic = settings.pipeline.topic.clone();
-    let consumer = Box::new(ReplayConsumer::open(parts.broker.clone(), &topic, &frontier.validated).await?);
-    let chain_ends = BTreeMap::from([(0, frontier.chain)]);
+    let consumer = Box::new(ReplayConsumer::open(parts.broker.clone(), &topic, &rebuild.frontier).await?);
+    let chain_ends = BTreeMap::from([(0, chain_frontier)]);
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
-    let modes = Modes::Rebuild(Arc::new(Rebuild { frontier: frontier.validated, mentions, stop_at_frontier: true }));
+    let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
+    let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), modes, &nodes),
+        pipeline_parts(&settings, &parts, producer.clone(), Modes::Rebuild(Arc::new(rebuild)), &nodes),
         consumer,
     );
-    let mode = ChainMode::Rebuild { frontier: frontier.chain, stop_at_frontier: true };
+    let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
     let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), mode, chain);
-    together(pipeline, Some(sequencer), shutdown).await
+    tokio::select! {
+        biased;
+        rebuilt = together(pipeline, Some(sequencer), shutdown) => rebuilt,
+        why = stands => Err(why),
+    }
 }
+
+/// Ends when a rebuild stands: neither transactions nor the chain have moved for `grace`, and whoever is not done has said what
+/// it waits for. That stands above the frontier, where nobody will look.
+async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64, grace: Duration) -> InstanceError {
+    let progress = || (parts.metrics.completed.total(), parts.metrics.chain_offset.get());
+    let (mut seen, mut since) = (progress(), Instant::now());
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let reasons = parts.health.ready().reasons;
+        let says = |condition: Condition| reasons.get(condition.name());
+        let waits: Vec<_> =
+            [Condition::PartitionsRunning, Condition::ChainRunning].into_iter().filter_map(says).collect();
+        let chain_is_done = u64::try_from(seen.1).is_ok_and(|offset| offset >= chain);
+        let chain_waits = chain_is_done || says(Condition::ChainRunning).is_some();
+        if seen != progress() || !chain_waits || waits.is_empty() || says(Condition::StoreReachable).is_some() {
+            (seen, since) = (progress(), Instant::now());
+        } else if since.elapsed() >= grace {
+            let waits = waits.into_iter().cloned().collect::<Vec<_>>().join("; ");
+            let validated: Vec<String> =
+                validated.iter().map(|(number, offset)| format!("{number}: {offset}")).collect();
+            let frontier = format!("partitions {{{}}}, chain {chain}", validated.join(", "));
+            return InstanceError::RebuildStands { waits, frontier };
+        }
+    }
+}
+
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Runs both until both have ended; when one cannot go on, the other is shut down in order.
 async fn together(
@@ -348,56 +396,4 @@ async fn first_of_chain(settings: &InstanceSettings, parts: &InstanceParts) -> R
         return Err(BrokerError::new(BrokerErrorKind::Retryable, "check chain", message).into());
     };
     Ok((first.offset == 0).then(|| chain_id(first.timestamp_ms, &first.key, &first.payload)))
-}
-
-/// What the group has committed.
-struct Frontier {
-    validated: BTreeMap<i32, u64>,
-    chain: u64,
-}
-
-impl Frontier {
-    async fn committed(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Self, BrokerError> {
-        let topic = &settings.pipeline.topic;
-        let count = parts.broker.partitions(topic).await?.unwrap_or(0);
-        let partitions: Vec<TopicPartition> =
-            (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
-        let committed = parts.broker.committed(&settings.pipeline.group, &partitions).await?;
-        let validated = (0..count)
-            .zip(committed)
-            .map(|(number, committed)| (number, committed.map_or(0, |committed| committed.offset)))
-            .collect();
-        let chain = [TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 }];
-        let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
-        let chain = committed.into_iter().flatten().next().map_or(0, |committed| committed.offset);
-        Ok(Frontier { validated, chain })
-    }
-
-    fn any(&self) -> bool {
-        self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
-    }
-}
-
-/// All decisions, and the contests that lie behind the last one.
-async fn first_mentions(
-    settings: &InstanceSettings,
-    parts: &InstanceParts,
-    producer: Arc<dyn Producer>,
-) -> Result<FirstMentions, InstanceError> {
-    let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
-    let decisions: Vec<_> = log.table().iter().collect();
-    let behind = log.table().last_chain_offset().map_or(0, |last| last + 1);
-    let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
-    let (_, high) = parts.broker.watermarks(&chain).await?;
-    let mut undecided: Vec<Txid> = Vec::new();
-    let mut reader = parts.broker.read(&chain, behind.min(high)).await?;
-    while reader.position() < high {
-        for message in reader.next(Duration::from_millis(100)).await? {
-            // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
-            if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
-                undecided.push(contest.txid);
-            }
-        }
-    }
-    Ok(FirstMentions::new(&decisions, undecided))
 }

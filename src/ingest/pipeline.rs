@@ -409,6 +409,9 @@ impl Pipeline {
     }
 
     fn submit(&mut self, event: EventRef, prepared: Prepared, now_ms: u64) {
+        if self.parts.modes.passes_over(event.partition, event.offset, &prepared.txid()) {
+            return self.complete(event, Completion::PassedOver);
+        }
         let events = &self.parts.metrics.events;
         match prepared {
             Prepared::Validated(tx) => {
@@ -633,6 +636,10 @@ impl Pipeline {
         let now_ms = self.now_ms();
         for state in self.partitions.values() {
             state.show(now_ms);
+        }
+        if self.parts.modes.ends().is_some() {
+            // Nobody but a rebuild looks.
+            self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits());
         }
     }
 
