@@ -2,7 +2,7 @@
 
 use crate::{
     engine::{EngineError, Row, Set},
-    record::{Key, MetaRecord, Operation, Outcome, Record},
+    record::{Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
     tx::Network,
 };
 
@@ -167,7 +167,7 @@ impl Store {
             if new == expected {
                 return Ok(new);
             }
-            let operation = Operation::ReplaceMeta { expected, new: new.clone() };
+            let operation = Operation::ReplaceMeta(Box::new(ReplaceMeta { expected, new: new.clone() }));
             match self.apply_one(Row { key: Key::Meta, operation }).await? {
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => return Ok(new),
                 Outcome::Rejected(rejection) => tracing::debug!(?rejection, "the meta record changed meanwhile"),
