@@ -150,7 +150,9 @@ impl Pipeline {
         let (done_sender, done) = mpsc::unbounded_channel();
         let now = Instant::now();
         Pipeline {
-            planner: Planner::new(settings.plan).over_forgetful_store(parts.nodes.may_forget()),
+            // A rebuild over nodes that restart ends, and begins again.
+            planner: Planner::new(settings.plan)
+                .over_forgetful_store(parts.nodes.may_forget() && matches!(parts.modes, Modes::Live)),
             dispatcher: Dispatcher::new(parts.engine.clone(), settings.dispatch, done_sender.clone()),
             partitions: BTreeMap::new(),
             chunks: VecDeque::new(),

@@ -21,5 +21,6 @@ mod real_kafka;
 mod rebuild;
 mod regressions;
 mod run;
+mod sequencing;
 mod sim;
 mod world;
