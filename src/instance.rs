@@ -24,11 +24,13 @@ use crate::{
     },
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
-        decisions::DecisionError, progress::CommittedProgress,
+        decisions::{DecisionError, short_id},
+        progress::CommittedProgress,
+        state::ChainState,
     },
     store::{
         Store,
-        meta::{MetaError, MetaExpectations, chain_id},
+        meta::{MetaError, MetaExpectations, topic_id},
         nodes::{Nodes, WholeStore, durability_lag},
     },
     telemetry::Metrics,
@@ -90,6 +92,23 @@ pub enum InstanceError {
     /// A rebuild goes into an empty store.
     #[error("the store is not empty: a rebuild needs an empty one")]
     NotEmpty,
+    /// The decisions are not those that were made on this chain.
+    #[error(
+        "topic `{topic}` is not the one that holds the decisions on this chain: its first record has id {found}, that of the chain's \
+         committed offset is {expected}; it ends at {high}, and the decisions are next read at {next}; restore the topic"
+    )]
+    DecisionsRecreated {
+        /// The topic as it is configured.
+        topic: String,
+        /// What the decisions were known by when the chain was committed, or `none`.
+        expected: String,
+        /// What the topic is known by now, or `none` where it has no record at offset 0.
+        found: String,
+        /// Where they were to be read next.
+        next: u64,
+        /// Its end.
+        high: u64,
+    },
     /// What a rebuild waits for is not below its frontier.
     #[error(
         "the rebuild waits for what stands above its frontier ({frontier}): {waits}; let the group commit what it has done \
@@ -132,6 +151,7 @@ pub async fn run(
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
     check_chain(&settings, &parts).await?;
+    check_decisions(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
 
     let producer = parts.broker.producer().await?;
@@ -171,6 +191,7 @@ pub async fn rebuild(
     let frontier = Frontier::committed(&settings, &parts).await?;
     parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
     check_chain(&settings, &parts).await?;
+    check_decisions(&settings, &parts).await?;
 
     let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
@@ -385,15 +406,31 @@ async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Resu
 /// The id of the chain topic, where it has a first record.
 async fn first_of_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Option<[u8; 32]>, InstanceError> {
     let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
-    let (low, high) = parts.broker.watermarks(&chain).await?;
-    if low > 0 || high == 0 {
-        return Ok(None);
-    }
-    let mut reader = parts.broker.read(&chain, 0).await?;
-    let Some(first) = reader.next(Duration::from_secs(5)).await?.into_iter().next() else {
-        // A slow broker is no other topic.
-        let message = format!("{chain}: the record at offset 0 is there but was not delivered in time");
-        return Err(BrokerError::new(BrokerErrorKind::Retryable, "check chain", message).into());
+    Ok(topic_id(parts.broker.as_ref(), &chain).await?)
+}
+
+/// The decisions topic must be the one that the chain's committed offset speaks of: decisions of another would be taken for those
+/// on this chain, and without those that there were everything would be decided anew.
+async fn check_decisions(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), InstanceError> {
+    let chain = [TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 }];
+    let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?.pop().flatten();
+    // What cannot be read halts the chain, by name.
+    let Some(Ok(state)) = committed.map(|committed| ChainState::from_metadata(&committed.metadata)) else {
+        return Ok(());
     };
-    Ok((first.offset == 0).then(|| chain_id(first.timestamp_ms, &first.key, &first.payload)))
+    let decisions = TopicPartition { topic: settings.topics.decisions.as_str().into(), partition: 0 };
+    let (low, high) = parts.broker.watermarks(&decisions).await?;
+    let found = short_id(parts.broker.as_ref(), &decisions).await?;
+    // Of a topic that no longer holds its first record nothing is known but how far it goes.
+    if high < state.decisions_from || (low == 0 && !state.decisions_id.is_empty() && state.decisions_id != found) {
+        let known = |id: String| if id.is_empty() { "none".to_owned() } else { id };
+        return Err(InstanceError::DecisionsRecreated {
+            topic: decisions.topic.to_string(),
+            expected: known(state.decisions_id),
+            found: known(found),
+            next: state.decisions_from,
+            high,
+        });
+    }
+    Ok(())
 }
