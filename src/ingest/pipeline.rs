@@ -98,6 +98,16 @@ pub enum PipelineError {
     /// The store cannot go on.
     #[error("store: {0}")]
     Store(String),
+    /// What had to be in the log before its event completes is not there, and no retry heals that.
+    #[error("{what} cannot be published to `{topic}`: {error}")]
+    NotPublished {
+        /// What, with its transaction or place.
+        what: String,
+        /// Where it was to go.
+        topic: String,
+        /// Why not.
+        error: BrokerError,
+    },
     /// A task of the pipeline died.
     #[error("internal: {0}")]
     Internal(String),
@@ -479,7 +489,7 @@ impl Pipeline {
             }
             Done::Others(others) => self.prove_missing_parents(others),
             Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
-            Done::Fatal(why) => return Err(PipelineError::Store(why)),
+            Done::Fatal(error) => return Err(error),
         }
         Ok(())
     }
