@@ -20,5 +20,6 @@ mod pipeline;
 mod real_kafka;
 mod regressions;
 mod run;
+mod sequencing;
 mod sim;
 mod world;

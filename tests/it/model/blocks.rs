@@ -36,6 +36,9 @@ impl Replay<'_> {
         if let Some(tip) = self.history.tip.filter(|tip| tip.hash != block.previous) {
             self.complain(format!("block {} does not follow the tip at {}", block.height, tip.height));
         }
+        if let Some(tip) = self.history.tip.filter(|tip| tip.height + 1 != block.height) {
+            self.complain(format!("block {} does not stand one above the tip at {}", block.height, tip.height));
+        }
         self.history.tip = Some(Tip { hash: block.hash, height: block.height });
         self.history.blocks.insert(block.block_id, true);
         let coinbase = self.make_coinbase(logged, block, Standing::Live);

@@ -41,7 +41,7 @@ pub fn plan(seed: u64) -> Plan {
     on.extend(swarm::later_events(&mut later_dice));
     let plan = Plan {
         dice: dice.next_u64() >> 16,
-        height_step: *dice.pick(&[1, 60]),
+        height_step: *dice.pick(&[1, 50]),
         session_ms: *dice.pick(&[0, 0, 500, 5_000]),
         batch: *dice.pick(&[1, 2, 16]),
         faults: swarm::faults(&mut dice),

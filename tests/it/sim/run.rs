@@ -30,7 +30,9 @@ use super::{
     trace::Observer,
     watched::Watched,
 };
-use crate::world::{Coin, GROUP, Made, PARTITIONS, World, WorldSettings, coinbase, spend, spend_claiming};
+use crate::world::{
+    Coin, GROUP, Made, PARTITIONS, World, WorldSettings, coinbase as coinbase_of, spend, spend_claiming,
+};
 
 /// How a run went.
 pub struct Finished {
@@ -63,6 +65,9 @@ pub fn run(plan: &Plan, keep_lines: bool) -> Finished {
     let (hash, lines, coverage) = observer.finish();
     Finished { hash, lines, coverage, failure }
 }
+
+/// The coinbases of blocks that list nothing, beyond those that a plan names.
+const FILLERS: u32 = 1_000_000;
 
 type Ended = Option<Result<PipelineReport, InstanceError>>;
 
@@ -146,7 +151,7 @@ impl<'a> Simulation<'a> {
     fn make(&self, id: u32, tx: &Tx) -> Made {
         match tx {
             Tx::Seed { outputs } => World::partial(id as u8, *outputs as usize),
-            Tx::Coinbase => coinbase(1_000 + id),
+            Tx::Coinbase => coinbase_of(1_000 + id),
             Tx::Spend { inputs, outputs } => spend(&self.coins(inputs), *outputs as usize, id as u8),
         }
     }
@@ -167,10 +172,12 @@ impl<'a> Simulation<'a> {
             Step::Validate { tx, height, locked, lie } => self.validate(*tx, *height, *locked, *lie).await,
             Step::Poison { kind } => self.poison(*kind).await,
             Step::Mine { coinbase, listed } => {
-                self.blocks += 1;
-                let height = BASE_HEIGHT + self.blocks as u32 * self.plan.height_step;
-                let listed: Vec<&Made> = listed.iter().map(|tx| &self.made[tx]).collect();
-                self.world.mine_with(self.blocks as u32, self.blocks, height, &self.made[coinbase], &listed).await;
+                for _ in 1..self.plan.height_step {
+                    let filler = coinbase_of(FILLERS + self.blocks as u32);
+                    self.mine(&filler, &[]).await;
+                }
+                let (coinbase, listed) = (self.made[coinbase].clone(), listed.iter().map(|tx| self.made[tx].clone()));
+                self.mine(&coinbase, &listed.collect::<Vec<_>>()).await;
             }
             Step::Reconsider { tx } => {
                 let action = Action::Reconsider { txid: self.made[tx].txid };
@@ -187,6 +194,12 @@ impl<'a> Simulation<'a> {
             other => self.fate(other).await?,
         }
         Ok(())
+    }
+
+    async fn mine(&mut self, coinbase: &Made, listed: &[Made]) {
+        self.blocks += 1;
+        let (number, height) = (self.blocks as u32, BASE_HEIGHT + self.blocks as u32);
+        self.world.mine_with(number, self.blocks, height, coinbase, &listed.iter().collect::<Vec<_>>()).await;
     }
 
     async fn fate(&mut self, step: &Step) -> Result<(), String> {
