@@ -167,7 +167,10 @@ async fn what_retention_took_before_anything_was_committed_of_it_halts_until_it_
     let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
     let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;
     let refused = refused.unwrap_err().to_string();
-    assert!(refused.contains(&format!("txs partition 1 holds offsets {end} to {end}, but the replay needs 0 to {end}")), "{refused}");
+    assert!(
+        refused.contains(&format!("txs partition 1 holds offsets {end} to {end}, but the replay needs 0 to {end}")),
+        "{refused}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
