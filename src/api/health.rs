@@ -52,7 +52,8 @@ pub struct Health {
 }
 
 impl Condition {
-    fn name(self) -> &'static str {
+    /// As reports name it.
+    pub fn name(self) -> &'static str {
         match self {
             Condition::Assigned => "assigned",
             Condition::StoreReachable => "store_reachable",

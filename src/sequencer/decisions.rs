@@ -16,6 +16,7 @@ use crate::{
     engine::EngineError,
     event::{Decision, DecisionBody, Event},
     sequencer::{SequencerParts, parts, waiting::Waiting},
+    store::meta::topic_id,
 };
 
 /// Decisions by chain offset. Pure: fed with messages in the order of the topic.
@@ -168,6 +169,12 @@ async fn attended<T>(parts: Option<&SequencerParts>, work: impl Future<Output = 
     }
 }
 
+/// What a decisions topic is known by, in short; empty where it holds nothing at offset 0.
+pub async fn short_id(broker: &dyn Broker, decisions: &TopicPartition) -> Result<String, BrokerError> {
+    let id = topic_id(broker, decisions).await?;
+    Ok(id.map_or_else(String::new, |id| hex::encode(&id[..8])))
+}
+
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 const READ_WAIT: Duration = Duration::from_millis(100);
 
@@ -202,6 +209,11 @@ impl DecisionLog {
     /// What has been read.
     pub fn table(&self) -> &DecisionTable {
         &self.table
+    }
+
+    /// What the topic is known by, in short; empty where it holds nothing at offset 0.
+    pub async fn id(&mut self) -> Result<String, BrokerError> {
+        short_id(self.broker.as_ref(), &self.partition).await
     }
 
     /// Reads what others have written meanwhile.

@@ -24,6 +24,9 @@ pub struct ChainState {
     /// Offset in `utxo.decisions` from which the decisions on what is not handled yet must be read.
     #[serde(rename = "decisions")]
     pub decisions_from: u64,
+    /// What the decisions topic is known by, once it holds any: the beginning of its [`topic_id`](crate::store::meta::topic_id).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub decisions_id: String,
     /// How often the chain has gone back because a node of the store had forgotten; part of every stamp.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub era: u32,
@@ -102,6 +105,7 @@ mod tests {
             block_mined_next: u64::MAX,
             reorgs_next: 2,
             decisions_from: 3,
+            decisions_id: "fedcba9876543210".into(),
             era: u32::MAX,
             nodes: "0123456789abcdef".into(),
         };

@@ -87,6 +87,7 @@ impl Worker {
         log: &mut DecisionLog,
         mut messages: mpsc::UnboundedReceiver<Batch>,
     ) -> Result<(), Stop> {
+        let mut asked = false;
         while let Some(batch) = messages.recv().await {
             for message in batch.messages {
                 // The broker may repeat what it has delivered.
@@ -96,7 +97,14 @@ impl Worker {
                 self.handle_with_others(log, &message).await?;
                 let next = message.offset + 1;
                 self.position = next;
-                self.handler.state.decisions_from = log.handled_below(next);
+                let state = &mut self.handler.state;
+                state.decisions_from = log.handled_below(next);
+                if state.decisions_from > 0 && state.decisions_id.is_empty() && !asked {
+                    match log.id().await {
+                        Ok(id) => (asked, state.decisions_id) = (true, id),
+                        Err(error) => tracing::warn!(%error, "what the decisions topic is known by is asked again"),
+                    }
+                }
                 let committed = Committed { offset: next, metadata: self.handler.state.to_metadata() };
                 let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
             }

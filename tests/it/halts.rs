@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    broker::{Broker, Committed, Polled, TopicPartition},
+    broker::{Broker, Committed, NewTopic, Polled, TopicPartition},
     engine::memory::MemoryEngine,
     ingest::dead_letters::DeadLetterLimits,
     instance,
@@ -115,6 +115,43 @@ async fn a_chain_offset_that_retention_has_overtaken_halts_the_chain() {
     running.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn decisions_of_another_topic_are_refused_by_name() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 2)).await;
+    world.run_until_consumed().await;
+    let decided = world.count("decisions").await;
+    assert!(decided > 0);
+
+    let decisions = TopicPartition { topic: "decisions".into(), partition: 0 };
+    // Later, so that only the timestamps differ.
+    pause().await;
+    for (name, copied) in [("empty", 0), ("copied", decided)] {
+        world.broker.create_topics(&[NewTopic { name: name.into(), partitions: 1, config: vec![] }]).await.unwrap();
+        let mut reader = world.broker.read(&decisions, 0).await.unwrap();
+        for message in reader.next(Duration::ZERO).await.unwrap().into_iter().take(copied as usize) {
+            world.produce(name, &message.key, message.payload.to_vec()).await;
+        }
+        let mut other = world.clone();
+        other.settings.topics.decisions = name.into();
+        let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+        let rebuilt = instance::rebuild(other.settings.clone(), other.parts(&store), CancellationToken::new()).await;
+        for refused in [other.start().task.await.unwrap(), rebuilt] {
+            let why = refused.expect_err(name).to_string();
+            assert!(why.starts_with(&format!("topic `{name}` is not the one that holds the decisions")), "{why}");
+            assert!(
+                why.contains(&format!("it ends at {copied}, and the decisions are next read at {decided}")),
+                "{why}"
+            );
+        }
+    }
+    world.mine(1, &[]).await;
+    world.run_until_consumed().await;
+    world.check("its own are taken").await;
+}
+
 /// Commits where to begin, as an operator does with Kafka's own tool while nothing runs.
 async fn reset_offsets(world: &World, group: &str, at: &TopicPartition, offset: u64) {
     let mut member = world.broker.subscribe(group, &[at.topic.to_string()]).await.unwrap();
@@ -167,7 +204,10 @@ async fn what_retention_took_before_anything_was_committed_of_it_halts_until_it_
     let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
     let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;
     let refused = refused.unwrap_err().to_string();
-    assert!(refused.contains(&format!("txs partition 1 holds offsets {end} to {end}, but the replay needs 0 to {end}")), "{refused}");
+    assert!(
+        refused.contains(&format!("txs partition 1 holds offsets {end} to {end}, but the replay needs 0 to {end}")),
+        "{refused}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,6 +18,7 @@ mod large;
 mod model;
 mod pipeline;
 mod real_kafka;
+mod rebuild;
 mod regressions;
 mod run;
 mod sequencing;

@@ -126,17 +126,25 @@ async fn a_rebuild_of_who_was_barred_by_what_a_loser_had_taken() {
     }
 }
 
-/// The loser names a slot that an honest transaction holds; its verdict marks the slot.
+/// The loser names a slot that an honest transaction holds; its verdict marks the slot. (Their parent has won by a block: else
+/// the honest spend would ride on its create.)
 /// Protects: in a rebuild, who had won ignores marks.
 #[tokio::test(start_paused = true)]
 async fn a_rebuild_settles_a_slot_before_its_honest_holder_arrives() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
-    let honest = spend(&[seed.coin(0)], 1, 1);
-    let child = spend(&[honest.coin(0)], 1, 2);
-    let loser = spend(&[seed.coin(0)], 1, 3);
+    let (beaten, parent) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let honest = spend(&[parent.coin(0)], 1, 3);
+    let child = spend(&[honest.coin(0)], 1, 4);
+    let loser = spend(&[parent.coin(0)], 1, 5);
     let world = Held::late_in_rebuilds(world, Duration::from_secs(2), is_work_of, honest.txid);
     let running = world.start();
+    for made in [&beaten, &parent] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    world.mine(1, &[&parent]).await;
+    world.until_consumed().await;
     for made in [&honest, &child, &loser] {
         world.validate(made).await;
         world.until_consumed().await;

@@ -21,34 +21,44 @@ fn take_chain_away(world: &World) {
     }
 }
 
+/// The spender loses by its own contest, or falls with its parent.
 /// Protects: a slot that was settled is marked, so that nothing lands on it any more without being contested.
 #[tokio::test(start_paused = true)]
 async fn a_late_spend_of_a_zombie_after_the_verdict() {
-    let world = World::new().await;
-    let (taken, free) = (world.seed(1, 1).await, world.seed(2, 1).await);
-    let rival = spend(&[taken.coin(0)], 1, 1);
-    let loser = spend(&[taken.coin(0), free.coin(0)], 1, 2);
-    let honest = spend(&[free.coin(0)], 1, 3);
-    let (parent, spender) = (free.txid, loser.txid);
-    let held = Held::until_let_go(&world, move |row| is_spend(row, parent, spender));
-    let zombie = held.before(&world).start();
-    world.validate(&rival).await;
-    world.until_consumed().await;
-    world.validate(&loser).await;
-    held.until_kept(1).await;
-    zombie.kill().await;
+    for with_its_parent in [false, true] {
+        let world = World::new().await;
+        let (seed, free) = (world.seed(1, 1).await, world.seed(2, 1).await);
+        let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+        let taken = if with_its_parent { first.coin(0) } else { seed.coin(0) };
+        let loser = spend(&[taken, free.coin(0)], 1, 3);
+        let honest = spend(&[free.coin(0)], 1, 4);
+        let (parent, spender) = (free.txid, loser.txid);
+        let held = Held::the_first(&world, move |row| is_spend(row, parent, spender));
+        let zombie = held.before(&world).start();
+        world.validate(&first).await;
+        world.until_consumed().await;
+        world.validate(&loser).await;
+        held.until_kept(1).await;
+        zombie.kill().await;
 
-    let running = world.start();
-    world.until_consumed().await;
-    assert!(has_lost(&world, &loser).await);
-    let late = held.let_go().await;
-    assert!(matches!(late[..], [Outcome::Rejected(Rejection::Contested(0))]), "{late:?}");
-    assert_eq!(holder(&world, &free.coin(0)).await, None);
-    world.validate(&honest).await;
-    world.until_consumed().await;
-    assert_eq!(state(&world, &honest).await, TxState::Live);
-    running.stop().await;
-    world.check("a zombie's late spend").await;
+        let running = world.start();
+        world.until_consumed().await;
+        world.validate(&second).await;
+        world.until_consumed().await;
+        if with_its_parent {
+            world.mine(1, &[&second]).await;
+            world.until_consumed().await;
+        }
+        assert!(has_lost(&world, &loser).await);
+        let late = held.let_go().await;
+        assert!(matches!(late[..], [Outcome::Rejected(Rejection::Contested(0))]), "{with_its_parent}: {late:?}");
+        assert_eq!(holder(&world, &free.coin(0)).await, None);
+        world.validate(&honest).await;
+        world.until_consumed().await;
+        assert_eq!(state(&world, &honest).await, TxState::Live);
+        running.stop().await;
+        world.check("a zombie's late spend").await;
+    }
 }
 
 /// Protects: of several decisions for one step the first in the log counts, in the store and in every rebuild.
