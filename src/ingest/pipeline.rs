@@ -25,8 +25,10 @@ use crate::{
         publish::{Publisher, mismatch},
         replay::Modes,
     },
+    record::{Reason, Record},
     store::nodes::{Look, Nodes, WholeStore},
     telemetry::{Completion, EventKind, Metrics, Rebalance},
+    tx::Txid,
 };
 
 /// Everything that the loop needs to know. Units are in the names.
@@ -311,6 +313,8 @@ impl Pipeline {
         if let Some(why) = state.over_bound(&self.settings.bounds) {
             tracing::warn!(partition = number, why, "paused: too much is unfinished");
             self.pause(number);
+            let now_ms = self.now_ms();
+            self.planner.bound_reached(number, now_ms);
         }
         self.unprepared += messages.len();
         let settings = self.settings.prepare;
@@ -362,7 +366,11 @@ impl Pipeline {
 
     fn resume_all(&mut self) {
         for (number, state) in &mut self.partitions {
-            let room = state.halted.is_none() && state.over_half(&self.settings.bounds).is_none();
+            let below_bound = state.over_half(&self.settings.bounds).is_none();
+            if below_bound {
+                self.planner.bound_left(*number);
+            }
+            let room = state.halted.is_none() && below_bound;
             if state.paused && room && !self.throttled {
                 let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
                 match self.consumer.resume(&partition) {
@@ -430,6 +438,20 @@ impl Pipeline {
         self.parts.publisher.dead_letter(event, message.clone(), poison, self.done_sender.clone());
     }
 
+    /// An event is a dead letter, as was found after it had been read.
+    fn count_root(&mut self, event: EventRef, root: Txid) {
+        let now_ms = self.now_ms();
+        let replayed = self.parts.modes.is_below_frontier(event.partition, event.offset);
+        let state = self.partitions.get_mut(&event.partition);
+        let Some(state) = state.filter(|state| state.epoch == event.epoch && state.halted.is_none() && !replayed)
+        else {
+            return;
+        };
+        if let Some(why) = state.dead_letters.count_root(&self.settings.dead_letter_limits, root, now_ms) {
+            self.halt(event.partition, Halt { why, since_ms: now_ms });
+        }
+    }
+
     fn halt(&mut self, number: i32, halt: Halt) {
         let Halt { why, since_ms } = &halt;
         tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
@@ -453,9 +475,9 @@ impl Pipeline {
                     self.dispatcher.batch_done();
                 }
             }
-            Done::Reads(states) => {
-                for (flight, state) in states {
-                    self.planner.own_state(flight, state, now_ms);
+            Done::Reads(records) => {
+                for (flight, own) in records {
+                    self.planner.own_record(flight, own.as_ref().and_then(Record::page), now_ms);
                 }
             }
             Done::ContestPublished(flight) => {
@@ -482,12 +504,16 @@ impl Pipeline {
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::ReadOwn(flight, txid) => self.dispatcher.read(flight, txid),
                 Action::PublishContest { flight, txid, event, body, reason } => {
+                    if let Reason::MissingParent { parent } = reason {
+                        self.count_root(event, parent);
+                    }
                     self.report.contests += 1;
                     self.publishing += 1;
                     self.parts.publisher.contest(flight, txid, event, body, reason, self.done_sender.clone());
                 }
                 Action::Mismatched { event, work } => {
                     let txid = work.page().txid;
+                    self.count_root(event, txid);
                     self.bury(event, work.source(), mismatch(txid));
                 }
                 Action::Complete(event, how) => self.complete(event, how),

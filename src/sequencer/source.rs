@@ -1,5 +1,7 @@
 //! What a contest refers to: the event itself, read again from its topic.
 
+use std::sync::Arc;
+
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Message, TopicPartition},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
@@ -52,6 +54,20 @@ impl Handler {
         };
         tracing::warn!(txid = %contest.txid, %parent, "dead letter: missing parent");
         self.bury_letter(source, &letter).await
+    }
+
+    /// Settles what an event took whose transaction turned out to be a partial one, which spends nothing. A rebuild looks
+    /// before it takes anything.
+    pub(super) async fn give_back(&self, at: At, applied_again: bool, contest: &Contest) -> Result<(), Stop> {
+        let is_whole = |page: Arc<Page>| matches!(page.body(), Some(Body::Transaction(_)));
+        if at.making == Making::Replaying || self.parts.store.master(contest.txid).await?.is_some_and(is_whole) {
+            return Ok(());
+        }
+        let message = self.source(&contest.position).await?;
+        let claimed = claimed_body(&message, contest).map_err(Stop::Halt)?;
+        let Some(Body::Transaction(body)) = claimed.map(|claimed| claimed.body) else { return Ok(()) };
+        let inputs = self.inputs_in(&contest.txid, &body)?;
+        self.settle_slots(at, contest.txid, &inputs, |_| !applied_again).await
     }
 
     /// Reads one message again.

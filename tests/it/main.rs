@@ -20,5 +20,7 @@ mod pipeline;
 mod real_kafka;
 mod regressions;
 mod run;
+mod seeded_twice;
 mod sim;
+mod waits;
 mod world;
