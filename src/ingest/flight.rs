@@ -230,6 +230,11 @@ impl Flight {
         self.parents().zip(&self.groups).filter_map(|(parent, group)| Some((parent, group.refusal.as_ref()?)))
     }
 
+    /// Parents that bar its way.
+    pub fn refused_parents(&self) -> impl Iterator<Item = Txid> {
+        self.refusals().map(|(parent, _)| parent)
+    }
+
     /// Parents without a record.
     pub fn absent_parents(&self) -> impl Iterator<Item = Txid> {
         self.refusals().filter(|(_, refusal)| matches!(refusal, Rejection::NotFound)).map(|(parent, _)| parent)

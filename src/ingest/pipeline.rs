@@ -121,6 +121,8 @@ pub struct PipelineReport {
 struct Chunk {
     partition: i32,
     epoch: u64,
+    /// Least timestamp of its messages, and the first offset.
+    oldest: (i64, u64),
     messages: usize,
     prepared: JoinHandle<Vec<(Message, Result<Prepared, Poison>)>>,
 }
@@ -141,6 +143,7 @@ pub struct Pipeline {
     asking: bool,
     throttled: bool,
     started: Instant,
+    last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
     report: PipelineReport,
@@ -163,6 +166,7 @@ impl Pipeline {
             asking: false,
             throttled: false,
             started: now,
+            last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
             report: PipelineReport::default(),
@@ -319,6 +323,8 @@ impl Pipeline {
         self.unprepared += messages.len();
         let settings = self.settings.prepare;
         let count = messages.len();
+        let oldest_ms = messages.iter().map(|message| message.timestamp_ms).min().unwrap_or(i64::MIN);
+        let oldest = (oldest_ms, messages.first().map_or(0, |message| message.offset));
         let prepared = tokio::spawn(async move {
             messages
                 .into_iter()
@@ -328,7 +334,7 @@ impl Pipeline {
                 })
                 .collect()
         });
-        self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, messages: count, prepared });
+        self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, oldest, messages: count, prepared });
         self.throttle();
     }
 
@@ -483,8 +489,7 @@ impl Pipeline {
             Done::ContestPublished(flight) => {
                 self.publishing -= 1;
                 self.planner.contest_published(flight, now_ms);
-                // The next in line may be proven missing now.
-                self.next_proof = Instant::now();
+                self.contests_published();
             }
             Done::DeadLetterPublished(event) => {
                 self.publishing -= 1;
@@ -495,6 +500,15 @@ impl Pipeline {
             Done::Fatal(why) => return Err(PipelineError::Store(why)),
         }
         Ok(())
+    }
+
+    /// Others may be waiting for what was contested to be committed, and the next in line here may be proven missing now. Not
+    /// for every single contest, though.
+    fn contests_published(&mut self) {
+        if self.publishing == 0 && self.planner.counts().parked > 0 {
+            self.next_proof = Instant::now();
+            self.next_commit = self.next_commit.min(self.last_commit + self.settings.commit_interval / 10);
+        }
     }
 
     /// Does what the planner asks for, sends what is due, and reads on when there is room again.
@@ -540,6 +554,7 @@ impl Pipeline {
         let now = Instant::now();
         self.planner.retry_due(self.now_ms());
         if now >= self.next_commit {
+            self.last_commit = now;
             self.next_commit = now + self.settings.commit_interval;
             self.commit().await?;
             self.observe();
@@ -685,7 +700,12 @@ impl Pipeline {
         };
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let own = |(number, state): (&i32, &PartitionState)| {
-            let view = state.view(&self.settings.bounds);
+            let mut view = state.view(&self.settings.bounds);
+            // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
+            // be forgotten is not known any more; nor is what a halted partition has left where it is.
+            if !self.parts.nodes.may_forget() && state.halted.is_none() {
+                view.oldest_unfinished = self.oldest_unprepared(*number);
+            }
             let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
             (*number, PartitionView { at_end, ..view })
         };
@@ -708,6 +728,11 @@ impl Pipeline {
             }
             self.planner.parent_is_missing(flight, ties, now_ms);
         }
+    }
+
+    /// The oldest that was read and that nobody has looked at.
+    fn oldest_unprepared(&self, number: i32) -> Option<(i64, u64)> {
+        self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.

@@ -537,8 +537,10 @@ impl Planner {
     pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         if flight.stage == Stage::Parked {
-            let Some(parent) = flight.absent_parents().next() else { return };
-            if self.by_txid.contains_key(&parent) {
+            let refused: Vec<Txid> = flight.refused_parents().collect();
+            if flight.absent_parents().next().is_none()
+                || refused.iter().any(|parent| self.by_txid.contains_key(parent))
+            {
                 return;
             }
             self.parked.remove(id);

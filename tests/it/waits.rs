@@ -116,3 +116,34 @@ async fn an_event_that_joined_a_mismatched_one_is_buried_with_its_own_payload() 
     assert_eq!(payloads.len(), 2);
     assert_ne!(payloads[0], payloads[1]);
 }
+
+/// Children of missing parents, spread over all partitions, read by this many instances: contested within a bounded time.
+async fn contested_within(instances: usize, parents: u32, children: u32) -> Duration {
+    let mut world = World::new().await;
+    world.settings.pipeline.missing_parent_grace_ms = 200;
+    let seed = world.seed(1, parents as usize).await;
+    let each = children / parents;
+    let missing: Vec<Made> = (0..parents).map(|n| spend(&[seed.coin(n)], each as usize, 1)).collect();
+    for vout in 0..each {
+        for parent in &missing {
+            world.validate(&spend(&[parent.coin(vout)], 1, 2)).await;
+        }
+    }
+    let began = tokio::time::Instant::now();
+    let running: Vec<_> = (0..instances).map(|_| world.start()).collect();
+    world.until_consumed().await;
+    let took = began.elapsed();
+    for instance in running {
+        instance.stop().await;
+    }
+    assert_eq!(world.count("dead-letters").await, u64::from(children));
+    took
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_children_of_missing_parents_are_contested_together() {
+    for (parents, children) in [(1, 500), (50, 500)] {
+        let took = contested_within(1, parents, children).await;
+        assert!(took < Duration::from_secs(20), "{children} children of {parents} took {took:?}");
+    }
+}
