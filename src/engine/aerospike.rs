@@ -9,6 +9,7 @@
 //! | `template` | expressions that are packed once, with holes |
 //! | `index`, `scan` | queries by secondary index, scans with a cursor |
 //! | `checks`, `info` | what must be true of a cluster before it is used |
+//! | `incarnation` | whether a node has restarted since |
 //! | `connection`, `settings`, `errors` | reaching it, and what its errors let the caller do |
 //!
 //! This is the only place that names the client.
@@ -18,6 +19,7 @@ mod bins;
 mod checks;
 mod connection;
 mod errors;
+mod incarnation;
 mod index;
 mod info;
 mod keys;
@@ -40,9 +42,10 @@ use std::{
 use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, ResultCode};
 use async_trait::async_trait;
 
-use super::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, local::closed};
+use super::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set, local::closed};
 use crate::record::{Key, Outcome, Record, Rules};
 use errors::{Sent, damaged, engine_error};
+use incarnation::Lives;
 use keys::Place;
 use native::Natives;
 use settings::Policies;
@@ -67,6 +70,7 @@ struct Inner {
     policies: Policies,
     natives: Natives,
     may_forget: Duration,
+    lives: Lives,
     /// Where the jitter of calls starts: another place in each process.
     seed: u64,
     calls: AtomicU64,
@@ -114,6 +118,7 @@ impl AerospikeEngine {
             policies,
             natives: Natives::new(&rules),
             may_forget: checked.may_forget,
+            lives: Lives::default(),
             seed: u64::from(std::process::id()) << 32,
             calls: AtomicU64::new(0),
             work: Counters::default(),
@@ -169,6 +174,11 @@ impl RecordEngine for AerospikeEngine {
 
     fn may_forget(&self) -> Duration {
         self.inner.may_forget
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        let Inner { client, policies, place, lives, .. } = self.open_inner("incarnation")?;
+        lives.ask(client, &policies.admin, &place.namespace).await
     }
 
     async fn close(&self) -> Result<(), EngineError> {

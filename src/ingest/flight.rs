@@ -226,6 +226,13 @@ impl Flight {
         tx.groups.iter().zip(&self.groups).any(|(prepared, group)| group.held || prepared.slots.len() > 1)
     }
 
+    /// Whether, in a rebuild, another event of it must have been the one that won: this one's claims do not hold, and a
+    /// later one claims otherwise.
+    pub fn gives_way(&self) -> bool {
+        let wrong = |refusal: &Rejection| matches!(refusal, Rejection::HashMismatch(_) | Rejection::OutputMismatch(_));
+        self.mode == Mode::RebuildWon && !self.behind.is_empty() && self.refusals().any(|(_, refusal)| wrong(refusal))
+    }
+
     fn refusals(&self) -> impl Iterator<Item = (Txid, &Rejection)> {
         self.parents().zip(&self.groups).filter_map(|(parent, group)| Some((parent, group.refusal.as_ref()?)))
     }

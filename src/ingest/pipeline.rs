@@ -18,7 +18,7 @@ use crate::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
         flight::FlightId,
-        partition::{Halt, PartitionBounds, PartitionState},
+        partition::{Halt, PartitionBounds, PartitionState, never_read},
         plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, Ties, proves_missing},
@@ -155,7 +155,9 @@ impl Pipeline {
         let (done_sender, done) = mpsc::unbounded_channel();
         let now = Instant::now();
         Pipeline {
-            planner: Planner::new(settings.plan).over_forgetful_store(parts.nodes.may_forget()),
+            // A rebuild over nodes that restart ends, and begins again.
+            planner: Planner::new(settings.plan)
+                .over_forgetful_store(parts.nodes.may_forget() && matches!(parts.modes, Modes::Live)),
             dispatcher: Dispatcher::new(parts.engine.clone(), settings.dispatch, done_sender.clone()),
             partitions: BTreeMap::new(),
             chunks: VecDeque::new(),
@@ -255,6 +257,10 @@ impl Pipeline {
         let standing = |committed| Halt::standing(committed, self.parts.health.started_ms());
         if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
             self.halt(number, halt);
+        }
+        if let Some(low) = self.partitions.get(&number).and_then(PartitionState::begins_above) {
+            let why = never_read(&self.settings.group, low);
+            self.halt(number, Halt { why, since_ms: self.now_ms() });
         }
     }
 

@@ -414,6 +414,9 @@ impl Planner {
             // Its partitions were taken away: whoever has them now reads the event again.
             return self.finish(id, Completion::PassedOver);
         }
+        if self.get(id).is_some_and(|flight| flight.gives_way()) {
+            return self.finish(id, Completion::PassedOver);
+        }
         // A parent with a verdict is not waited for, even where a later event of it is in flight.
         let won = self.get(id).is_some_and(|flight| flight.mode == Mode::RebuildWon);
         let in_flight = self.parents_in_flight(id, |group| match group.refusal {
@@ -652,12 +655,7 @@ impl Planner {
     fn store_contested(&mut self, id: FlightId, reason: Reason) {
         let Some(flight) = self.get(id) else { return };
         flight.stage = Stage::StoringContested { reason };
-        let mut page = flight.work.page().clone();
-        let contested = Arc::make_mut(&mut page);
-        contested.conflicting = true;
-        if let Some(master) = &mut contested.master {
-            master.verdict = Some(Verdict::Pending);
-        }
+        let page = Arc::new(Page::clone(flight.work.page()).contested());
         let row = Row { key: Key::Page(page.txid, page.number), operation: Operation::CreateContested(page) };
         self.actions.push_back(Action::Apply(Token::StoreContested(id), row));
     }
@@ -675,10 +673,11 @@ impl Planner {
             }
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => true,
             // Live, yet a slot does not name it: a node forgot a spend, and the sequencer mends that. But a parent that
-            // was pruned, or is absent, proves nothing against a live transaction.
-            Outcome::Rejected(Rejection::Exists(TxState::Live)) => {
-                !matches!(reason, Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Found)
-            }
+            // was pruned, or is absent, proves nothing against a live transaction, nor does what another event of it claims.
+            Outcome::Rejected(Rejection::Exists(TxState::Live)) => !matches!(
+                reason,
+                Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Mismatch { .. } | Reason::Found
+            ),
             Outcome::Rejected(Rejection::Exists(TxState::Creating)) => return self.park(id, now_ms),
             Outcome::Rejected(Rejection::OtherContent) => return self.came_second(id, true),
             Outcome::Rejected(Rejection::OtherKind) => return self.came_second(id, false),

@@ -304,10 +304,7 @@ fn a_repeat_joins_and_an_event_with_other_claims_has_its_own_turn() {
     planner.outcome(token, Outcome::Rejected(Rejection::HashMismatch(0)), 0);
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Live)), 0);
-    let Some(Action::PublishContest { flight, event, .. }) = planner.next_action() else { panic!() };
-    assert_eq!(event.offset, 1);
-    planner.contest_published(flight, 0);
-    assert_eq!(completed(&mut planner).len(), 2);
+    assert_eq!(completed(&mut planner).len(), 2, "what it claims proves nothing against a live one");
     assert_eq!(planner.counts().active, 0);
 }
 

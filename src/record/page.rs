@@ -353,6 +353,15 @@ impl Page {
         Page { conflicting: true, master: Some(Box::new(master)), ..Page::empty(txid) }
     }
 
+    /// The same page as that of a transaction that waits for its verdict.
+    pub fn contested(mut self) -> Self {
+        self.conflicting = true;
+        if let Some(master) = &mut self.master {
+            master.verdict = Some(Verdict::Pending);
+        }
+        self
+    }
+
     /// The body of a master that has one.
     pub fn body(&self) -> Option<&Body> {
         self.master.as_ref().and_then(|master| master.body.as_ref())

@@ -1,6 +1,6 @@
 //! `Contest` and `Reconsider`: evaluate, write the decision ahead, apply.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use crate::{
     event::{Contest, DecisionBody},
@@ -13,7 +13,9 @@ use crate::{
         decisions::DecisionLog,
         evaluate::{Found, Input, Refusal, evaluate, refusal},
         handler::{At, Handler, distinct, subject},
+        source::with_claims,
         steps::Steps,
+        waiting::{Waiting, names},
     },
     tx::{Outpoint, Txid},
 };
@@ -82,8 +84,7 @@ impl Handler {
                 && decides_a_contestant(&body, txid)
             {
                 if steps.is_applied_again() {
-                    // Should a node have forgotten it: a stub makes it come, whatever it waits for.
-                    self.contest_holders(at, Phase::Apply, vec![txid]).await?;
+                    self.restore_contestant(at, contest).await?;
                 }
                 self.adopt_body(at, contest).await?;
             }
@@ -102,7 +103,7 @@ impl Handler {
         // A contestant was stored before it was contested: where it is not there, a node forgot it, its event comes again, and
         // is contested again if need be. To wait for it might be for ever: it may wait for a parent whose contest stands
         // behind this one. What a command names may never come.
-        let page = self.parts.store.master(txid).await?.filter(|page| page.utxos.is_some() || page.pruned.is_some());
+        let page = self.master(txid).await?.filter(|page| page.utxos.is_some() || page.pruned.is_some());
         let Some(mut page) = page else { return Ok(passed_over) };
         let (was_live, reopened) = match page.state() {
             TxState::Live => (true, false),
@@ -118,9 +119,8 @@ impl Handler {
         if let Reopen::ByEvent(contest) = reopen
             && !was_live
             && let Some(claimed) = self.other_claims(contest, &page).await?
-            && let Some(master) = &mut Arc::make_mut(&mut page).master
         {
-            master.body = Some(claimed.body);
+            with_claims(&mut page, claimed);
         }
         let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
             return Ok(passed_over);
@@ -140,7 +140,7 @@ impl Handler {
     /// verdict was applied again.
     async fn bar_by_fallen_parents(&self, mut inputs: Vec<Input>) -> Result<Vec<Input>, Stop> {
         let parents = distinct(inputs.iter().map(|input| input.outpoint.txid));
-        let masters = self.parts.store.masters(&parents).await?;
+        let masters = self.masters(&parents).await?;
         let fell = |page: &Page| matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)));
         for (parent, _) in parents.iter().zip(masters).filter(|(_, master)| master.as_deref().is_some_and(fell)) {
             let reason = Reason::ConflictingParent { parent: *parent };
@@ -166,7 +166,7 @@ impl Handler {
             _ => None,
         });
         if let Some(rival) = rival {
-            let holder = self.parts.store.master(rival.txid).await?;
+            let holder = self.master(rival.txid).await?;
             if holder.is_some_and(|holder| mined(&holder)) {
                 return Err(Stop::Halt(format!("{txid} and {} spend the same output and are both mined", rival.txid)));
             }
@@ -195,7 +195,7 @@ impl Handler {
         let mut found: BTreeMap<u32, Input> = BTreeMap::new();
         let mut named: BTreeMap<Txid, Named> = BTreeMap::new();
         let mut open: Vec<(Outpoint, SpendSlot)> = slots;
-        let mut pause = std::time::Duration::from_millis(5);
+        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {txid}", at.offset));
         while !open.is_empty() {
             let outcomes = self
                 .apply(
@@ -204,7 +204,7 @@ impl Handler {
                 .await?;
             let mut again = Vec::new();
             let mut holders = Vec::new();
-            let mut waits = false;
+            let mut awaited = Vec::new();
             for ((outpoint, slot), outcome) in open.into_iter().zip(outcomes) {
                 let index = slot.input;
                 let verdict = match outcome {
@@ -223,7 +223,7 @@ impl Handler {
                         }
                         // It existed when the contestant was contested, so it comes back.
                         Refusal::Absent | Refusal::Wait => {
-                            waits = true;
+                            awaited.push(outpoint.txid);
                             again.push((outpoint, slot));
                             continue;
                         }
@@ -241,9 +241,8 @@ impl Handler {
             }
             named.extend(self.contest_holders(at, phase, holders).await?);
             open = again;
-            if waits {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(std::time::Duration::from_millis(500));
+            if !awaited.is_empty() {
+                waiting.look_again(&names(distinct(awaited))).await;
             }
         }
         Ok(Findings::Inputs(found.into_values().collect()))
@@ -299,7 +298,7 @@ impl Handler {
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => drop(named.insert(txid, Named::NotLive)),
             }
         }
-        let masters = self.parts.store.masters(&unknown).await?;
+        let masters = self.masters(&unknown).await?;
         named.extend(unknown.into_iter().zip(masters).map(|(txid, master)| (txid, what_is(master.as_deref()))));
         Ok(named)
     }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Message, TopicPartition},
+    engine::Row,
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
-    record::{Body, ClaimedBody, Key, Page, Phase, Sequenced},
+    ingest::prepare::{PrepareSettings, Prepared, prepare},
+    record::{Body, ClaimedBody, Key, Operation, Page, Phase, Sequenced, TxState},
     sequencer::{
         Stop,
         handler::{At, Handler},
         steps::Making,
     },
-    store::canonical::BodyHash,
+    store::{StoreSettings, canonical::BodyHash},
     tx::{Transaction, Txid},
 };
 
@@ -34,6 +36,26 @@ impl Handler {
         let Some(claimed) = self.other_claims(contest, &page).await? else { return Ok(()) };
         let row = at.row(Phase::Apply, Key::master(contest.txid), Sequenced::ReplaceBody(claimed));
         self.apply_decided(at, vec![row]).await
+    }
+
+    /// Stores a contestant again that a node forgot, from the event that its contest names. To wait for the pipeline to bring
+    /// it might be for ever: it may wait there for a parent whose own contest stands behind this one.
+    pub(super) async fn restore_contestant(&self, at: At, contest: &Contest) -> Result<(), Stop> {
+        self.contest_holders(at, Phase::Apply, vec![contest.txid]).await?;
+        let stored = self.parts.store.master(contest.txid).await?;
+        if stored.is_none_or(|page| !matches!(page.state(), TxState::Stub(_))) {
+            return Ok(());
+        }
+        let message = self.source(&contest.position).await?;
+        let StoreSettings { network, utxo_batch_size, .. } = self.parts.store.settings;
+        let prepared = prepare(&PrepareSettings { network, utxo_batch_size }, &message);
+        let page = match prepared.map_err(|poison| Stop::Halt(poison.message))? {
+            Prepared::Validated(tx) => tx.page.clone(),
+            Prepared::Seeded(seed) => seed.page.clone(),
+        };
+        let contested = Operation::CreateContested(Arc::new(Page::clone(&page).contested()));
+        self.apply(vec![Row { key: Key::master(contest.txid), operation: contested }]).await?;
+        Ok(())
     }
 
     /// The dead letter of a transaction whose parent is missing: acknowledged before the chain offset completes.
@@ -60,7 +82,7 @@ impl Handler {
     /// before it takes anything.
     pub(super) async fn give_back(&self, at: At, applied_again: bool, contest: &Contest) -> Result<(), Stop> {
         let is_whole = |page: Arc<Page>| matches!(page.body(), Some(Body::Transaction(_)));
-        if at.making == Making::Replaying || self.parts.store.master(contest.txid).await?.is_some_and(is_whole) {
+        if at.making == Making::Replaying || self.master(contest.txid).await?.is_some_and(is_whole) {
             return Ok(());
         }
         let message = self.source(&contest.position).await?;
@@ -86,6 +108,13 @@ impl Handler {
                 Err(BrokerError::new(BrokerErrorKind::Retryable, "read again", message).into())
             }
         }
+    }
+}
+
+/// The page as it is with other claims: to evaluate it by them.
+pub(super) fn with_claims(page: &mut Arc<Page>, claimed: ClaimedBody) {
+    if let Some(master) = &mut Arc::make_mut(page).master {
+        master.body = Some(claimed.body);
     }
 }
 

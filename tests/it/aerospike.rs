@@ -17,7 +17,7 @@ use utxo_store::{
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
     demo, pipeline,
-    world::World,
+    world::{self, Made, World},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -229,20 +229,90 @@ async fn a_server_that_is_killed_and_comes_back() {
     engine.close().await.unwrap();
 }
 
-/// The scenarios of the pipeline, at the pace of a real server, with the rebuild in memory to compare with.
+/// The same for as long as the server lives, an error while it does not answer, and another one afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_incarnation_tells_that_the_server_was_killed() {
+    let Some(mut server) = AerospikeServer::start_own(Setup { durable: true, namespace: FIT }) else { return };
+    let engine = open(&server.settings()).await;
+    let mut known = engine.incarnation().await.unwrap();
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(engine.incarnation().await.unwrap(), known);
+        assert_eq!(open(&server.settings()).await.incarnation().await.unwrap(), known, "asked by somebody else");
+        server.kill();
+        assert_eq!(engine.incarnation().await.unwrap_err().kind, ErrorKind::Retryable);
+        server.restart();
+        let again = loop {
+            match engine.incarnation().await {
+                Ok(again) => break again,
+                Err(error) => assert_eq!(error.kind, ErrorKind::Retryable, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        assert_ne!(again, known);
+        known = again;
+    }
+    engine.close().await.unwrap();
+}
+
+/// A power cut takes what was acknowledged and not yet flushed; the pipeline goes back to what it had committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pipeline_whose_server_is_killed_ends_in_the_state_of_its_rebuild() {
+    let Some(mut server) = AerospikeServer::start_own(Setup { durable: true, namespace: FIT }) else { return };
+    let world = world_on(&server).await;
+    let seed = world.seed(1, 60).await;
+    let running = world.start();
+    while world.page(&seed).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut made = Vec::new();
+    for vout in 0..60 {
+        let parent = world::spend(&[seed.coin(vout)], 1, 1);
+        let rival = (vout % 10 == 3).then(|| world::spend(&[seed.coin(vout)], 1, 2));
+        let child = world::spend(&[parent.coin(0)], 1, 3);
+        for tx in [Some(&parent), rival.as_ref(), Some(&child)].into_iter().flatten() {
+            world.validate(tx).await;
+        }
+        made.push(parent);
+        made.push(child);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if vout == 40 {
+            assert!(world.page(&made[2 * 39]).await.is_some(), "there is something to forget");
+            server.kill();
+            server.restart();
+        }
+    }
+    let listed: Vec<&Made> = made.iter().filter(|made| made.outputs[0].1[1] == 1).take(3).collect();
+    world.mine(1, &listed).await;
+    tokio::time::timeout(Duration::from_secs(120), world.until_consumed()).await.unwrap();
+    let restarts = running.metrics.node_restarts.get();
+    running.stop().await;
+    assert!(restarts >= 2, "the pipeline and the chain have both seen it: {restarts}");
+    world.check_without_model("a server was killed").await;
+}
+
+/// The scenarios of the pipeline, at the pace of a real server, with the rebuild in memory to compare with. At once: most
+/// of their time goes by in waiting until an offset may be committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_pipeline_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
-    pipeline::a_chain(world_on(&server).await).await;
-    pipeline::two_rivals(world_on(&server).await).await;
-    pipeline::a_listed_loser(world_on(&server).await).await;
-    pipeline::a_missing_parent(world_on(&server).await).await;
-    pipeline::poison(world_on(&server).await).await;
-    pipeline::a_waiting_block(world_on(&server).await).await;
+    let world = || world_on(&server);
+    tokio::join!(
+        async { pipeline::a_chain(world().await).await },
+        async { pipeline::two_rivals(world().await).await },
+        async { pipeline::a_listed_loser(world().await).await },
+        async { pipeline::a_missing_parent(world().await).await },
+        async { pipeline::poison(world().await).await },
+        async { pipeline::a_waiting_block(world().await).await },
+    );
 }
 
+/// Offsets wait no longer than they must.
 async fn world_on(server: &AerospikeServer) -> World {
-    World::new().await.over(Arc::new(open(&server.settings()).await))
+    let engine = open(&server.settings()).await;
+    let mut world = World::new().await;
+    world.settings.durability_lag = Some(engine.may_forget() + Duration::from_millis(100));
+    world.over(Arc::new(engine))
 }
 
 /// Real blocks, contested ones too, killed on the way; the rebuild on fjall has the same digest.

@@ -21,6 +21,7 @@ mod real_kafka;
 mod regressions;
 mod run;
 mod seeded_twice;
+mod sequencing;
 mod sim;
 mod waits;
 mod world;

@@ -111,6 +111,13 @@ pub fn coinbase(height: u32) -> Made {
     finish(bytes, vec![(5_000, vec![0x51, 0xCB])])
 }
 
+/// A hash for the block of this sequence.
+fn block_hash(sequence: u64) -> [u8; 32] {
+    let mut hash = [sequence as u8; 32];
+    hash[..8].copy_from_slice(&sequence.to_le_bytes());
+    hash
+}
+
 /// Puts an engine in front of another.
 pub type Wrap = Arc<dyn Fn(Arc<dyn RecordEngine>) -> Arc<dyn RecordEngine> + Send + Sync>;
 
@@ -164,6 +171,7 @@ pub struct Running {
     pub shutdown: CancellationToken,
     pub task: JoinHandle<Result<PipelineReport, InstanceError>>,
     pub health: Arc<Health>,
+    pub metrics: Arc<Metrics>,
 }
 
 impl World {
@@ -260,10 +268,10 @@ impl World {
     pub fn start(&self) -> Running {
         let shutdown = CancellationToken::new();
         let parts = self.parts(&Store::new(self.nodes.clone(), self.store.settings));
-        let health = parts.health.clone();
+        let (health, metrics) = (parts.health.clone(), parts.metrics.clone());
         let run = instance::run(self.settings.clone(), parts, shutdown.clone());
         let task = tokio::spawn(async move { run.await.inspect_err(|error| eprintln!("an instance ended: {error}")) });
-        Running { shutdown, task, health }
+        Running { shutdown, task, health, metrics }
     }
 
     /// Rebuilds what the group has committed into a new store.
@@ -435,8 +443,8 @@ impl World {
         let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
         let block = Block {
             block_id,
-            hash: [sequence as u8; 32],
-            previous: [sequence as u8 - 1; 32],
+            hash: block_hash(sequence),
+            previous: block_hash(sequence - 1),
             height,
             time: 1_700_000_000,
             longest_chain: true,

@@ -20,6 +20,12 @@ impl Pairs {
         self.get(name)?.parse().ok()
     }
 
+    /// The numbers of all names that end in `.last`, such as those of each device.
+    pub fn numbers_of(&self, last: &str) -> impl Iterator<Item = u64> {
+        let is_meant = move |name: &str| name.rsplit_once('.').is_some_and(|(_, name)| name == last);
+        self.0.iter().filter(move |(name, _)| is_meant(name)).filter_map(|(_, value)| value.parse().ok())
+    }
+
     pub fn is_true(&self, name: &str) -> bool {
         self.get(name) == Some("true")
     }

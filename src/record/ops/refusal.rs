@@ -43,6 +43,21 @@ pub(super) fn is_taken_by(page: &Page, offset: u32, spender: SpendingData) -> Re
     Ok(named)
 }
 
+/// Whether the slot names this very spender, whose claims are then compared: another event of the same transaction may
+/// have taken it with others.
+pub(super) fn is_taken_as_claimed(
+    page: &Page,
+    stored: &StoredOutputs<'_>,
+    claim: &SpendSlot,
+    spender: SpendingData,
+) -> Result<bool, Rejection> {
+    let taken = is_taken_by(page, claim.offset, spender)?;
+    if let (true, Some(slot)) = (taken, slot(page, claim.offset)) {
+        by_claim(page, stored, slot, claim)?;
+    }
+    Ok(taken)
+}
+
 /// What the record as a whole says against a spend in the block of this height.
 pub(super) fn by_record(page: &Page, height: u32, taker: Taker) -> Result<(), Rejection> {
     if let Some(height) = page.pruned {
@@ -272,8 +287,8 @@ mod tests {
                 bar.put_up(&mut page, &mut claim);
                 let mut record = record(page);
                 let outcome = crate::record::apply(&RULES, &MASTER, &mut record, &operation(taker, claim)).outcome;
-                // What is evaluated is what an event claims, whichever event of the transaction took the slot.
-                let told = if taker == Taker::Sequencer && matches!(bar, Bar::Hash | Bar::Output) {
+                // What counts is what this event claims, whichever event of the transaction took the slot.
+                let told = if matches!(bar, Bar::Hash | Bar::Output) {
                     crate::record::Outcome::Rejected(bar.rejection())
                 } else {
                     already(slots_reply(true))

@@ -60,16 +60,11 @@ fn check_as_spend(page: &Page, respend: &Respend, height: u32) -> Result<(), Rej
     Ok(())
 }
 
-/// What is evaluated is an event's claims: another event of the same transaction may have taken the slots with others.
+/// What is evaluated is an event's claims.
 fn claims_hold(page: &Page, respend: &Respend) -> Result<(), Rejection> {
-    let taken = |moved: &RespendSlot| refusal::is_taken_by(page, moved.slot.offset, taker(respend, moved));
     let stored = StoredOutputs::find(page, respend.slots.iter().map(|moved| moved.slot.offset));
     for moved in &respend.slots {
-        if taken(moved)?
-            && let Some(slot) = slots::slot(page, moved.slot.offset)
-        {
-            refusal::by_claim(page, &stored, slot, &moved.slot)?;
-        }
+        refusal::is_taken_as_claimed(page, &stored, &moved.slot, taker(respend, moved))?;
     }
     Ok(())
 }

@@ -53,15 +53,6 @@ fn with(
 
 /// Whether there is anything left to take, if nothing is in the way.
 fn check(page: &Page, spend: &Spend, stored: Option<&StoredOutputs<'_>>) -> Result<bool, Rejection> {
-    let mut open = 0;
-    for slot in &spend.slots {
-        open += usize::from(!refusal::is_taken_by(page, slot.offset, taker(spend, slot))?);
-    }
-    if open == 0 {
-        return Ok(false);
-    }
-    let mode = Taker::Spender(spend.marks);
-    refusal::by_record(page, spend.height, mode)?;
     let found;
     let stored = match stored {
         Some(stored) => stored,
@@ -70,10 +61,19 @@ fn check(page: &Page, spend: &Spend, stored: Option<&StoredOutputs<'_>>) -> Resu
             &found
         }
     };
+    let mut open = Vec::with_capacity(spend.slots.len());
     for slot in &spend.slots {
-        if !refusal::is_taken_by(page, slot.offset, taker(spend, slot))? {
-            refusal::by_slot(page, stored, slot, None, spend.height, mode)?;
+        if !refusal::is_taken_as_claimed(page, stored, slot, taker(spend, slot))? {
+            open.push(slot);
         }
+    }
+    if open.is_empty() {
+        return Ok(false);
+    }
+    let mode = Taker::Spender(spend.marks);
+    refusal::by_record(page, spend.height, mode)?;
+    for slot in open {
+        refusal::by_slot(page, stored, slot, None, spend.height, mode)?;
     }
     Ok(true)
 }
