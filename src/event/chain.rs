@@ -189,5 +189,8 @@ declare! {
         Command = 12, "command",
         /// A coinbase whose block left the longest chain.
         Disconnected = 13, "disconnected",
+        /// The first event of the transaction was a partial one, so that this one may hold no slots. Only ever why it was
+        /// contested, never a verdict.
+        Seeded = 14, "seeded",
     }
 }

@@ -98,6 +98,7 @@ pub fn reasons() -> Vec<Reason> {
         Reason::Found,
         Reason::Command,
         Reason::Disconnected,
+        Reason::Seeded,
     ]
 }
 

@@ -1,6 +1,8 @@
 //! When do dead letters stop being an exception? Limits beyond which a partition halts, loudly. Pure.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::tx::Txid;
 
 /// Limits on dead letters of one partition.
 #[derive(Debug, Clone, Copy)]
@@ -17,11 +19,23 @@ pub struct DeadLetterGauge {
     in_a_row: u32,
     /// (second, events, dead letters), for the last minute.
     seconds: VecDeque<(u64, u64, u64)>,
+    /// When each root was counted last, for the last minute.
+    roots: BTreeMap<Txid, u64>,
 }
 
 const WINDOW_SECONDS: u64 = 60;
 
 impl DeadLetterGauge {
+    /// Counts an event that turned out to be a dead letter after it was read: because of its own content, or of a parent
+    /// that is missing. What hangs behind one root counts once, or a single missing parent with many children would halt
+    /// what is otherwise in order. `Some(why)` when the partition must halt.
+    pub fn count_root(&mut self, limits: &DeadLetterLimits, root: Txid, now_ms: u64) -> Option<String> {
+        let second = now_ms / 1_000;
+        self.roots.retain(|_, counted| *counted + WINDOW_SECONDS > second);
+        let is_known = self.roots.insert(root, second).is_some();
+        if is_known { None } else { self.count(limits, true, now_ms) }
+    }
+
     /// Counts an event. `Some(why)` when the partition must halt.
     pub fn count(&mut self, limits: &DeadLetterLimits, is_dead_letter: bool, now_ms: u64) -> Option<String> {
         let second = now_ms / 1_000;
@@ -80,6 +94,16 @@ mod tests {
             (0..20)
                 .all(|minute| calm.count(&LIMITS, true, minute * 61_000).is_none() && !calm_reset(&mut calm, minute))
         );
+    }
+
+    #[test]
+    fn what_hangs_behind_one_root_counts_once() {
+        let mut gauge = DeadLetterGauge::default();
+        let mut count = |root, now_ms| gauge.count_root(&LIMITS, Txid([root; 32]), now_ms);
+        assert!((0..50).all(|_| count(1, 0).is_none()));
+        assert_eq!(count(2, 0), None);
+        assert!(count(3, 0).is_some());
+        assert!(count(1, 61_000).is_some(), "it is a root of the next minute, too");
     }
 
     fn calm_reset(gauge: &mut DeadLetterGauge, minute: u64) -> bool {

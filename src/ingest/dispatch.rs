@@ -9,9 +9,9 @@ use crate::{
     ingest::{
         flight::FlightId,
         pipeline::{Others, PipelineError},
-        plan::{EventRef, Token, own_state_of},
+        plan::{EventRef, Token},
     },
-    record::{Key, Outcome, TxState},
+    record::{Key, Outcome, Record},
     tx::Txid,
 };
 
@@ -26,7 +26,7 @@ pub enum Done {
         last: bool,
     },
     /// Own records were read.
-    Reads(Vec<(FlightId, Option<TxState>)>),
+    Reads(Vec<(FlightId, Option<Record>)>),
     /// A contest is in the log.
     ContestPublished(FlightId),
     /// The dead letter of an event is in its topic.
@@ -225,19 +225,19 @@ async fn read_until_done(
     loop {
         let keys: Vec<Key> = reads.iter().map(|(_, txid)| Key::master(*txid)).collect();
         let results = engine.read(&keys).await;
-        let mut states = Vec::with_capacity(results.len());
+        let mut records = Vec::with_capacity(results.len());
         let mut again = Vec::new();
         let mut error = None;
         for (read, result) in reads.into_iter().zip(results) {
             match result {
-                Ok(record) => states.push((read.0, own_state_of(record.as_ref()))),
+                Ok(record) => records.push((read.0, record)),
                 Err(why) => {
                     error = Some(why);
                     again.push(read);
                 }
             }
         }
-        if done.send(Done::Reads(states)).is_err() || again.is_empty() {
+        if done.send(Done::Reads(records)).is_err() || again.is_empty() {
             return;
         }
         if error.is_some_and(|error| !report(&done, &error)) {

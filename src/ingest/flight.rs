@@ -59,27 +59,12 @@ impl Work {
         self.page().body().map_or(BodyHash::MISSING, BodyHash::of).hash()
     }
 
-    /// How another event for the same txid compares. A transaction id commits to a whole transaction, but neither to what
-    /// its event claims of the outputs that it spends, nor to anything that a partial one claims.
-    pub fn compared_with(&self, other: &Work) -> Agreement {
-        match (self, other) {
-            (Work::Validated(_), Work::Validated(_)) if self.page().body() == other.page().body() => Agreement::Same,
-            (Work::Validated(_), Work::Validated(_)) => Agreement::OtherClaims,
-            _ if self.page().contradicts(other.page()) => Agreement::Contradiction,
-            _ => Agreement::Same,
-        }
+    /// Whether another event for the same txid says the same. A transaction id commits to a whole transaction, but neither to
+    /// what its event claims of the outputs that it spends, nor to anything that a partial one claims.
+    pub fn says_the_same(&self, other: &Work) -> bool {
+        let (page, other) = (self.page(), other.page());
+        page.body() == other.body() && page.is_coinbase == other.is_coinbase
     }
-}
-
-/// How two events for one transaction compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Agreement {
-    /// They say the same.
-    Same,
-    /// The same transaction, said to spend other outputs.
-    OtherClaims,
-    /// They cannot both be true.
-    Contradiction,
 }
 
 /// An event that asks for a transaction.
@@ -91,7 +76,7 @@ pub struct Request {
     pub work: Work,
     /// How it is treated.
     pub mode: Mode,
-    /// An earlier event for the same transaction, with other claims, has had its turn.
+    /// An earlier event for the same transaction, which says otherwise, has had its turn.
     pub again: bool,
 }
 
@@ -119,6 +104,8 @@ pub enum Stage {
         /// Groups that have not answered.
         pending: u32,
     },
+    /// Its own record is being read, before it begins: only a rebuild can afford that.
+    Looking,
     /// Its own record is being read, before it is parked.
     ReadingOwn,
     /// Waits for its next try.
@@ -131,7 +118,10 @@ pub enum Stage {
         reason: Reason,
     },
     /// Its contest is on its way into the log.
-    PublishingContest,
+    PublishingContest {
+        /// What its events say contradicts what is stored.
+        contradicts: bool,
+    },
 }
 
 /// One transaction in flight.
@@ -149,15 +139,17 @@ pub struct Flight {
     pub origin: EventRef,
     /// The events that asked for it; empty once their partitions were taken away.
     pub events: Vec<EventRef>,
+    /// What the events said that joined the first.
+    pub joined: Vec<(EventRef, Work)>,
     /// Where it stands.
     pub stage: Stage,
     /// Parallel to the groups of the transaction.
     pub groups: Vec<Group>,
     /// Flights that wait for this one to end.
     pub children: Vec<FlightId>,
-    /// An earlier event for the same transaction, with other claims, has had its turn.
+    /// An earlier event for the same transaction, which says otherwise, has had its turn.
     pub again: bool,
-    /// Later events for the same transaction that claim other previous outputs: each has its own turn.
+    /// Later events for the same transaction that say otherwise: each has its own turn.
     pub behind: VecDeque<Request>,
     /// Tries so far.
     pub attempts: u32,
@@ -188,6 +180,7 @@ impl Flight {
             mode,
             origin: event,
             events: vec![event],
+            joined: Vec::new(),
             stage: Stage::Spending { pending: 0 },
             groups: vec![Group::default(); groups],
             children: Vec::new(),
@@ -248,6 +241,11 @@ impl Flight {
     pub fn what_bars_it(&self) -> String {
         let bars = self.refusals().next().map(|(parent, refusal)| format!("{parent} ({})", refusal.code()));
         bars.unwrap_or_else(|| "its own record".to_owned())
+    }
+
+    /// Parents that bar its way.
+    pub fn refused_parents(&self) -> impl Iterator<Item = Txid> {
+        self.refusals().map(|(parent, _)| parent)
     }
 
     /// Parents without a record.

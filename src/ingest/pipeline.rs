@@ -25,8 +25,10 @@ use crate::{
         publish::{Publisher, mismatch},
         replay::Modes,
     },
+    record::{Reason, Record},
     store::nodes::{Look, Nodes, WholeStore},
     telemetry::{Completion, EventKind, Metrics, Rebalance},
+    tx::Txid,
 };
 
 /// Everything that the loop needs to know. Units are in the names.
@@ -129,6 +131,8 @@ pub struct PipelineReport {
 struct Chunk {
     partition: i32,
     epoch: u64,
+    /// Least timestamp of its messages, and the first offset.
+    oldest: (i64, u64),
     messages: usize,
     prepared: JoinHandle<Vec<(Message, Result<Prepared, Poison>)>>,
 }
@@ -149,6 +153,7 @@ pub struct Pipeline {
     asking: bool,
     throttled: bool,
     started: Instant,
+    last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
     report: PipelineReport,
@@ -173,6 +178,7 @@ impl Pipeline {
             asking: false,
             throttled: false,
             started: now,
+            last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
             report: PipelineReport::default(),
@@ -327,10 +333,14 @@ impl Pipeline {
         if let Some(why) = state.over_bound(&self.settings.bounds) {
             tracing::warn!(partition = number, why, "paused: too much is unfinished");
             self.pause(number);
+            let now_ms = self.now_ms();
+            self.planner.bound_reached(number, now_ms);
         }
         self.unprepared += messages.len();
         let settings = self.settings.prepare;
         let count = messages.len();
+        let oldest_ms = messages.iter().map(|message| message.timestamp_ms).min().unwrap_or(i64::MIN);
+        let oldest = (oldest_ms, messages.first().map_or(0, |message| message.offset));
         let prepared = tokio::spawn(async move {
             messages
                 .into_iter()
@@ -340,7 +350,7 @@ impl Pipeline {
                 })
                 .collect()
         });
-        self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, messages: count, prepared });
+        self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, oldest, messages: count, prepared });
         self.throttle();
     }
 
@@ -378,7 +388,11 @@ impl Pipeline {
 
     fn resume_all(&mut self) {
         for (number, state) in &mut self.partitions {
-            let room = state.halted.is_none() && state.over_half(&self.settings.bounds).is_none();
+            let below_bound = state.over_half(&self.settings.bounds).is_none();
+            if below_bound {
+                self.planner.bound_left(*number);
+            }
+            let room = state.halted.is_none() && below_bound;
             if state.paused && room && !self.throttled {
                 let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
                 match self.consumer.resume(&partition) {
@@ -449,6 +463,20 @@ impl Pipeline {
         self.parts.publisher.dead_letter(event, message.clone(), poison, self.done_sender.clone());
     }
 
+    /// An event is a dead letter, as was found after it had been read.
+    fn count_root(&mut self, event: EventRef, root: Txid) {
+        let now_ms = self.now_ms();
+        let replayed = self.parts.modes.is_below_frontier(event.partition, event.offset);
+        let state = self.partitions.get_mut(&event.partition);
+        let Some(state) = state.filter(|state| state.epoch == event.epoch && state.halted.is_none() && !replayed)
+        else {
+            return;
+        };
+        if let Some(why) = state.dead_letters.count_root(&self.settings.dead_letter_limits, root, now_ms) {
+            self.halt(event.partition, Halt { why, since_ms: now_ms });
+        }
+    }
+
     fn halt(&mut self, number: i32, halt: Halt) {
         let Halt { why, since_ms } = &halt;
         tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
@@ -472,16 +500,15 @@ impl Pipeline {
                     self.dispatcher.batch_done();
                 }
             }
-            Done::Reads(states) => {
-                for (flight, state) in states {
-                    self.planner.own_state(flight, state, now_ms);
+            Done::Reads(records) => {
+                for (flight, own) in records {
+                    self.planner.own_record(flight, own.as_ref().and_then(Record::page), now_ms);
                 }
             }
             Done::ContestPublished(flight) => {
                 self.publishing -= 1;
                 self.planner.contest_published(flight, now_ms);
-                // The next in line may be proven missing now.
-                self.next_proof = Instant::now();
+                self.contests_published();
             }
             Done::DeadLetterPublished(event) => {
                 self.publishing -= 1;
@@ -494,6 +521,15 @@ impl Pipeline {
         Ok(())
     }
 
+    /// Others may be waiting for what was contested to be committed, and the next in line here may be proven missing now. Not
+    /// for every single contest, though.
+    fn contests_published(&mut self) {
+        if self.publishing == 0 && self.planner.counts().parked > 0 {
+            self.next_proof = Instant::now();
+            self.next_commit = self.next_commit.min(self.last_commit + self.settings.commit_interval / 10);
+        }
+    }
+
     /// Does what the planner asks for, sends what is due, and reads on when there is room again.
     fn act(&mut self) {
         while let Some(action) = self.planner.next_action() {
@@ -501,12 +537,16 @@ impl Pipeline {
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::ReadOwn(flight, txid) => self.dispatcher.read(flight, txid),
                 Action::PublishContest { flight, txid, event, body, reason } => {
+                    if let Reason::MissingParent { parent } = reason {
+                        self.count_root(event, parent);
+                    }
                     self.report.contests += 1;
                     self.publishing += 1;
                     self.parts.publisher.contest(flight, txid, event, body, reason, self.done_sender.clone());
                 }
                 Action::Mismatched { event, work } => {
                     let txid = work.page().txid;
+                    self.count_root(event, txid);
                     self.bury(event, work.source(), mismatch(txid));
                 }
                 Action::Complete(event, how) => self.complete(event, how),
@@ -533,6 +573,7 @@ impl Pipeline {
         let now = Instant::now();
         self.planner.retry_due(self.now_ms());
         if now >= self.next_commit {
+            self.last_commit = now;
             self.next_commit = now + self.settings.commit_interval;
             self.commit().await?;
             self.observe();
@@ -682,7 +723,12 @@ impl Pipeline {
         };
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let own = |(number, state): (&i32, &PartitionState)| {
-            let view = state.view(&self.settings.bounds);
+            let mut view = state.view(&self.settings.bounds);
+            // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
+            // be forgotten is not known any more; nor is what a halted partition has left where it is.
+            if !self.parts.nodes.may_forget() && state.halted.is_none() {
+                view.oldest_unfinished = self.oldest_unprepared(*number);
+            }
             let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
             (*number, PartitionView { at_end, ..view })
         };
@@ -705,6 +751,11 @@ impl Pipeline {
             }
             self.planner.parent_is_missing(flight, ties, now_ms);
         }
+    }
+
+    /// The oldest that was read and that nobody has looked at.
+    fn oldest_unprepared(&self, number: i32) -> Option<(i64, u64)> {
+        self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.

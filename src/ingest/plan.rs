@@ -5,12 +5,15 @@
 //! all groups at once → create → done. What bars its way parks it (an absent, half-created, locked or undecided parent)
 //! or has it contested (everything else). Nothing here gives back, overwrites or flags.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use crate::{
     engine::Row,
     ingest::{
-        flight::{Agreement, Flight, FlightId, Group, Request, Stage, Work},
+        flight::{Flight, FlightId, Group, Request, Stage, Work},
         parked::Parked,
         prepare::{PreparedSeed, PreparedTx},
         proof::Ties,
@@ -64,7 +67,7 @@ pub enum Token {
 pub enum Action {
     /// Send to the engine; answer with [`Planner::outcome`].
     Apply(Token, Row),
-    /// Read the transaction's own master; answer with [`Planner::own_state`].
+    /// Read the transaction's own master; answer with [`Planner::own_record`].
     ReadOwn(FlightId, Txid),
     /// Publish a contest; once acknowledged, answer with [`Planner::contest_published`].
     PublishContest {
@@ -131,6 +134,8 @@ pub struct Planner {
     waiting: usize,
     parked_max: usize,
     store_forgets: bool,
+    /// Partitions that are paused at their bound.
+    at_bound: BTreeSet<i32>,
 }
 
 /// Keyed by transaction id, with a fixed hash: iteration order must not be random (and is never relied upon).
@@ -152,6 +157,7 @@ impl Planner {
             waiting: 0,
             parked_max: 0,
             store_forgets: false,
+            at_bound: BTreeSet::new(),
         }
     }
 
@@ -184,18 +190,18 @@ impl Planner {
         self.settle_ready(now_ms);
     }
 
-    /// A second event for a transaction in flight joins the first where it says the same; where it claims other previous
-    /// outputs it has its own turn after the first, as it would have had if it had been read later.
+    /// A second event for a transaction in flight joins the first where it says the same; where it does not (it claims other
+    /// previous outputs, or one of them is a partial transaction) it has its own turn after the first, as it would have had
+    /// if it had been read later.
     fn begin(&mut self, request: Request) {
         let Some(flight) = self.by_txid.get(&request.work.txid()).copied().and_then(|id| self.get(id)) else {
             return self.start(request);
         };
-        match flight.work.compared_with(&request.work) {
-            Agreement::Same => flight.events.push(request.event),
-            Agreement::OtherClaims => flight.behind.push_back(request),
-            Agreement::Contradiction => {
-                self.actions.push_back(Action::Mismatched { event: request.event, work: request.work });
-            }
+        if flight.work.says_the_same(&request.work) {
+            flight.events.push(request.event);
+            flight.joined.push((request.event, request.work));
+        } else {
+            flight.behind.push_back(request);
         }
     }
 
@@ -204,11 +210,21 @@ impl Planner {
         let id = self.enter(request);
         if seeded {
             self.create(id);
-        } else if mode == Mode::RebuildContested {
-            self.store_contested(id, Reason::Found);
-        } else {
-            self.launch(id);
+            return;
         }
+        match mode {
+            Mode::Normal => self.launch(id),
+            Mode::RebuildContested => self.store_contested(id, Reason::Found),
+            // Nobody could settle what it takes, should a partial transaction have come first.
+            Mode::RebuildWon => self.read_own(id, Stage::Looking),
+        }
+    }
+
+    fn read_own(&mut self, id: FlightId, stage: Stage) {
+        let Some(flight) = self.get(id) else { return };
+        flight.stage = stage;
+        let txid = flight.txid;
+        self.actions.push_back(Action::ReadOwn(id, txid));
     }
 
     /// A new flight, which wakes those that wait for its transaction.
@@ -358,19 +374,26 @@ impl Planner {
                 if flight.own_state_read && flight.mode != Mode::RebuildWon {
                     self.park(id, now_ms);
                 } else {
-                    flight.stage = Stage::ReadingOwn;
-                    let txid = flight.txid;
-                    self.actions.push_back(Action::ReadOwn(id, txid));
+                    self.read_own(id, Stage::ReadingOwn);
                 }
             }
         }
     }
 
-    /// How the transaction's own record stands; `None`: there is none.
-    pub fn own_state(&mut self, id: FlightId, state: Option<TxState>, now_ms: u64) {
+    /// The transaction's own master; `None`: there is none.
+    pub fn own_record(&mut self, id: FlightId, own: Option<&Page>, now_ms: u64) {
         let forgets = self.store_forgets;
         if let Some(flight) = self.get(id) {
-            match state {
+            if let Some(own) = own.filter(|own| own.is_other_kind_than(flight.work.page())) {
+                let contradicts = own.contradicts(flight.work.page());
+                self.came_second(id, contradicts);
+                return self.settle_ready(now_ms);
+            }
+            if flight.stage == Stage::Looking {
+                self.launch(id);
+                return self.settle_ready(now_ms);
+            }
+            match own.map(Page::state) {
                 Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
                 Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
                 Some(TxState::Stub(_)) if flight.mode == Mode::RebuildWon => self.store_contested(id, Reason::Found),
@@ -414,11 +437,12 @@ impl Planner {
             return self.await_parents(id, remaining);
         }
         let settings = self.settings;
+        let at_bound = self.is_at_bound(id);
         let Some(flight) = self.get(id) else { return };
         let since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
         if let Some(parent) = flight.locked_parent()
             && flight.mode == Mode::Normal
-            && now_ms.saturating_sub(since_ms) >= settings.flag_grace_ms
+            && (at_bound || now_ms.saturating_sub(since_ms) >= settings.flag_grace_ms)
         {
             return self.store_contested(id, Reason::Locked { parent });
         }
@@ -432,6 +456,32 @@ impl Planner {
         }
         self.parked.insert(id, now_ms + pause);
         self.count_waiting(1);
+    }
+
+    fn is_at_bound(&self, id: FlightId) -> bool {
+        let flight = self.flights.get(id.index as usize).and_then(Option::as_ref);
+        flight.is_some_and(|flight| flight.events.iter().any(|event| self.at_bound.contains(&event.partition)))
+    }
+
+    /// A partition was read to its bound and is paused there. What waits on a flag on its behalf is contested at once: the
+    /// block that lifts the flag may wait for what is not read.
+    pub fn bound_reached(&mut self, partition: i32, now_ms: u64) {
+        if !self.at_bound.insert(partition) {
+            return;
+        }
+        let on_flag = |flight: &&Flight| flight.stage == Stage::Parked && flight.locked_parent().is_some();
+        let waiting: Vec<FlightId> = self.flights.iter().flatten().filter(on_flag).map(|flight| flight.id).collect();
+        for id in waiting.into_iter().filter(|id| self.is_at_bound(*id)).collect::<Vec<_>>() {
+            self.parked.remove(id);
+            self.count_waiting(-1);
+            self.ready.push_back(id);
+        }
+        self.settle_ready(now_ms);
+    }
+
+    /// A partition that was paused at its bound has room again.
+    pub fn bound_left(&mut self, partition: i32) {
+        self.at_bound.remove(&partition);
     }
 
     /// Tries again what has been parked long enough.
@@ -500,8 +550,10 @@ impl Planner {
     pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         if flight.stage == Stage::Parked {
-            let Some(parent) = flight.absent_parents().next() else { return };
-            if self.by_txid.contains_key(&parent) {
+            let refused: Vec<Txid> = flight.refused_parents().collect();
+            if flight.absent_parents().next().is_none()
+                || refused.iter().any(|parent| self.by_txid.contains_key(parent))
+            {
                 return;
             }
             self.parked.remove(id);
@@ -587,7 +639,8 @@ impl Planner {
             }
             // Somebody else's create: the spends that rode on ours are not there.
             Outcome::AlreadyApplied(_) => self.finish(id, Completion::Live),
-            Outcome::Rejected(Rejection::OtherContent) => self.mismatched(id),
+            Outcome::Rejected(Rejection::OtherContent) => self.came_second(id, true),
+            Outcome::Rejected(Rejection::OtherKind) => self.came_second(id, false),
             // It had won when its first event was read, and lost since: the decision that says so was applied.
             Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) if flight.mode == Mode::RebuildWon => {
                 self.finish(id, Completion::PassedOver);
@@ -636,14 +689,34 @@ impl Planner {
                 Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Mismatch { .. } | Reason::Found
             ),
             Outcome::Rejected(Rejection::Exists(TxState::Creating)) => return self.park(id, now_ms),
-            Outcome::Rejected(Rejection::OtherContent) => return self.mismatched(id),
+            Outcome::Rejected(Rejection::OtherContent) => return self.came_second(id, true),
+            Outcome::Rejected(Rejection::OtherKind) => return self.came_second(id, false),
             Outcome::Rejected(_) => false,
         };
         // Also where its partitions were taken away: it may hold slots, which only a contest settles.
         if publish && flight.mode == Mode::Normal {
-            flight.stage = Stage::PublishingContest;
-            let (txid, event, body) = (flight.txid, flight.origin, flight.work.body_hash());
-            self.actions.push_back(Action::PublishContest { flight: id, txid, event, body, reason });
+            self.publish_contest(id, reason, false);
+        } else {
+            self.finish(id, Completion::PassedOver);
+        }
+    }
+
+    fn publish_contest(&mut self, id: FlightId, reason: Reason, contradicts: bool) {
+        let Some(flight) = self.get(id) else { return };
+        flight.stage = Stage::PublishingContest { contradicts };
+        let (txid, event, body) = (flight.txid, flight.origin, flight.work.body_hash());
+        self.actions.push_back(Action::PublishContest { flight: id, txid, event, body, reason });
+    }
+
+    /// The record is of another kind: a partial transaction came first where this is a whole one, or the other way round.
+    /// It is as the first event says, so there is nothing left to do, but for what a whole one has taken by then: the
+    /// sequencer gives that back. A partial one takes nothing.
+    fn came_second(&mut self, id: FlightId, contradicts: bool) {
+        let Some(flight) = self.get(id) else { return };
+        if flight.mode == Mode::Normal && flight.may_hold_any() {
+            self.publish_contest(id, Reason::Seeded, contradicts);
+        } else if contradicts {
+            self.mismatched(id);
         } else {
             self.finish(id, Completion::PassedOver);
         }
@@ -651,15 +724,20 @@ impl Planner {
 
     /// The contest of a flight is in the log: its fate is the sequencer's now.
     pub fn contest_published(&mut self, id: FlightId, now_ms: u64) {
-        self.finish(id, Completion::Contested);
+        match self.get(id).map(|flight| flight.stage) {
+            Some(Stage::PublishingContest { contradicts: true }) => self.mismatched(id),
+            _ => self.finish(id, Completion::Contested),
+        }
         self.settle_ready(now_ms);
     }
 
     fn mismatched(&mut self, id: FlightId) {
         let Some(flight) = self.get(id) else { return };
-        let work = flight.work.clone();
+        let (first, joined) = (flight.work.clone(), std::mem::take(&mut flight.joined));
         for event in std::mem::take(&mut flight.events) {
-            self.actions.push_back(Action::Mismatched { event, work: work.clone() });
+            // Each is buried as it was read.
+            let own = joined.iter().find(|(other, _)| *other == event).map_or(&first, |(_, work)| work);
+            self.actions.push_back(Action::Mismatched { event, work: own.clone() });
         }
         self.finish(id, Completion::DeadLetter);
     }
@@ -710,12 +788,14 @@ impl Planner {
         self.parked = Parked::default();
         self.actions.clear();
         self.ready.clear();
+        self.at_bound.clear();
         self.waiting = 0;
     }
 
     /// A partition was taken away: what only waits on its behalf is dropped (whoever has it now reads it again); what is
     /// moving ends by itself, and its completion is not counted.
     pub fn revoke(&mut self, partition: i32, now_ms: u64) {
+        self.at_bound.remove(&partition);
         let mut dropped = Vec::new();
         for flight in self.flights.iter_mut().flatten() {
             flight.events.retain(|event| event.partition != partition);
@@ -781,11 +861,6 @@ pub fn marks_for(mode: Mode) -> Marks {
         Mode::RebuildWon => Marks::Ignore,
         Mode::Normal | Mode::RebuildContested => Marks::Respect,
     }
-}
-
-/// How a transaction stands by its own master record.
-pub fn own_state_of(record: Option<&Record>) -> Option<TxState> {
-    record.and_then(Record::page).map(Page::state)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ enum Asked {
 #[allow(clippy::large_enum_variant, reason = "a few at a time, in a test")]
 enum Answer {
     Outcome(Token, Row, Outcome),
-    Own(FlightId, Option<TxState>),
+    Own(FlightId, Option<Record>),
     Published(FlightId),
 }
 
@@ -236,7 +236,7 @@ impl World {
                 }
                 Answer::Outcome(token, row, outcome)
             }
-            Asked::Own(flight, txid) => Answer::Own(flight, self.state(txid)),
+            Asked::Own(flight, txid) => Answer::Own(flight, self.records.get(&Key::master(txid)).cloned().flatten()),
             Asked::Publish(flight, txid, reason) => {
                 assert!(self.state(txid).is_some(), "{txid} is contested and was not stored");
                 self.sequencer.push(Verdicts::Decide(txid, reason));
@@ -254,7 +254,9 @@ impl World {
                 self.note_held(token, &row, &outcome);
                 self.planner.outcome(token, outcome, self.now_ms);
             }
-            Answer::Own(flight, state) => self.planner.own_state(flight, state, self.now_ms),
+            Answer::Own(flight, own) => {
+                self.planner.own_record(flight, own.as_ref().and_then(Record::page), self.now_ms)
+            }
             Answer::Published(flight) => self.planner.contest_published(flight, self.now_ms),
         }
         true
@@ -315,7 +317,7 @@ impl World {
     }
 
     fn state(&self, txid: Txid) -> Option<TxState> {
-        own_state_of(self.records.get(&Key::master(txid))?.as_ref())
+        Some(self.records.get(&Key::master(txid))?.as_ref()?.page()?.state())
     }
 
     /// Takes what the planner asks for, and checks it.

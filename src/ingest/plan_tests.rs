@@ -145,7 +145,7 @@ fn park(planner: &mut Planner, tx: Arc<PreparedTx>) {
     let (token, _) = row(planner);
     planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 0);
     let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it looks whether it is live already") };
-    planner.own_state(id, None, 0);
+    planner.own_record(id, None, 0);
     assert!(actions(planner).is_empty());
     assert_eq!((planner.counts().parked, planner.counts().active), (1, 0));
 }
@@ -212,7 +212,7 @@ fn a_locked_parent_is_waited_for_only_so_long() {
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::Locked), 0);
     let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
-    planner.own_state(id, None, 0);
+    planner.own_record(id, None, 0);
     planner.retry_due(1_000);
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::Locked), 1_000);
@@ -266,6 +266,8 @@ fn below_the_frontier_nothing_is_published() {
     assert_eq!(completed(&mut planner).len(), 1);
 
     planner.submit(event(1), tx(&[outside(1)], 2), Mode::RebuildWon, 0);
+    let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it looks before it takes anything") };
+    planner.own_record(id, None, 0);
     let (token, spend) = row(&mut planner);
     assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.marks == Marks::Ignore));
     let holder = SpendingData { txid: Txid([3; 32]), input: 0 };

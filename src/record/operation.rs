@@ -21,14 +21,15 @@ pub struct Rules {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// Puts a page where there is none. The page may carry spends of children that were waiting for it.
-    /// Existing live page, or tombstone: `AlreadyApplied(State)`. One whose outputs are others: `Rejected(OtherContent)`.
-    /// Anything else: `Rejected(Exists)`.
+    /// One whose outputs are others: `Rejected(OtherContent)`; a partial transaction instead of a whole one, or the other
+    /// way round: `Rejected(OtherKind)`. Existing live page, or tombstone: `AlreadyApplied(State)`. Anything else:
+    /// `Rejected(Exists)`.
     Create(Arc<Page>),
     /// Stores a contested transaction whole: the page must have `conflicting` and, on the master, a verdict.
     /// Absent → put. A stub → filled; its own verdict, stamp and marks stay. A contested one (not live) →
     /// `AlreadyApplied(State)`; its body is replaced where the verdict is `MissingParent` or `Mismatch`. A tombstone of a
     /// transaction that was conflicting → put again, with its old verdict, which holds for the txid. Live, creating, other
-    /// tombstone: `Rejected(Exists)`.
+    /// tombstone: `Rejected(Exists)`. Other outputs, and another kind, are refused as by `Create`.
     CreateContested(Arc<Page>),
     /// Takes slots for one spender, all or nothing.
     Spend(Spend),
@@ -350,6 +351,9 @@ pub enum Rejection {
     Exists(TxState),
     /// A record is there already whose outputs are others: a partial transaction claimed what its id does not commit to.
     OtherContent,
+    /// A record is there already that is a partial transaction where a whole one was to be put, or the other way round;
+    /// their outputs agree. The first event says what the record is.
+    OtherKind,
     /// The record holds this later stamp.
     StaleStamp(Stamp),
     /// The lock record is held by somebody else.
@@ -383,6 +387,7 @@ impl Rejection {
             Rejection::AlreadyFrozen(_) => "ALREADY_FROZEN",
             Rejection::Exists(_) => "TX_EXISTS",
             Rejection::OtherContent => "OTHER_CONTENT",
+            Rejection::OtherKind => "OTHER_KIND",
             Rejection::StaleStamp(_) => "STALE_STAMP",
             Rejection::Held(_) => "LOCK_RECORD_HELD",
             Rejection::NotPrunable => "NOT_PRUNABLE",

@@ -175,6 +175,9 @@ pub enum Reason {
     Command,
     /// A coinbase whose block left the longest chain.
     Disconnected,
+    /// The first event of the transaction was a partial one, so that this one may hold no slots. Only ever why it was
+    /// contested, never a verdict.
+    Seeded,
 }
 
 impl Reason {
@@ -399,6 +402,13 @@ impl Page {
             _ => false,
         };
         self.is_coinbase != other.is_coinbase || ours.iter().zip(theirs).enumerate().any(differ)
+    }
+
+    /// Whether one of them is a partial transaction and the other a whole one: they agree on their outputs, but only the
+    /// whole one takes slots. A coinbase takes none in either form.
+    pub fn is_other_kind_than(&self, other: &Page) -> bool {
+        let partial = |page: &Page| page.body().map(|body| matches!(body, Body::Outputs(_)));
+        !self.is_coinbase && matches!((partial(self), partial(other)), (Some(one), Some(other)) if one != other)
     }
 
     /// All slots that are not nil are spent. A page of only nil slots is so from the start.

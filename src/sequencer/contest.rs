@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     event::{Contest, DecisionBody},
     record::{
-        Key, Outcome, Page, Phase, Reason, Reply, Respend, RespendChecks, RespendSlot, Sequenced, SpendSlot,
+        Body, Key, Outcome, Page, Phase, Reason, Reply, Respend, RespendChecks, RespendSlot, Sequenced, SpendSlot,
         SpendingData, TxState, Verdict,
     },
     sequencer::{
@@ -29,6 +29,17 @@ pub enum Reopen<'a> {
     Reconsider,
 }
 
+/// What a transaction is whose name a slot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    /// Live: the slot is its own.
+    Live,
+    /// Not live, and contested now if it was not yet.
+    NotLive,
+    /// A partial one, which spends nothing: a later event of it took the slot before it found that, and will give it back.
+    Partial,
+}
+
 /// What was found of all inputs.
 pub enum Findings {
     /// Input by input.
@@ -44,6 +55,9 @@ impl Handler {
         let body = self.decide_on(at, &mut steps, contest.txid, Reopen::ByEvent(contest)).await?;
         if let DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } = body {
             self.bury(at, contest, parent).await?;
+        }
+        if contest.reason == Reason::Seeded {
+            self.give_back(at, steps.is_applied_again(), contest).await?;
         }
         steps.close().await
     }
@@ -179,7 +193,7 @@ impl Handler {
         let txid = page.txid;
         let slots = self.inputs_of(page)?;
         let mut found: BTreeMap<u32, Input> = BTreeMap::new();
-        let mut undecided: BTreeMap<Txid, bool> = BTreeMap::new();
+        let mut named: BTreeMap<Txid, Named> = BTreeMap::new();
         let mut open: Vec<(Outpoint, SpendSlot)> = slots;
         let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {txid}", at.offset));
         while !open.is_empty() {
@@ -213,7 +227,7 @@ impl Handler {
                             again.push((outpoint, slot));
                             continue;
                         }
-                        Refusal::Holder(holder) => match self.known_holder(txid, holder, &undecided) {
+                        Refusal::Holder(holder) => match self.known_holder(txid, holder, &named) {
                             Some(found) => found,
                             None => {
                                 holders.push(holder.txid);
@@ -225,7 +239,7 @@ impl Handler {
                 };
                 found.insert(index, Input { index, outpoint, found: verdict });
             }
-            undecided.extend(self.contest_holders(at, phase, holders).await?);
+            named.extend(self.contest_holders(at, phase, holders).await?);
             open = again;
             if !awaited.is_empty() {
                 waiting.look_again(&names(distinct(awaited))).await;
@@ -235,11 +249,14 @@ impl Handler {
     }
 
     /// What a holder means, once it is known whether it is live. The contestant itself under another input is no rival.
-    fn known_holder(&self, txid: Txid, holder: SpendingData, undecided: &BTreeMap<Txid, bool>) -> Option<Found> {
+    fn known_holder(&self, txid: Txid, holder: SpendingData, named: &BTreeMap<Txid, Named>) -> Option<Found> {
         if holder.txid == txid {
             return Some(Found::HeldByUndecided(holder));
         }
-        Some(if *undecided.get(&holder.txid)? { Found::HeldByLive(holder) } else { Found::HeldByUndecided(holder) })
+        Some(match named.get(&holder.txid)? {
+            Named::Live => Found::HeldByLive(holder),
+            Named::NotLive | Named::Partial => Found::HeldByUndecided(holder),
+        })
     }
 
     fn take(
@@ -260,30 +277,38 @@ impl Handler {
     }
 
     /// Contests holders that are not live (an absent one becomes a stub, so that it cannot become live behind our back).
-    /// Answers which of them are live. A tombstone counts as live: its slot was its own when it was pruned.
+    /// Answers what each of them is. A tombstone counts as live: its slot was its own when it was pruned.
     pub async fn contest_holders(
         &self,
         at: At,
         phase: Phase,
         holders: Vec<Txid>,
-    ) -> Result<BTreeMap<Txid, bool>, Stop> {
+    ) -> Result<BTreeMap<Txid, Named>, Stop> {
         let holders = distinct(holders);
         let rows = holders.iter().map(|txid| at.row(phase, Key::master(*txid), Sequenced::MarkContested)).collect();
         let outcomes = self.apply(rows).await?;
-        let mut live = BTreeMap::new();
+        let mut named = BTreeMap::new();
+        let mut unknown = Vec::new();
         for (txid, outcome) in holders.into_iter().zip(outcomes) {
-            let is_live = match outcome {
-                Outcome::AlreadyApplied(Reply::State(TxState::Live | TxState::Pruned(_))) => true,
-                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => false,
-                // Stamped later in this very event (its verdict was carried out): its state says the rest.
-                Outcome::Rejected(_) => {
-                    let master = self.master(txid).await?;
-                    master.is_some_and(|page| matches!(page.state(), TxState::Live | TxState::Pruned(_)))
-                }
-            };
-            live.insert(txid, is_live);
+            match outcome {
+                // Whole or partial: the reply does not tell. Or stamped later in this very event (its verdict was carried
+                // out): its state says the rest.
+                Outcome::AlreadyApplied(Reply::State(TxState::Live)) | Outcome::Rejected(_) => unknown.push(txid),
+                Outcome::AlreadyApplied(Reply::State(TxState::Pruned(_))) => drop(named.insert(txid, Named::Live)),
+                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => drop(named.insert(txid, Named::NotLive)),
+            }
         }
-        Ok(live)
+        let masters = self.masters(&unknown).await?;
+        named.extend(unknown.into_iter().zip(masters).map(|(txid, master)| (txid, what_is(master.as_deref()))));
+        Ok(named)
+    }
+}
+
+fn what_is(master: Option<&Page>) -> Named {
+    match master.map(|page| (page.state(), page.body())) {
+        Some((TxState::Live, Some(Body::Outputs(_)))) => Named::Partial,
+        Some((TxState::Live | TxState::Pruned(_), _)) => Named::Live,
+        _ => Named::NotLive,
     }
 }
 

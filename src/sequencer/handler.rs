@@ -168,11 +168,16 @@ impl Handler {
 
     /// The inputs of a stored transaction as slots to take, with what they spend. A partial transaction has none.
     pub fn inputs_of(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
-        let Some(Body::Transaction(body)) = page.body() else {
-            return Ok(Vec::new());
-        };
+        match page.body() {
+            Some(Body::Transaction(body)) => self.inputs_in(&page.txid, body),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The same of a body, wherever it was read.
+    pub fn inputs_in(&self, txid: &Txid, body: &Bytes) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
         let tx = Transaction::parse(body)
-            .map_err(|error| Stop::Halt(format!("the stored body of {} is damaged: {error}", page.txid)))?;
+            .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
         if tx.is_coinbase() {
             return Ok(Vec::new());
         }

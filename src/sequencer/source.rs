@@ -78,6 +78,20 @@ impl Handler {
         self.bury_letter(source, &letter).await
     }
 
+    /// Settles what an event took whose transaction turned out to be a partial one, which spends nothing. A rebuild looks
+    /// before it takes anything.
+    pub(super) async fn give_back(&self, at: At, applied_again: bool, contest: &Contest) -> Result<(), Stop> {
+        let is_whole = |page: Arc<Page>| matches!(page.body(), Some(Body::Transaction(_)));
+        if at.making == Making::Replaying || self.master(contest.txid).await?.is_some_and(is_whole) {
+            return Ok(());
+        }
+        let message = self.source(&contest.position).await?;
+        let claimed = claimed_body(&message, contest).map_err(Stop::Halt)?;
+        let Some(Body::Transaction(body)) = claimed.map(|claimed| claimed.body) else { return Ok(()) };
+        let inputs = self.inputs_in(&contest.txid, &body)?;
+        self.settle_slots(at, contest.txid, &inputs, |_| !applied_again).await
+    }
+
     /// Reads one message again.
     async fn source(&self, position: &Position) -> Result<Message, Stop> {
         let partition = TopicPartition { topic: position.topic.as_str().into(), partition: position.partition };

@@ -10,10 +10,11 @@ use crate::{
     event::{Action, Command, ConeMember, DecidedInput, DecisionBody, Event, OutcomeKind},
     record::{
         HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
-        Slot, SpendingData, TxState, Verdict,
+        Slot, SpendSlot, SpendingData, TxState, Verdict,
     },
     sequencer::{
         Stop,
+        contest::Named,
         handler::{At, Handler, distinct},
         steps::{Making, Steps},
         waiting::{Waiting, names},
@@ -114,7 +115,7 @@ impl Handler {
         let holders = inputs.iter().filter_map(|input| input.holder).map(|holder| holder.txid);
         let holders = holders.filter(|holder| *holder != winner && !losers.contains(holder)).collect();
         let live = self.contest_holders(at, Phase::Apply, holders).await?;
-        Ok(live.into_iter().filter(|(_, live)| *live).map(|(holder, _)| holder).collect())
+        Ok(only_live(live))
     }
 
     /// What is left to do once all members of a cone are flagged, and before their slots are settled.
@@ -140,8 +141,7 @@ impl Handler {
             let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
             let strangers = self.spenders_of(&txids, visited).await?;
             let live = self.contest_holders(at, Phase::Apply, strangers.into_keys().collect()).await?;
-            let live: Vec<Txid> = live.into_iter().filter(|(_, live)| *live).map(|(stranger, _)| stranger).collect();
-            self.publish_reconsider(at, &live).await?;
+            self.publish_reconsider(at, &only_live(live)).await?;
         }
         Ok(())
     }
@@ -196,11 +196,13 @@ impl Handler {
             let parents: Vec<Txid> = unread.drain(..unread.len().min(size)).collect();
             let spenders = self.spenders_of(&parents, visited).await?;
             // Contested first: so that one without a record cannot become live behind our back.
-            let live = self.contest_holders(at, Phase::Apply, spenders.keys().copied().collect()).await?;
-            found.extend(spenders.into_iter().map(|(txid, parent)| ConeMember {
+            let named = self.contest_holders(at, Phase::Apply, spenders.keys().copied().collect()).await?;
+            // A partial one spends nothing, and so descends from nobody.
+            let descends = |txid: &Txid| named.get(txid) != Some(&Named::Partial);
+            found.extend(spenders.into_iter().filter(|(txid, _)| descends(txid)).map(|(txid, parent)| ConeMember {
                 txid,
                 parent,
-                live: live.get(&txid).copied().unwrap_or(false),
+                live: named.get(&txid) == Some(&Named::Live),
             }));
         }
         // They stay until the chunk that names them counts: it may have been cut short, or be somebody else's.
@@ -300,7 +302,7 @@ impl Handler {
     ) -> Result<DecidedInput, Stop> {
         tracing::warn!(%txid, outpoint = %input.outpoint, stranger = %stranger.txid, "a decided slot was taken by a stranger");
         let live = self.contest_holders(at, Phase::Apply, vec![stranger.txid]).await?;
-        if live.get(&stranger.txid).copied().unwrap_or(false) && at.making == Making::Allowed {
+        if live.get(&stranger.txid) == Some(&Named::Live) && at.making == Making::Allowed {
             self.publish_reconsider(at, &[stranger.txid]).await?;
         }
         Ok(DecidedInput { holder: Some(stranger), ..input.clone() })
@@ -321,18 +323,13 @@ impl Handler {
 
     async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
         let inputs = self.inputs_of(page)?;
-        let rows = inputs.iter().map(|(outpoint, slot)| {
-            let holder = SpendingData { txid: page.txid, input: slot.input };
-            let held = HeldSlot { offset: slot.offset, holder };
-            at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
-        });
         // Who is not there while a decision is applied again was there when it was made, and comes again: but for the one
         // that was missing by verdict.
         let missing = match page.state() {
             TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent })) => Some(parent),
             _ => None,
         };
-        self.settle_slots(at, rows.collect(), |parent| !applied_again || missing == Some(parent)).await?;
+        self.settle_slots(at, page.txid, &inputs, |parent| !applied_again || missing == Some(parent)).await?;
         self.note_child(at, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
         Ok(inputs.into_iter().map(|(outpoint, _)| outpoint).collect())
     }
@@ -340,7 +337,19 @@ impl Handler {
     /// The slots of a parent that is not there are settled on a stub: a spend that is still on its way must not land on them
     /// should the parent come after all. In a rebuild a parent that is not there is only late, and nothing is on its way;
     /// the same goes for one that a node has forgotten.
-    async fn settle_slots(&self, at: At, rows: Vec<Row>, may_be_absent: impl Fn(Txid) -> bool) -> Result<(), Stop> {
+    pub(super) async fn settle_slots(
+        &self,
+        at: At,
+        holder: Txid,
+        inputs: &[(Outpoint, SpendSlot)],
+        may_be_absent: impl Fn(Txid) -> bool,
+    ) -> Result<(), Stop> {
+        let rows = inputs.iter().map(|(outpoint, slot)| {
+            let holder = SpendingData { txid: holder, input: slot.input };
+            let held = HeldSlot { offset: slot.offset, holder };
+            at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
+        });
+        let rows: Vec<Row> = rows.collect();
         let outcomes = self.apply(rows.clone()).await?;
         if at.making == Making::Replaying {
             return Ok(());
@@ -455,6 +464,10 @@ impl Handler {
         let outcomes = losers.into_iter().map(|loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason }));
         self.tell(at, outcomes.collect()).await
     }
+}
+
+fn only_live(named: BTreeMap<Txid, Named>) -> Vec<Txid> {
+    named.into_iter().filter(|(_, what)| *what == Named::Live).map(|(txid, _)| txid).collect()
 }
 
 /// Whether the slot is one of this page, and nobody holds it, or only who is conflicting: a loser's own event may take it

@@ -196,6 +196,7 @@ fn write_reason(reason: Reason, out: &mut Vec<u8>) {
         Reason::Found => (11, 0, [0; 32]),
         Reason::Command => (12, 0, [0; 32]),
         Reason::Disconnected => (13, 0, [0; 32]),
+        Reason::Seeded => (14, 0, [0; 32]),
     };
     out.push(code);
     out.extend(input.to_le_bytes());

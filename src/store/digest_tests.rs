@@ -157,6 +157,7 @@ async fn every_reason_counts() {
         Reason::Found,
         Reason::Command,
         Reason::Disconnected,
+        Reason::Seeded,
     ];
     let mut seen = Vec::new();
     for reason in reasons {

@@ -273,6 +273,7 @@ impl fmt::Display for InWords {
             Reason::Found => f.write_str("it was found contested"),
             Reason::Command => f.write_str("by command"),
             Reason::Disconnected => f.write_str("a coinbase whose block left the longest chain"),
+            Reason::Seeded => f.write_str("a partial transaction came first"),
         }
     }
 }

@@ -21,6 +21,8 @@ mod real_kafka;
 mod rebuild;
 mod regressions;
 mod run;
+mod seeded_twice;
 mod sequencing;
 mod sim;
+mod waits;
 mod world;

@@ -87,6 +87,7 @@ impl Writer<'_> {
             Reason::Found => (11, None, None),
             Reason::Command => (12, None, None),
             Reason::Disconnected => (13, None, None),
+            Reason::Seeded => (14, None, None),
         };
         self.byte(tag);
         if let Some(input) = input {
@@ -219,6 +220,7 @@ impl Reader {
             11 => Reason::Found,
             12 => Reason::Command,
             13 => Reason::Disconnected,
+            14 => Reason::Seeded,
             _ => return Err(CodecError::Field("reason")),
         })
     }

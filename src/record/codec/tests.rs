@@ -37,7 +37,7 @@ fn stamp() -> impl Strategy<Value = Stamp> {
 }
 
 fn reason() -> impl Strategy<Value = Reason> {
-    (0..14, any::<u32>(), txid()).prop_map(|(which, input, parent)| match which {
+    (0..15, any::<u32>(), txid()).prop_map(|(which, input, parent)| match which {
         0 => Reason::DoubleSpend { input, winner: parent },
         1 => Reason::ConflictingParent { parent },
         2 => Reason::MissingParent { parent },
@@ -51,7 +51,8 @@ fn reason() -> impl Strategy<Value = Reason> {
         10 => Reason::History { input },
         11 => Reason::Found,
         12 => Reason::Command,
-        _ => Reason::Disconnected,
+        13 => Reason::Disconnected,
+        _ => Reason::Seeded,
     })
 }
 

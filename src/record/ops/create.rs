@@ -17,9 +17,7 @@ pub(super) fn apply(
         return Err(Rejection::Unexpected);
     }
     if let Some(page) = optional_page(record)? {
-        if page.contradicts(new) {
-            return Err(Rejection::OtherContent);
-        }
+        is_said_of(page, new)?;
         return match page.state() {
             state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already(Reply::State(state), false)),
             state @ (TxState::Creating | TxState::Stub(_) | TxState::Conflicting(_)) => Err(Rejection::Exists(state)),
@@ -35,12 +33,28 @@ pub(super) fn apply(
     Ok(Effect::applied(Reply::None))
 }
 
+/// Whether what is there is said by `new`, too: neither contradicted, nor of another kind.
+pub(super) fn is_said_of(there: &Page, new: &Page) -> Result<(), Rejection> {
+    if there.contradicts(new) {
+        return Err(Rejection::OtherContent);
+    }
+    if there.is_other_kind_than(new) {
+        return Err(Rejection::OtherKind);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use crate::record::ops::testing::*;
     use crate::record::*;
+
+    fn with_body(mut page: Page, body: Body) -> Page {
+        master(&mut page).body = Some(body);
+        page
+    }
 
     fn create(page: Page) -> Operation {
         Operation::Create(Arc::new(page))
@@ -70,6 +84,23 @@ mod tests {
             on_master(&mut record(live(2)), &create(coinbase)).outcome,
             Outcome::Rejected(Rejection::OtherContent)
         );
+    }
+
+    #[test]
+    fn a_partial_transaction_is_not_taken_for_a_whole_one_nor_the_other_way_round() {
+        let whole = |page: Page| with_body(page, Body::Transaction(transaction(2)));
+        let partial = |page: Page| with_body(page, Body::Outputs(vec![None, None]));
+        for there in [live(2), contested(2, Verdict::Pending), contested(2, Verdict::Conflicting(Reason::Command))] {
+            for (there, new) in [(partial(there.clone()), whole(live(2))), (whole(there.clone()), partial(live(2)))] {
+                let contested = with_body(contested(2, Verdict::Pending), new.body().unwrap().clone());
+                for operation in [create(new), Operation::CreateContested(contested.into())] {
+                    assert_eq!(refused(on_master(&mut record(there.clone()), &operation)), Rejection::OtherKind);
+                }
+            }
+        }
+        let coinbase = |page: Page| Page { is_coinbase: true, ..page };
+        let outcome = on_master(&mut record(partial(coinbase(live(2)))), &create(whole(coinbase(live(2))))).outcome;
+        assert_eq!(outcome, already(Reply::State(TxState::Live)));
     }
 
     #[test]

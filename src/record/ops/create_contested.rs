@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::record::{Key, Page, Record, Rejection, Reply, TxState};
 
-use super::{Effect, belongs, optional_page, slots::slot};
+use super::{Effect, belongs, create::is_said_of, optional_page, slots::slot};
 
 pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> Result<Effect, Rejection> {
     belongs(key, new)?;
@@ -16,6 +16,7 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> 
         *record = Some(Record::Page(Arc::clone(new)));
         return Ok(Effect::applied(Reply::State(state)));
     };
+    is_said_of(page, new)?;
     match page.state() {
         TxState::Stub(_) => *page = Arc::new(fill(page, new)),
         TxState::Pruned(height) if page.conflicting => *page = Arc::new(restore(page, new, height)),

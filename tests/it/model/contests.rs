@@ -10,8 +10,8 @@ use utxo_store::{
 };
 
 use super::{
-    Logged,
-    facts::Version,
+    Logged, Place,
+    facts::{Second, Version},
     history::{Standing, is_at},
     replay::Replay,
 };
@@ -28,12 +28,31 @@ impl Replay<'_> {
         let Contest { txid, position, body, reason } = contest;
         let topic = &self.logs.validated_topic;
         let says = |version: &Version| is_at(version, position) && blake3::hash(&version.body) == *body;
+        if self.is_of_partial(contest) {
+            return;
+        }
         let there = position.topic == *topic && self.history.tx(txid).is_some_and(|tx| tx.versions().iter().any(says));
         if !there {
             self.complain(format!("contests {txid} by an event that is not there: {position:?}"));
         } else if !self.explains(contest) {
             self.complain(format!("contests {txid} because of {reason:?}, which the history does not know"));
         }
+    }
+
+    /// A contest of a transaction whose first event was a partial one: by a whole one that came second, which is to give back
+    /// what it took, or by the partial one itself, whose record was found contested.
+    fn is_of_partial(&self, contest: &Contest) -> bool {
+        let Contest { txid, position, body, reason } = contest;
+        let facts = &self.history.facts;
+        let second = |second: &Second| is_at(&second.version, position) && blake3::hash(&second.version.body) == *body;
+        let at = |place: &Place| (place.partition, place.offset) == (position.partition, position.offset);
+        let partial = facts.txs.get(txid).is_some_and(|tx| tx.seeded_at().is_some());
+        let by = |reason: &Reason| match reason {
+            Reason::Seeded => facts.second.get(txid).into_iter().flatten().any(second),
+            Reason::Found => facts.seeds.get(txid).into_iter().flatten().any(at) && self.mentioned.contains(txid),
+            _ => false,
+        };
+        partial && position.topic == *self.logs.validated_topic && by(reason)
     }
 
     fn explains(&self, contest: &Contest) -> bool {
@@ -46,10 +65,8 @@ impl Replay<'_> {
             Some(version.height)
         });
         match contest.reason {
-            Reason::DoubleSpend { input, winner } => outpoint(input).is_some_and(|outpoint| {
-                let spenders = history.facts.spenders.get(&outpoint).into_iter().flatten();
-                winner != *txid && spenders.into_iter().any(|spender| spender.txid == winner)
-            }),
+            Reason::DoubleSpend { input, winner } => outpoint(input)
+                .is_some_and(|outpoint| winner != *txid && history.facts.may_be_named(&winner, &outpoint)),
             Reason::ConflictingParent { parent } => spends(&parent) && self.ever_lost.contains(&parent),
             Reason::MissingParent { parent } => spends(&parent) && self.was_missing(&parent, &contest.position),
             Reason::PrunedParent { parent } => spends(&parent) && history.is_pruned(&parent),
@@ -68,7 +85,7 @@ impl Replay<'_> {
             Reason::Frozen { input } | Reason::NotYetSpendable { input } | Reason::History { input } => outpoint(input)
                 .is_some_and(|outpoint| self.touched.get(&outpoint).is_some_and(|since| *since < self.at)),
             Reason::Found => self.mentioned.contains(txid) || self.has_any_cause(txid),
-            Reason::Command | Reason::Disconnected => false,
+            Reason::Command | Reason::Disconnected | Reason::Seeded => false,
         }
     }
 
@@ -83,7 +100,8 @@ impl Replay<'_> {
     fn has_any_cause(&self, txid: &Txid) -> bool {
         let history = &self.history;
         history.inputs(txid).iter().any(|input| {
-            let rivals = history.facts.spenders.get(input).is_some_and(|spenders| spenders.len() > 1);
+            let second = history.facts.second.keys().any(|second| history.facts.may_be_named(second, input));
+            let rivals = second || history.facts.spenders.get(input).is_some_and(|spenders| spenders.len() > 1);
             let touched = self.touched.contains_key(input);
             rivals || touched || self.ever_lost.contains(&input.txid) || self.ever_locked(&input.txid)
         }) || !history.against(txid, 0).is_empty()

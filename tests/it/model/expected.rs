@@ -230,6 +230,7 @@ fn reason(reason: Reason) -> Vec<u8> {
         Reason::Found => (11, 0, none),
         Reason::Command => (12, 0, none),
         Reason::Disconnected => (13, 0, none),
+        Reason::Seeded => (14, 0, none),
     };
     [vec![code], input.to_le_bytes().to_vec(), txid.to_vec()].concat()
 }

@@ -33,6 +33,13 @@ pub struct Version {
     pub claims: Vec<Coin>,
 }
 
+/// An event that came after one of a partial transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Second {
+    pub version: Version,
+    pub inputs: Vec<Outpoint>,
+}
+
 /// Where a transaction comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
@@ -60,6 +67,11 @@ pub struct Facts {
     pub txs: BTreeMap<Txid, Tx>,
     /// Who names an output as an input.
     pub spenders: BTreeMap<Outpoint, Vec<SpendingData>>,
+    /// Events of whole transactions whose first event was a partial one: they spend nothing, but may hold slots until the
+    /// sequencer has given them back.
+    pub second: BTreeMap<Txid, Vec<Second>>,
+    /// Where events of partial transactions are.
+    pub seeds: BTreeMap<Txid, Vec<Place>>,
     /// Messages of the validated topic that are no transaction, and the only answer to them.
     pub poison: BTreeMap<Place, DeadLetterClass>,
 }
@@ -127,11 +139,39 @@ impl Facts {
                 Ok(Event::Seeded(event)) => seeded(message, &event, rules),
                 _ => Err(DeadLetterClass::Decode),
             };
+            if let Ok(tx) = &answer {
+                facts.note_kinds(place, tx);
+            }
             if let Err(class) = answer.and_then(|tx| facts.add(tx, rules)) {
                 facts.poison.insert(place, class);
             }
         }
         facts
+    }
+
+    fn note_kinds(&mut self, place: Place, tx: &Tx) {
+        match &tx.origin {
+            Origin::Seeded { .. } => self.seeds.entry(tx.txid).or_default().push(place),
+            Origin::Validated(versions) if self.txs.get(&tx.txid).is_some_and(|known| known.seeded_at().is_some()) => {
+                let second = |version: &Version| Second { version: version.clone(), inputs: tx.inputs.clone() };
+                self.second.entry(tx.txid).or_default().extend(versions.iter().map(second));
+            }
+            Origin::Validated(_) | Origin::Block { .. } => {}
+        }
+    }
+
+    /// Whether a slot may name this transaction, be it only for a while.
+    pub fn may_be_named(&self, txid: &Txid, outpoint: &Outpoint) -> bool {
+        let of = |spender: &SpendingData| spender.txid == *txid;
+        let spends = self.spenders.get(outpoint).is_some_and(|all| all.iter().any(of));
+        spends || self.second.get(txid).into_iter().flatten().any(|second| second.inputs.contains(outpoint))
+    }
+
+    /// Whether a slot may name this transaction, and this input of it, be it only for a while.
+    pub fn may_hold(&self, holder: &SpendingData, outpoint: &Outpoint) -> bool {
+        let named = |inputs: &[Outpoint]| inputs.get(holder.input as usize) == Some(outpoint);
+        let spends = self.spenders.get(outpoint).is_some_and(|all| all.contains(holder));
+        spends || self.second.get(&holder.txid).into_iter().flatten().any(|second| named(&second.inputs))
     }
 
     /// Another event for a known transaction adds a version, and must not contradict it.

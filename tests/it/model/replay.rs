@@ -164,7 +164,10 @@ impl<'l> Replay<'l> {
                 DecisionBody::Accepted { txid, inputs, losers, .. } => {
                     note(*txid, false);
                     losers.iter().for_each(|loser| note(*loser, true));
-                    inputs.iter().filter_map(|input| input.holder).for_each(|holder| note(holder.txid, false));
+                    // A partial transaction that holds a slot is live, and gives it back.
+                    let spends = |txid: &Txid| !self.history.facts.second.contains_key(txid);
+                    let holders = inputs.iter().filter_map(|input| input.holder).map(|holder| holder.txid);
+                    holders.filter(|holder| holder == txid || spends(holder)).for_each(|holder| note(holder, false));
                 }
                 DecisionBody::Conflicting { txid, reason, live, .. } => {
                     note(*txid, *live);

@@ -11,7 +11,7 @@ use utxo_store::{
 use super::{
     Place,
     facts::{Origin, Tx},
-    history::Standing,
+    history::{Standing, is_at},
     replay::{Opened, Replay},
 };
 
@@ -19,8 +19,10 @@ impl Replay<'_> {
     pub fn contest(&mut self, contest: &Contest) {
         self.check_contest(contest);
         self.mentioned.insert(contest.txid);
-        self.contested_bodies.entry(contest.txid).or_default().insert(contest.body);
-        if !matches!(contest.reason, Reason::MissingParent { .. }) {
+        if contest.reason != Reason::Seeded {
+            self.contested_bodies.entry(contest.txid).or_default().insert(contest.body);
+        }
+        if !matches!(contest.reason, Reason::MissingParent { .. } | Reason::Seeded) {
             self.check_parents_are_decided(&contest.txid);
         }
         // What was live before keeps the body that it was live with.
@@ -33,7 +35,20 @@ impl Replay<'_> {
             let Position { partition, offset, timestamp_ms, .. } = contest.position;
             self.buried.insert(Place { timestamp_ms, partition, offset });
         }
+        if contest.reason == Reason::Seeded {
+            self.given_back(contest);
+        }
         self.expect_closed();
+    }
+
+    /// What an event took that came after one of a partial transaction is settled, on parents that are not there, too.
+    fn given_back(&mut self, contest: &Contest) {
+        let facts = self.history.facts.clone();
+        let second = facts.second.get(&contest.txid).into_iter().flatten();
+        for input in second.filter(|second| is_at(&second.version, &contest.position)).flat_map(|it| &it.inputs) {
+            self.touched.entry(*input).or_insert(self.at);
+            self.mentioned.insert(input.txid);
+        }
     }
 
     /// A transaction is contested only when all its parents are live, or conflicting by verdict.
@@ -204,7 +219,7 @@ impl Replay<'_> {
     }
 
     pub fn names(&self, holder: &SpendingData, outpoint: &Outpoint) -> bool {
-        self.history.facts.spenders.get(outpoint).is_some_and(|all| all.contains(holder))
+        self.history.facts.may_hold(holder, outpoint)
     }
 
     pub fn check_height(&mut self, height: u32, block: Option<u32>) {

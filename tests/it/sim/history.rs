@@ -66,7 +66,40 @@ pub fn plan(seed: u64) -> Plan {
         blocks: 0,
     };
     author.write();
+    seed_some(&mut author.plan, seed);
     author.plan.with_honest_blocks()
+}
+
+/// Partial transactions besides whole ones of the same id, before them or after them. Of dice of their own: all else stays as
+/// it is without them.
+fn seed_some(plan: &mut Plan, seed: u64) {
+    let mut dice = Seeded::new(seed ^ 0x5EED_ED00);
+    // PENDING: over a store that forgets, once its histories all come out right.
+    if dice.below(3) > 0 || swarm::forgets() {
+        return;
+    }
+    let share = *dice.pick(&[0.1, 0.3]);
+    let mut at = 0;
+    while at < plan.steps.len() {
+        let validated = match plan.steps[at] {
+            Step::Validate { tx, lie: None, locked: false, .. } => Some(tx),
+            _ => None,
+        };
+        if let Some(tx) = validated
+            && dice.chance(share)
+        {
+            let other = dice.below(4) == 0;
+            let place = match dice.below(4) {
+                0 => at.saturating_sub(dice.below(10) as usize),
+                1 => at,
+                2 => at + 1,
+                _ => plan.steps.len().min(at + dice.below(20) as usize),
+            };
+            plan.steps.insert(place, Step::Seed { tx, other });
+            at += 1;
+        }
+        at += 1;
+    }
 }
 
 impl Author {
@@ -110,7 +143,7 @@ impl Author {
         let outputs = 2 + self.below(6) as u32;
         let tx = self.tx(Tx::Seed { outputs });
         self.coins.extend((0..outputs).map(|vout| (tx, vout)));
-        self.does(Step::Seed { tx });
+        self.does(Step::Seed { tx, other: false });
     }
 
     fn tx(&mut self, tx: Tx) -> u32 {

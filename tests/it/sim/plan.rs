@@ -71,8 +71,8 @@ pub enum Poison {
 /// One step of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Produces the event of a partial transaction.
-    Seed { tx: u32 },
+    /// Produces the event of a partial transaction, with other outputs than a whole one of the same id if `other`.
+    Seed { tx: u32, other: bool },
     /// Produces the event of a transaction.
     Validate { tx: u32, height: u32, locked: bool, lie: Option<Lie> },
     /// Produces what is no event.
@@ -123,7 +123,7 @@ impl Plan {
     /// The transactions that steps name, with all that they descend from.
     pub fn used(&self) -> BTreeSet<u32> {
         let named = self.steps.iter().flat_map(|step| match step {
-            Step::Seed { tx } | Step::Validate { tx, .. } | Step::Reconsider { tx } => vec![*tx],
+            Step::Seed { tx, .. } | Step::Validate { tx, .. } | Step::Reconsider { tx } => vec![*tx],
             Step::Mine { coinbase, listed } => [&[*coinbase], listed.as_slice()].concat(),
             _ => Vec::new(),
         });
@@ -153,14 +153,22 @@ struct Miner {
 impl Miner {
     fn new(plan: &Plan) -> Self {
         let events = |wanted: fn(&Step) -> Option<u32>| plan.steps.iter().filter_map(wanted).collect::<BTreeSet<_>>();
+        // Of a partial and a whole one, the first says what the transaction is.
+        let mut first: BTreeMap<u32, &Step> = BTreeMap::new();
+        for step in &plan.steps {
+            if let Step::Seed { tx, .. } | Step::Validate { tx, .. } = step {
+                first.entry(*tx).or_insert(step);
+            }
+        }
+        let seeded = first.iter().filter(|(_, step)| matches!(step, Step::Seed { other: false, .. }));
+        let seeded: BTreeSet<u32> = seeded.map(|(tx, _)| *tx).collect();
+        let otherwise = first.iter().filter(|(_, step)| matches!(step, Step::Seed { other: true, .. }));
+        let otherwise: BTreeSet<u32> = otherwise.map(|(tx, _)| *tx).collect();
         let produced = events(|step| match step {
             Step::Validate { tx, .. } => Some(*tx),
             _ => None,
         });
-        let seeded = events(|step| match step {
-            Step::Seed { tx } => Some(*tx),
-            _ => None,
-        });
+        let produced = produced.difference(&otherwise).copied().collect();
         Miner { produced, mined: seeded.into_iter().map(|tx| (tx, 0)).collect(), spent: BTreeSet::new(), runs: 0 }
     }
 

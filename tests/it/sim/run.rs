@@ -168,7 +168,13 @@ impl<'a> Simulation<'a> {
         let text = step.to_string();
         self.observer.count("steps", text.split(' ').next().unwrap_or_default());
         match step {
-            Step::Seed { tx } => self.world.produce_partial(&self.made[tx]).await,
+            Step::Seed { tx, other } => {
+                let mut made = self.made[tx].clone();
+                if let Some((satoshis, _)) = made.outputs.first_mut().filter(|_| *other) {
+                    *satoshis += 1;
+                }
+                self.world.produce_partial(&made).await;
+            }
             Step::Validate { tx, height, locked, lie } => self.validate(*tx, *height, *locked, *lie).await,
             Step::Poison { kind } => self.poison(*kind).await,
             Step::Mine { coinbase, listed } => {

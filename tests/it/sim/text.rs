@@ -39,7 +39,7 @@ impl fmt::Display for Plan {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Seed { tx } => write!(f, "seed {tx}"),
+            Step::Seed { tx, other } => write!(f, "seed {tx}{}", if *other { " other" } else { "" }),
             Step::Validate { tx, height, locked, lie } => {
                 write!(f, "validate {tx} height {height}")?;
                 if *locked {
@@ -154,7 +154,7 @@ fn tx(words: &[&str]) -> Result<Tx, String> {
 fn step(words: &[&str]) -> Result<Step, String> {
     let slot = || number(words, 1);
     Ok(match words[0] {
-        "seed" => Step::Seed { tx: number(words, 1)? },
+        "seed" => Step::Seed { tx: number(words, 1)?, other: words.contains(&"other") },
         "validate" => {
             let lies = [("lie-amount", Lie::Amount), ("lie-script", Lie::Script)];
             let lie = lies.into_iter().find(|(name, _)| words.contains(name)).map(|(_, lie)| lie);

@@ -1,0 +1,149 @@
+//! What waits, and for how long: at the bound of a partition, and behind parents that never come.
+
+use std::time::Duration;
+
+use utxo_store::{
+    broker::{Broker, TopicPartition},
+    event::{DeadLetter, DeadLetterClass},
+    ingest::{dead_letters::DeadLetterLimits, partition::PartitionBounds},
+    record::{Reason, TxState, Verdict},
+};
+
+use crate::world::{Made, PARTITIONS, World, spend};
+
+async fn state(world: &World, made: &Made) -> Option<TxState> {
+    world.page(made).await.map(|page| page.state())
+}
+
+/// The children of a locked parent, and the unlock behind a block that waits for what is not read.
+#[tokio::test(start_paused = true)]
+async fn what_waits_on_a_lock_is_contested_at_the_bound() {
+    let mut world = World::new().await;
+    world.settings.pipeline.bounds = PartitionBounds { span: 10, bytes: 1 << 24 };
+    world.settings.pipeline.plan.flag_grace_ms = 3_600_000;
+    let seed = world.seed(1, 1).await;
+    let parent = spend(&[seed.coin(0)], 60, 1);
+    world.validate_locked(&parent).await;
+    let running = world.start();
+    world.until_consumed().await;
+    let children: Vec<Made> = (0..60).map(|vout| spend(&[parent.coin(vout)], 1, 2)).collect();
+    for child in &children {
+        world.validate(child).await;
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let locked = Verdict::Conflicting(Reason::Locked { parent: parent.txid });
+    let mut contested = 0;
+    for child in &children {
+        match state(&world, child).await {
+            Some(state) => {
+                assert_eq!(state, TxState::Conflicting(locked));
+                contested += 1;
+            }
+            None => {}
+        }
+    }
+    assert!(contested >= 30, "{contested} of 60: at most 10 of each partition wait");
+    running.stop().await;
+}
+
+fn limited(world: &mut World) {
+    world.settings.pipeline.dead_letter_limits = DeadLetterLimits { consecutive: 4, ratio: 0.05 };
+}
+
+async fn reasons(running: &crate::world::Running) -> String {
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    format!("{:?}", running.health.ready().reasons)
+}
+
+#[tokio::test(start_paused = true)]
+async fn partial_transactions_that_contradict_each_other_count_as_dead_letters() {
+    let mut world = World::new().await;
+    limited(&mut world);
+    let running = world.start();
+    for tag in 1..=20 {
+        let mut made = world.seed(tag, 1).await;
+        made.outputs[0].0 += 1;
+        world.produce_partial(&made).await;
+    }
+    let reasons = reasons(&running).await;
+    assert!(reasons.contains("dead letters"), "{reasons}");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_children_of_one_missing_parent_count_as_one_dead_letter_those_of_many_as_many() {
+    for parents in [1, 30] {
+        let mut world = World::new().await;
+        limited(&mut world);
+        world.settings.pipeline.missing_parent_grace_ms = 200;
+        let seed = world.seed(1, 30).await;
+        let running = world.start();
+        let missing: Vec<Made> = (0..parents).map(|n| spend(&[seed.coin(n)], 30, 1)).collect();
+        for n in 0..30 {
+            let parent = &missing[n as usize % missing.len()];
+            world.validate(&spend(&[parent.coin(n)], 1, 2)).await;
+        }
+        let reasons = reasons(&running).await;
+        assert_eq!(reasons.contains("dead letters"), parents > 1, "{parents}: {reasons}");
+        running.stop().await;
+    }
+}
+
+/// Each of two events that contradict what is stored is buried as it was read, though the second joined the first.
+#[tokio::test(start_paused = true)]
+async fn an_event_that_joined_a_mismatched_one_is_buried_with_its_own_payload() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let whole = spend(&[seed.coin(0)], 1, 1);
+    let mut partial = whole.clone();
+    partial.outputs[0].0 += 1;
+    world.produce_partial(&partial).await;
+    world.validate_at(&whole, 200).await;
+    world.validate_at(&whole, 201).await;
+    world.run_until_consumed().await;
+    let mut payloads = Vec::new();
+    for partition in 0..PARTITIONS {
+        let partition = TopicPartition { topic: "dead-letters".into(), partition };
+        let end = world.broker.watermarks(&partition).await.unwrap().1;
+        let mut reader = world.broker.read(&partition, 0).await.unwrap();
+        while reader.position() < end {
+            for message in reader.next(Duration::from_millis(1)).await.unwrap() {
+                assert_eq!(DeadLetter::from_headers(&message.headers).unwrap().class, DeadLetterClass::SeedMismatch);
+                payloads.push(message.payload);
+            }
+        }
+    }
+    assert_eq!(payloads.len(), 2);
+    assert_ne!(payloads[0], payloads[1]);
+}
+
+/// Children of missing parents, spread over all partitions, read by this many instances: contested within a bounded time.
+async fn contested_within(instances: usize, parents: u32, children: u32) -> Duration {
+    let mut world = World::new().await;
+    world.settings.pipeline.missing_parent_grace_ms = 200;
+    let seed = world.seed(1, parents as usize).await;
+    let each = children / parents;
+    let missing: Vec<Made> = (0..parents).map(|n| spend(&[seed.coin(n)], each as usize, 1)).collect();
+    for vout in 0..each {
+        for parent in &missing {
+            world.validate(&spend(&[parent.coin(vout)], 1, 2)).await;
+        }
+    }
+    let began = tokio::time::Instant::now();
+    let running: Vec<_> = (0..instances).map(|_| world.start()).collect();
+    world.until_consumed().await;
+    let took = began.elapsed();
+    for instance in running {
+        instance.stop().await;
+    }
+    assert_eq!(world.count("dead-letters").await, u64::from(children));
+    took
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_children_of_missing_parents_are_contested_together() {
+    for (parents, children) in [(1, 500), (50, 500)] {
+        let took = contested_within(1, parents, children).await;
+        assert!(took < Duration::from_secs(20), "{children} children of {parents} took {took:?}");
+    }
+}
