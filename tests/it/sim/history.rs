@@ -39,9 +39,12 @@ pub fn plan(seed: u64) -> Plan {
     let mut later_dice = Seeded::new(seed ^ u64::from_be_bytes(*b"later on"));
     let mut on = swarm::events(&mut dice);
     on.extend(swarm::later_events(&mut later_dice));
+    let inner_dice = dice.next_u64() >> 16;
+    // Only who spends coinbases needs them to mature: blocks by the dozen cost time.
+    let runs = *dice.pick(&[1, 50]);
     let plan = Plan {
-        dice: dice.next_u64() >> 16,
-        height_step: *dice.pick(&[1, 50]),
+        dice: inner_dice,
+        height_step: if on.contains("coinbase spend") { runs } else { 1 },
         session_ms: *dice.pick(&[0, 0, 500, 5_000]),
         batch: *dice.pick(&[1, 2, 16]),
         faults: swarm::faults(&mut dice),
