@@ -87,7 +87,8 @@ impl Held {
         let Fate::Kept(rows, open) = &self.fate else { return Vec::new() };
         open.store(true, Ordering::SeqCst);
         let mut outcomes = Vec::new();
-        for (row, sender) in std::mem::take(&mut *rows.lock().unwrap()) {
+        let kept = std::mem::take(&mut *rows.lock().unwrap());
+        for (row, sender) in kept {
             let answer = self.inner.apply(&[row]).await.remove(0);
             outcomes.push(answer.clone().unwrap());
             // Who sent it may be gone.

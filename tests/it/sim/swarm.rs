@@ -130,7 +130,7 @@ pub fn engine_faults(on: &BTreeMap<&'static str, f64>, dice: u64) -> Faults {
         lost_reply: rate("lost-reply"),
         late: rate("late"),
         // In half of the histories long after whoever sent them was proven wrong.
-        late_within_calls: if dice % 2 == 0 { 300 } else { 3_000 },
+        late_within_calls: if dice.is_multiple_of(2) { 300 } else { 3_000 },
         half_applied: rate("half-applied"),
         key_busy: rate("key-busy"),
         repeated: rate("repeated"),
