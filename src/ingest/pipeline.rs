@@ -523,6 +523,7 @@ impl Pipeline {
         if now >= self.next_proof && self.planner.counts().parked > 0 {
             self.next_proof = now + self.settings.commit_interval;
             self.ask_others();
+            self.planner.look_at_own(self.now_ms());
         }
         Ok(())
     }

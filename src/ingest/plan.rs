@@ -103,6 +103,9 @@ pub struct PlanSettings {
     pub rules: Rules,
 }
 
+/// How long a transaction waits for others before it looks at its own record again, ms.
+const LOOK_AT_OWN_MS: u64 = 5_000;
+
 /// Counts for metrics and backpressure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PlanCounts {
@@ -366,11 +369,30 @@ impl Planner {
         }
     }
 
+    /// Over a store that forgets, those that have waited long look at their own records once more: the sequencer may want
+    /// what a node forgot, and they wait for a verdict that stands behind what it is about.
+    pub fn look_at_own(&mut self, now_ms: u64) {
+        if !self.store_forgets {
+            return;
+        }
+        for flight in self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits()) {
+            let since_ms = *flight.waits_since_ms.get_or_insert(now_ms);
+            if now_ms.saturating_sub(since_ms) >= LOOK_AT_OWN_MS {
+                self.actions.push_back(Action::ReadOwn(flight.id, flight.txid));
+            }
+        }
+    }
+
     /// How the transaction's own record stands; `None`: there is none.
     pub fn own_state(&mut self, id: FlightId, state: Option<TxState>, now_ms: u64) {
         let forgets = self.store_forgets;
         if let Some(flight) = self.get(id) {
             match state {
+                Some(TxState::Stub(_)) if flight.waits() => {
+                    self.wait_no_longer(id);
+                    self.store_contested(id, Reason::Found);
+                }
+                _ if flight.stage != Stage::ReadingOwn => {}
                 Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
                 Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
                 Some(TxState::Stub(_)) if flight.mode == Mode::RebuildWon => self.store_contested(id, Reason::Found),
@@ -494,24 +516,31 @@ impl Planner {
             if self.by_txid.contains_key(&parent) {
                 return;
             }
-            self.parked.remove(id);
         } else {
             let flight = self.flights[id.index as usize].as_ref();
             let behind = flight.filter(|flight| flight.waits()).and_then(|flight| self.parent_behind(flight));
             if behind.is_none() || ties == Ties::Wait {
                 return;
             }
-            // Those that it waited for must not start it when they end.
+        }
+        self.wait_no_longer(id);
+        if let Some(flight) = self.get(id) {
+            flight.last_try = Some(ties);
+        }
+        self.ready.push_back(id);
+        self.settle_ready(now_ms);
+    }
+
+    /// Whoever waited goes on, and those that it waited for must not start it when they end.
+    fn wait_no_longer(&mut self, id: FlightId) {
+        if self.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
+            self.parked.remove(id);
+        } else {
             for flight in self.flights.iter_mut().flatten() {
                 flight.children.retain(|child| *child != id);
             }
         }
-        if let Some(flight) = self.get(id) {
-            flight.last_try = Some(ties);
-        }
         self.count_waiting(-1);
-        self.ready.push_back(id);
-        self.settle_ready(now_ms);
     }
 
     /// The parent that is absent still, after the last try. One that is in flight may be about to come, unless it stands

@@ -14,7 +14,7 @@ use crate::{
     },
     sequencer::{
         Stop,
-        handler::{At, Handler, distinct},
+        handler::{At, Handler, Patience, distinct},
         steps::{Making, Steps},
     },
     tx::{Outpoint, Txid},
@@ -76,7 +76,7 @@ impl Handler {
             .map(|loser| Loser { txid: *loser, reason: Reason::DoubleSpend { input: input_of(loser), winner: txid } })
             .collect::<Vec<_>>();
         let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
-        self.respend(at, txid, inputs).await?;
+        self.respend(at, steps.is_applied_again(), txid, inputs).await?;
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         let settled = self.settle(at, steps.is_applied_again(), &members).await?;
@@ -124,7 +124,7 @@ impl Handler {
     ) -> Result<(), Stop> {
         if at.making == Making::Replaying {
             let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
-            self.wait_for_bodies(at, &txids).await?;
+            self.wait_for_bodies(at, false, &txids).await?;
         }
         if !applied_again {
             return Ok(());
@@ -227,11 +227,12 @@ impl Handler {
     }
 
     /// Moves every slot of an accepted transaction to it.
-    async fn respend(&self, at: At, txid: Txid, inputs: &[DecidedInput]) -> Result<(), Stop> {
-        let Some(page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(()) };
+    async fn respend(&self, at: At, applied_again: bool, txid: Txid, inputs: &[DecidedInput]) -> Result<(), Stop> {
+        let Some(page) = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop() else { return Ok(()) };
         let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page)?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
+        let patience = Patience::new(applied_again);
         while !open.is_empty() {
             let mut rows = Vec::new();
             for input in &open {
@@ -268,6 +269,9 @@ impl Handler {
             }
             open = std::mem::take(&mut waits);
             if !open.is_empty() {
+                if patience.is_over() {
+                    self.call_for(at, distinct(open.iter().map(|input| input.outpoint.txid))).await?;
+                }
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
         }
