@@ -116,6 +116,9 @@ pub struct PipelineReport {
     pub dead_letters: u64,
 }
 
+/// A chain that has stood still for so long may wait for what waits for it here.
+const LONG_WAIT_MS: u64 = 5_000;
+
 struct Chunk {
     partition: i32,
     epoch: u64,
@@ -138,6 +141,8 @@ pub struct Pipeline {
     publishing: usize,
     asking: bool,
     throttled: bool,
+    /// Where the chain stands, and since when that has been seen.
+    chain: (ChainView, u64),
     started: Instant,
     next_commit: Instant,
     next_proof: Instant,
@@ -162,6 +167,7 @@ impl Pipeline {
             publishing: 0,
             asking: false,
             throttled: false,
+            chain: (ChainView::AtEnd, 0),
             started: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
@@ -523,7 +529,6 @@ impl Pipeline {
         if now >= self.next_proof && self.planner.counts().parked > 0 {
             self.next_proof = now + self.settings.commit_interval;
             self.ask_others();
-            self.planner.look_at_own(self.now_ms());
         }
         Ok(())
     }
@@ -638,7 +643,7 @@ impl Pipeline {
     /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
     fn ask_others(&mut self) {
         let waiting = self.planner.waiting_for_absent();
-        if self.asking || waiting.is_empty() {
+        if self.asking || (waiting.is_empty() && !self.parts.nodes.may_forget()) {
             return;
         }
         self.asking = true;
@@ -660,6 +665,7 @@ impl Pipeline {
             Ok(others) => others,
             Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
+        self.look_at_chain(others.chain);
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let own = |(number, state): (&i32, &PartitionState)| {
             let view = state.view(&self.settings.bounds);
@@ -684,6 +690,16 @@ impl Pipeline {
                 break;
             }
             self.planner.parent_is_missing(flight, ties, now_ms);
+        }
+    }
+
+    /// A chain that does not move may want what a node forgot, and what comes again only once it has moved.
+    fn look_at_chain(&mut self, chain: ChainView) {
+        let now_ms = self.now_ms();
+        if self.chain.0 != chain {
+            self.chain = (chain, now_ms);
+        } else if chain != ChainView::AtEnd && now_ms.saturating_sub(self.chain.1) >= LONG_WAIT_MS {
+            self.planner.look_at_own(LONG_WAIT_MS, now_ms);
         }
     }
 

@@ -103,9 +103,6 @@ pub struct PlanSettings {
     pub rules: Rules,
 }
 
-/// How long a transaction waits for others before it looks at its own record again, ms.
-const LOOK_AT_OWN_MS: u64 = 5_000;
-
 /// Counts for metrics and backpressure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PlanCounts {
@@ -371,13 +368,13 @@ impl Planner {
 
     /// Over a store that forgets, those that have waited long look at their own records once more: the sequencer may want
     /// what a node forgot, and they wait for a verdict that stands behind what it is about.
-    pub fn look_at_own(&mut self, now_ms: u64) {
+    pub fn look_at_own(&mut self, long_ms: u64, now_ms: u64) {
         if !self.store_forgets {
             return;
         }
         for flight in self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits()) {
             let since_ms = *flight.waits_since_ms.get_or_insert(now_ms);
-            if now_ms.saturating_sub(since_ms) >= LOOK_AT_OWN_MS {
+            if now_ms.saturating_sub(since_ms) >= long_ms {
                 self.actions.push_back(Action::ReadOwn(flight.id, flight.txid));
             }
         }
