@@ -1,7 +1,7 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim lint bench bench-aerospike fuzz setup
+.PHONY: help demo test sim mutations lint bench bench-aerospike fuzz setup
 
 TARGET ?= transaction
 TIME ?= 600
@@ -18,6 +18,10 @@ test: setup ## format, lints and all tests; ends with how many passed, failed an
 sim: setup ## histories with faults: SEEDS=n (FROM=n), SEED=n replays one, PLAN=file a printed plan
 	@SEEDS="$(or $(SEEDS),2000)" $(if $(SEED),SEED="$(SEED)") $(if $(PLAN),SIM_PLAN="$(PLAN)") \
 		cargo test --locked --test it sim::histories -- --nocapture
+
+mutations: setup ## plants known faults and has the simulator find each: FAULTS=name,name SEEDS=n; many minutes
+	@$(if $(FAULTS),FAULTS="$(FAULTS)") $(if $(SEEDS),SEEDS="$(SEEDS)") \
+		cargo test --locked --test mutations -- --ignored --nocapture
 
 lint: setup ## format and lints only
 	@scripts/lint.sh

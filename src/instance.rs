@@ -1,35 +1,39 @@
 //! One instance: a pipeline and a sequencer over one broker and one store; and the rebuild of a store from the log.
 
+mod frontier;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use frontier::Frontier;
 
 use crate::{
     api::{Condition, Health},
     broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
     clock::Clock,
-    event::Event,
     ingest::{
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
-        replay::{FirstMentions, Modes, Rebuild},
+        replay::Modes,
     },
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
-        decisions::{DecisionError, DecisionLog},
+        decisions::{DecisionError, short_id},
         progress::CommittedProgress,
+        state::ChainState,
     },
     store::{
         Store,
-        meta::{MetaError, MetaExpectations, chain_id},
+        meta::{MetaError, MetaExpectations, topic_id},
         nodes::{Nodes, WholeStore, durability_lag},
     },
     telemetry::Metrics,
-    tx::Txid,
 };
 
 /// Topics, group and limits of an instance.
@@ -88,6 +92,34 @@ pub enum InstanceError {
     /// A rebuild goes into an empty store.
     #[error("the store is not empty: a rebuild needs an empty one")]
     NotEmpty,
+    /// The decisions are not those that were made on this chain.
+    #[error(
+        "topic `{topic}` is not the one that holds the decisions on this chain: its first record has id {found}, that of the chain's \
+         committed offset is {expected}; it ends at {high}, and the decisions are next read at {next}; restore the topic"
+    )]
+    DecisionsRecreated {
+        /// The topic as it is configured.
+        topic: String,
+        /// What the decisions were known by when the chain was committed, or `none`.
+        expected: String,
+        /// What the topic is known by now, or `none` where it has no record at offset 0.
+        found: String,
+        /// Where they were to be read next.
+        next: u64,
+        /// Its end.
+        high: u64,
+    },
+    /// What a rebuild waits for is not below its frontier.
+    #[error(
+        "the rebuild waits for what stands above its frontier ({frontier}): {waits}; let the group commit what it has done \
+         (stop it in order, or let it come to rest), then begin again with an empty store"
+    )]
+    RebuildStands {
+        /// Which transactions wait, and for what.
+        waits: String,
+        /// Next to read, by partition and of the chain.
+        frontier: String,
+    },
 }
 
 impl InstanceError {
@@ -119,6 +151,7 @@ pub async fn run(
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
     check_chain(&settings, &parts).await?;
+    check_decisions(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
 
     let producer = parts.broker.producer().await?;
@@ -141,6 +174,9 @@ pub async fn run(
 /// Rebuilds the state of a live group, as far as it had committed, into an empty store. Publishes nothing and commits
 /// nothing.
 ///
+/// Of a group that is quiet that is its state. One that is not has been at every offset of the frontier, but not at all of them at
+/// once: what comes out follows from the log alone, and has no store to be compared with.
+///
 /// # Errors
 /// See [`InstanceError`].
 pub async fn rebuild(
@@ -155,26 +191,59 @@ pub async fn rebuild(
     let frontier = Frontier::committed(&settings, &parts).await?;
     parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
     check_chain(&settings, &parts).await?;
-    parts.store.set_frontier(Some(frontier.chain)).await?;
-    parts.health.set(Condition::StoreReachable, None);
+    check_decisions(&settings, &parts).await?;
 
     let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
-    let mentions = first_mentions(&settings, &parts, producer.clone()).await?;
+    let (rebuild, chain_frontier) = frontier.raise(&settings, &parts, producer.clone()).await?;
+    parts.store.set_frontier(Some(chain_frontier)).await?;
+    parts.health.set(Condition::StoreReachable, None);
     let topic = settings.pipeline.topic.clone();
-    let consumer = Box::new(ReplayConsumer::open(parts.broker.clone(), &topic, &frontier.validated).await?);
-    let chain_ends = BTreeMap::from([(0, frontier.chain)]);
+    let consumer = Box::new(ReplayConsumer::open(parts.broker.clone(), &topic, &rebuild.frontier).await?);
+    let chain_ends = BTreeMap::from([(0, chain_frontier)]);
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
-    let modes = Modes::Rebuild(Arc::new(Rebuild { frontier: frontier.validated, mentions, stop_at_frontier: true }));
+    let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
+    let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), modes, &nodes),
+        pipeline_parts(&settings, &parts, producer.clone(), Modes::Rebuild(Arc::new(rebuild)), &nodes),
         consumer,
     );
-    let mode = ChainMode::Rebuild { frontier: frontier.chain, stop_at_frontier: true };
+    let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
     let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), mode, chain);
-    together(pipeline, Some(sequencer), shutdown).await
+    tokio::select! {
+        biased;
+        rebuilt = together(pipeline, Some(sequencer), shutdown) => rebuilt,
+        why = stands => Err(why),
+    }
 }
+
+/// Ends when a rebuild stands: neither transactions nor the chain have moved for `grace`, and whoever is not done has said what
+/// it waits for. That stands above the frontier, where nobody will look.
+async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64, grace: Duration) -> InstanceError {
+    let progress = || (parts.metrics.completed.total(), parts.metrics.chain_offset.get());
+    let (mut seen, mut since) = (progress(), Instant::now());
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let reasons = parts.health.ready().reasons;
+        let says = |condition: Condition| reasons.get(condition.name());
+        let waits: Vec<_> =
+            [Condition::PartitionsRunning, Condition::ChainRunning].into_iter().filter_map(says).collect();
+        let chain_is_done = u64::try_from(seen.1).is_ok_and(|offset| offset >= chain);
+        let chain_waits = chain_is_done || says(Condition::ChainRunning).is_some();
+        if seen != progress() || !chain_waits || waits.is_empty() || says(Condition::StoreReachable).is_some() {
+            (seen, since) = (progress(), Instant::now());
+        } else if since.elapsed() >= grace {
+            let waits = waits.into_iter().cloned().collect::<Vec<_>>().join("; ");
+            let validated: Vec<String> =
+                validated.iter().map(|(number, offset)| format!("{number}: {offset}")).collect();
+            let frontier = format!("partitions {{{}}}, chain {chain}", validated.join(", "));
+            return InstanceError::RebuildStands { waits, frontier };
+        }
+    }
+}
+
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Runs both until both have ended; when one cannot go on, the other is shut down in order.
 async fn together(
@@ -337,67 +406,31 @@ async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Resu
 /// The id of the chain topic, where it has a first record.
 async fn first_of_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Option<[u8; 32]>, InstanceError> {
     let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
-    let (low, high) = parts.broker.watermarks(&chain).await?;
-    if low > 0 || high == 0 {
-        return Ok(None);
-    }
-    let mut reader = parts.broker.read(&chain, 0).await?;
-    let Some(first) = reader.next(Duration::from_secs(5)).await?.into_iter().next() else {
-        // A slow broker is no other topic.
-        let message = format!("{chain}: the record at offset 0 is there but was not delivered in time");
-        return Err(BrokerError::new(BrokerErrorKind::Retryable, "check chain", message).into());
+    Ok(topic_id(parts.broker.as_ref(), &chain).await?)
+}
+
+/// The decisions topic must be the one that the chain's committed offset speaks of: decisions of another would be taken for those
+/// on this chain, and without those that there were everything would be decided anew.
+async fn check_decisions(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), InstanceError> {
+    let chain = [TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 }];
+    let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?.pop().flatten();
+    // What cannot be read halts the chain, by name.
+    let Some(Ok(state)) = committed.map(|committed| ChainState::from_metadata(&committed.metadata)) else {
+        return Ok(());
     };
-    Ok((first.offset == 0).then(|| chain_id(first.timestamp_ms, &first.key, &first.payload)))
-}
-
-/// What the group has committed.
-struct Frontier {
-    validated: BTreeMap<i32, u64>,
-    chain: u64,
-}
-
-impl Frontier {
-    async fn committed(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Self, BrokerError> {
-        let topic = &settings.pipeline.topic;
-        let count = parts.broker.partitions(topic).await?.unwrap_or(0);
-        let partitions: Vec<TopicPartition> =
-            (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
-        let committed = parts.broker.committed(&settings.pipeline.group, &partitions).await?;
-        let validated = (0..count)
-            .zip(committed)
-            .map(|(number, committed)| (number, committed.map_or(0, |committed| committed.offset)))
-            .collect();
-        let chain = [TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 }];
-        let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
-        let chain = committed.into_iter().flatten().next().map_or(0, |committed| committed.offset);
-        Ok(Frontier { validated, chain })
+    let decisions = TopicPartition { topic: settings.topics.decisions.as_str().into(), partition: 0 };
+    let (low, high) = parts.broker.watermarks(&decisions).await?;
+    let found = short_id(parts.broker.as_ref(), &decisions).await?;
+    // Of a topic that no longer holds its first record nothing is known but how far it goes.
+    if high < state.decisions_from || (low == 0 && !state.decisions_id.is_empty() && state.decisions_id != found) {
+        let known = |id: String| if id.is_empty() { "none".to_owned() } else { id };
+        return Err(InstanceError::DecisionsRecreated {
+            topic: decisions.topic.to_string(),
+            expected: known(state.decisions_id),
+            found: known(found),
+            next: state.decisions_from,
+            high,
+        });
     }
-
-    fn any(&self) -> bool {
-        self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
-    }
-}
-
-/// All decisions, and the contests that lie behind the last one.
-async fn first_mentions(
-    settings: &InstanceSettings,
-    parts: &InstanceParts,
-    producer: Arc<dyn Producer>,
-) -> Result<FirstMentions, InstanceError> {
-    let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
-    let decisions: Vec<_> = log.table().iter().collect();
-    let behind = log.table().last_chain_offset().map_or(0, |last| last + 1);
-    let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
-    let (_, high) = parts.broker.watermarks(&chain).await?;
-    let mut undecided: Vec<Txid> = Vec::new();
-    let mut reader = parts.broker.read(&chain, behind.min(high)).await?;
-    while reader.position() < high {
-        for message in reader.next(Duration::from_millis(100)).await? {
-            // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
-            if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
-                undecided.push(contest.txid);
-            }
-        }
-    }
-    Ok(FirstMentions::new(&decisions, undecided))
+    Ok(())
 }

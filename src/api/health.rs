@@ -25,6 +25,8 @@ pub enum Condition {
     PartitionsRunning,
     /// The sequencer, if it is here, is not halted.
     ChainRunning,
+    /// No block or reorg is missing that the chain would go on with.
+    ChainFed,
 }
 
 /// An answer about health.
@@ -50,12 +52,14 @@ pub struct Health {
 }
 
 impl Condition {
-    fn name(self) -> &'static str {
+    /// As reports name it.
+    pub fn name(self) -> &'static str {
         match self {
             Condition::Assigned => "assigned",
             Condition::StoreReachable => "store_reachable",
             Condition::PartitionsRunning => "partitions_running",
             Condition::ChainRunning => "chain_running",
+            Condition::ChainFed => "chain_fed",
         }
     }
 }

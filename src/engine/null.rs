@@ -28,7 +28,7 @@ impl RecordEngine for NullEngine {
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
         let answer = |row: &Row| match &row.operation {
-            operation @ (Operation::CreateMeta(_) | Operation::ReplaceMeta { .. }) => {
+            operation @ (Operation::CreateMeta(_) | Operation::ReplaceMeta(_)) => {
                 let mut meta = self.meta.lock().unwrap_or_else(PoisonError::into_inner);
                 record::apply(&self.rules, &row.key, &mut meta, operation).outcome
             }

@@ -8,7 +8,7 @@ use crate::{
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     ingest::{
         flight::FlightId,
-        pipeline::Others,
+        pipeline::{Others, PipelineError},
         plan::{EventRef, Token, own_state_of},
     },
     record::{Key, Outcome, TxState},
@@ -36,7 +36,7 @@ pub enum Done {
     /// The store did not answer, or does again.
     StoreReachable(Result<(), String>),
     /// Nothing can go on.
-    Fatal(String),
+    Fatal(PipelineError),
 }
 
 /// Limits of a [`Dispatcher`].
@@ -171,7 +171,7 @@ fn report(done: &mpsc::UnboundedSender<Done>, error: &EngineError) -> bool {
         return done.send(Done::StoreReachable(Err(error.to_string()))).is_ok();
     }
     // The pipeline may have ended already; then nobody needs to know.
-    let _ = done.send(Done::Fatal(error.to_string()));
+    let _ = done.send(Done::Fatal(PipelineError::Store(error.to_string())));
     false
 }
 

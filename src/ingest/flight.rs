@@ -247,6 +247,12 @@ impl Flight {
         self.parents().zip(&self.groups).filter_map(|(parent, group)| Some((parent, group.refusal.as_ref()?)))
     }
 
+    /// The first parent that it waits for, and why, for whoever has to find out.
+    pub fn what_bars_it(&self) -> String {
+        let bars = self.refusals().next().map(|(parent, refusal)| format!("{parent} ({})", refusal.code()));
+        bars.unwrap_or_else(|| "its own record".to_owned())
+    }
+
     /// Parents without a record.
     pub fn absent_parents(&self) -> impl Iterator<Item = Txid> {
         self.refusals().filter(|(_, refusal)| matches!(refusal, Rejection::NotFound)).map(|(parent, _)| parent)

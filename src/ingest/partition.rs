@@ -44,6 +44,14 @@ struct Note {
     halted: Option<Halt>,
 }
 
+/// Why a partition halts whose beginning retention took before the group had committed anything of it.
+pub fn never_read(group: &str, low: u64) -> String {
+    format!(
+        "the topic no longer holds offsets 0 to {low}, and the group has committed nothing: they were never read (to go on \
+         without them, commit where to begin with `kafka-consumer-groups --group {group} --reset-offsets` and start again)"
+    )
+}
+
 /// One assigned partition.
 pub struct PartitionState {
     /// Of its assignment.
@@ -88,6 +96,12 @@ impl PartitionState {
         }
     }
 
+    /// Whether its beginning is gone and nobody has ever committed anything of it: where reading would start. Such a
+    /// partition is never committed by us: that is how an operator says that he knows.
+    pub fn begins_above(&self) -> Option<u64> {
+        Some(self.start).filter(|start| *start > 0 && self.committed.is_none())
+    }
+
     /// Registers a message; `false` for one that was read before.
     pub fn deliver(&mut self, message: &Message) -> bool {
         self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len())
@@ -120,8 +134,10 @@ impl PartitionState {
 
     /// What others need to know for their proofs.
     pub fn view(&self, bounds: &PartitionBounds) -> PartitionView {
+        // What was never read is as old as can be.
+        let never_read = self.begins_above().map(|_| (i64::MIN, 0));
         PartitionView {
-            oldest_unfinished: self.tracker.oldest_unfinished(),
+            oldest_unfinished: never_read.or_else(|| self.tracker.oldest_unfinished()),
             read_timestamp_ms: self.tracker.read_timestamp_ms(),
             position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
@@ -138,8 +154,8 @@ impl PartitionState {
         partition: &TopicPartition,
         committed: Option<Committed>,
     ) -> Result<PartitionView, BrokerError> {
-        let (low, high) = broker.watermarks(partition).await?;
-        let next = committed.as_ref().map_or(low, |committed| committed.offset);
+        let (_, high) = broker.watermarks(partition).await?;
+        let next = committed.as_ref().map_or(0, |committed| committed.offset);
         let unknown = PartitionView {
             oldest_unfinished: (next < high).then_some((i64::MIN, next)),
             read_timestamp_ms: i64::MIN,
@@ -175,7 +191,7 @@ impl PartitionState {
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
-        let never_read = self.committed.is_none() && self.tracker.position() == 0;
+        let never_read = self.committed.is_none() && self.tracker.position() == 0 || self.begins_above().is_some();
         ((moved && !never_read) || says_more).then_some(now)
     }
 

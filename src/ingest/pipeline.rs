@@ -18,7 +18,7 @@ use crate::{
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
         flight::FlightId,
-        partition::{Halt, PartitionBounds, PartitionState},
+        partition::{Halt, PartitionBounds, PartitionState, never_read},
         plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
         prepare::{Poison, PrepareSettings, Prepared, prepare},
         proof::{ChainView, PartitionView, Ties, proves_missing},
@@ -98,6 +98,16 @@ pub enum PipelineError {
     /// The store cannot go on.
     #[error("store: {0}")]
     Store(String),
+    /// What had to be in the log before its event completes is not there, and no retry heals that.
+    #[error("{what} cannot be published to `{topic}`: {error}")]
+    NotPublished {
+        /// What, with its transaction or place.
+        what: String,
+        /// Where it was to go.
+        topic: String,
+        /// Why not.
+        error: BrokerError,
+    },
     /// A task of the pipeline died.
     #[error("internal: {0}")]
     Internal(String),
@@ -258,6 +268,10 @@ impl Pipeline {
         if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
             self.halt(number, halt);
         }
+        if let Some(low) = self.partitions.get(&number).and_then(PartitionState::begins_above) {
+            let why = never_read(&self.settings.group, low);
+            self.halt(number, Halt { why, since_ms: self.now_ms() });
+        }
     }
 
     /// What is to be read next is no longer in the topic, or is not there yet: skipping it would lose it, so the partitions
@@ -413,6 +427,9 @@ impl Pipeline {
     }
 
     fn submit(&mut self, event: EventRef, prepared: Prepared, now_ms: u64) {
+        if self.parts.modes.passes_over(event.partition, event.offset, &prepared.txid()) {
+            return self.complete(event, Completion::PassedOver);
+        }
         let events = &self.parts.metrics.events;
         match prepared {
             Prepared::Validated(tx) => {
@@ -478,7 +495,7 @@ impl Pipeline {
             }
             Done::Others(others) => self.prove_missing_parents(others),
             Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
-            Done::Fatal(why) => return Err(PipelineError::Store(why)),
+            Done::Fatal(error) => return Err(error),
         }
         Ok(())
     }
@@ -637,6 +654,10 @@ impl Pipeline {
         let now_ms = self.now_ms();
         for state in self.partitions.values() {
             state.show(now_ms);
+        }
+        if self.parts.modes.ends().is_some() {
+            // Nobody but a rebuild looks.
+            self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits());
         }
     }
 

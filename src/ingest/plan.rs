@@ -480,6 +480,16 @@ impl Planner {
             .collect()
     }
 
+    /// One of those that wait for a record, with what it waits for, in a line: the one whose event came first.
+    pub fn one_that_waits(&self) -> Option<String> {
+        let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
+        let (event, flight) =
+            parked.filter_map(|flight| Some((flight.first_event()?, flight))).min_by_key(|(it, _)| *it)?;
+        let txid = flight.work.txid();
+        let EventRef { partition, offset, .. } = event;
+        Some(format!("{txid} (partition {partition}, offset {offset}) waits for {}", flight.what_bars_it()))
+    }
+
     /// The flight of a transaction that may not be stored yet. Where an earlier event of it has had its turn, nobody has to
     /// wait for a later one.
     fn first_flight(&self, txid: &Txid) -> Option<FlightId> {

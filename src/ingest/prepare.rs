@@ -80,6 +80,16 @@ pub enum Prepared {
     Seeded(Arc<PreparedSeed>),
 }
 
+impl Prepared {
+    /// Which transaction.
+    pub fn txid(&self) -> Txid {
+        match self {
+            Prepared::Validated(tx) => tx.txid,
+            Prepared::Seeded(seed) => seed.txid,
+        }
+    }
+}
+
 /// A message that can never be worked on, by what it alone shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Poison {

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
-    ingest::{dispatch::Done, flight::FlightId, plan::EventRef, prepare::Poison},
+    ingest::{dispatch::Done, flight::FlightId, pipeline::PipelineError, plan::EventRef, prepare::Poison},
     record::Reason,
     telemetry::Metrics,
     tx::Txid,
@@ -58,7 +58,8 @@ impl Publisher {
             ..Produce::default()
         };
         let publisher = self.clone();
-        self.answer(done, async move {
+        let what = format!("the contest of {txid} (partition {}, offset {})", event.partition, event.offset);
+        self.answer(done, what, &self.chain_topic, async move {
             let producer = publisher.producer.as_ref();
             produce_until_acknowledged(producer, &[message], publisher.retry_pause).await?;
             Ok(Done::ContestPublished(flight))
@@ -85,7 +86,8 @@ impl Publisher {
             "dead letter"
         );
         let publisher = self.clone();
-        self.answer(done, async move {
+        let what = format!("the dead letter of partition {}, offset {}", event.partition, event.offset);
+        self.answer(done, what, &self.dead_letter_topic, async move {
             let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
             bury_until_acknowledged(producer, topic, source, &letter, publisher.retry_pause).await?;
             Ok(Done::DeadLetterPublished(event))
@@ -95,10 +97,14 @@ impl Publisher {
     fn answer(
         &self,
         done: mpsc::UnboundedSender<Done>,
+        what: String,
+        topic: &str,
         published: impl Future<Output = Result<Done, BrokerError>> + Send + 'static,
     ) {
+        let topic = topic.to_owned();
         tokio::spawn(async move {
-            let answer = published.await.unwrap_or_else(|error| Done::Fatal(error.to_string()));
+            let not_published = |error| Done::Fatal(PipelineError::NotPublished { what, topic, error });
+            let answer = published.await.unwrap_or_else(not_published);
             // A pipeline that has ended meanwhile reads the event again when it starts.
             let _ = done.send(answer);
         });
@@ -177,17 +183,41 @@ mod tests {
         }
     }
 
-    /// Lengths of key, payload and the source's header, of what was produced.
-    async fn published(limit: usize, key: usize, payload: usize, header: usize) -> (usize, usize, usize) {
-        let producer = Arc::new(Narrow(limit, Mutex::default()));
-        let publisher = Publisher {
-            producer: producer.clone(),
+    fn publisher(producer: Arc<dyn Producer>) -> Publisher {
+        Publisher {
+            producer,
             source_topic: "txs".into(),
             chain_topic: "chain".into(),
             dead_letter_topic: "dead".into(),
             retry_pause: (Duration::ZERO, Duration::ZERO),
             metrics: Arc::default(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_published_is_named_with_its_topic() {
+        let publisher = publisher(Arc::new(Narrow(0, Mutex::default())));
+        let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
+        let (sender, mut done) = mpsc::unbounded_channel();
+        let (flight, txid) = (FlightId { index: 0, generation: 0 }, Txid([1; 32]));
+        publisher.contest(flight, txid, event, [0; 32], Reason::Found, sender.clone());
+        let Some(Done::Fatal(error)) = done.recv().await else { panic!("it was published") };
+        let expected =
+            format!("the contest of {txid} (partition 3, offset 7) cannot be published to `chain`: produce: too large");
+        assert_eq!(error.to_string(), expected);
+        let source =
+            Message { offset: 7, timestamp_ms: 9, key: Bytes::new(), payload: Bytes::new(), headers: Vec::new() };
+        let poison = Poison { class: DeadLetterClass::Decode, message: "why".into() };
+        publisher.dead_letter(event, source, poison, sender);
+        let Some(Done::Fatal(error)) = done.recv().await else { panic!("it was published") };
+        let expected = "the dead letter of partition 3, offset 7 cannot be published to `dead`: produce: too large";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    /// Lengths of key, payload and the source's header, of what was produced.
+    async fn published(limit: usize, key: usize, payload: usize, header: usize) -> (usize, usize, usize) {
+        let producer = Arc::new(Narrow(limit, Mutex::default()));
+        let publisher = publisher(producer.clone());
         let source = Message {
             offset: 7,
             timestamp_ms: 9,

@@ -25,24 +25,39 @@ pub enum Modes {
 /// What a rebuild knows before it reads the first event.
 #[derive(Debug, Default)]
 pub struct Rebuild {
-    /// Where the live group had committed, by partition: the first offset that is treated normally.
+    /// By partition: the first offset that is treated normally.
     pub frontier: BTreeMap<i32, u64>,
     /// What the decisions say first of each transaction.
     pub mentions: FirstMentions,
     /// The run ends at the frontier (a shadow rebuild, for comparison).
     pub stop_at_frontier: bool,
+    /// The frontier is above what the live group had committed.
+    pub raised: Option<Raised>,
+}
+
+/// A frontier that was raised for some transactions.
+#[derive(Debug, Default)]
+pub struct Raised {
+    /// Where the live group had committed, by partition.
+    pub committed: BTreeMap<i32, u64>,
+    /// The transactions whose events count from there up to the frontier.
+    pub counts: TxidMap<()>,
 }
 
 impl Modes {
     /// How the event of `txid` at this place is treated.
     pub fn of(&self, partition: i32, offset: u64, txid: &Txid) -> Mode {
         match self {
-            Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset) => match rebuild.mentions.get(txid) {
-                Some(Mention::Contested) => Mode::RebuildContested,
-                Some(Mention::Live) | None => Mode::RebuildWon,
-            },
+            Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset) => rebuild.mode_of(txid),
             _ => Mode::Normal,
         }
+    }
+
+    /// Whether the event of `txid` at this place does not count, though it lies below the frontier.
+    pub fn passes_over(&self, partition: i32, offset: u64, txid: &Txid) -> bool {
+        let Modes::Rebuild(rebuild) = self else { return false };
+        let Some(raised) = &rebuild.raised else { return false };
+        raised.committed.get(&partition).is_none_or(|end| offset >= *end) && !raised.counts.contains_key(txid)
     }
 
     /// Whether nothing may be published for the event at this place.
@@ -60,6 +75,14 @@ impl Modes {
 }
 
 impl Rebuild {
+    /// How a transaction is treated below the frontier.
+    pub fn mode_of(&self, txid: &Txid) -> Mode {
+        match self.mentions.get(txid) {
+            Some(Mention::Contested) => Mode::RebuildContested,
+            Some(Mention::Live) | None => Mode::RebuildWon,
+        }
+    }
+
     fn is_below(&self, partition: i32, offset: u64) -> bool {
         self.frontier.get(&partition).is_some_and(|end| offset < *end)
     }

@@ -58,15 +58,19 @@ pub enum Operation {
     },
     /// Writes the meta record where there is none.
     CreateMeta(MetaRecord),
-    /// Replaces the meta record if it still is `expected`.
-    ReplaceMeta {
-        /// What was read.
-        expected: MetaRecord,
-        /// What to write.
-        new: MetaRecord,
-    },
+    /// Replaces the meta record if it still is what was read. Rare, and two records large: boxed, or every row had their size.
+    ReplaceMeta(Box<ReplaceMeta>),
     /// An operation of the sequencer.
     Sequenced(Stamp, Sequenced),
+}
+
+/// See [`Operation::ReplaceMeta`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplaceMeta {
+    /// What was read.
+    pub expected: MetaRecord,
+    /// What to write.
+    pub new: MetaRecord,
 }
 
 /// The sequencer's record operations (`DESIGN.md` section 7).
@@ -384,5 +388,18 @@ impl Rejection {
             Rejection::NotPrunable => "NOT_PRUNABLE",
             Rejection::Unexpected => "UNEXPECTED",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows are moved from queue to batch by the million.
+    #[test]
+    fn operations_stay_small() {
+        let size = (size_of::<Operation>(), size_of::<crate::engine::Row>());
+        assert!(size.0 <= 176 && size.1 <= 216, "an operation and a row have {size:?} bytes");
+        println!("{size:?}");
     }
 }

@@ -16,8 +16,10 @@ use crate::{
         decisions::DecisionLog,
         evaluate::evaluate_listed,
         handler::{At, Handler},
+        source::with_claims,
         state::Tip,
         steps::Steps,
+        waiting::names,
     },
     tx::{Transaction, Txid},
 };
@@ -36,9 +38,6 @@ enum Standing {
     Conflicting,
 }
 
-/// Txids that a message about a waiting block names at the most.
-const NAMED: usize = 10;
-
 impl Handler {
     /// Handles a block; `false`: it was passed over, because its sequence is not the next.
     pub async fn block_mined(
@@ -49,7 +48,7 @@ impl Handler {
         message: &Bytes,
     ) -> Result<bool, Stop> {
         let block = &mined.block;
-        if !self.is_next(mined.sequence) {
+        if !self.is_next(mined.sequence)? {
             return Ok(false);
         }
         self.check_follows(block)?;
@@ -100,14 +99,20 @@ impl Handler {
 
     /// Whether a fed event is the next one. An earlier one is a repeat. A later one got into the chain before the one that
     /// its feed failed to produce; that feed, or its successor, feeds both again in order. So both are passed over.
-    pub fn is_next(&self, sequence: u64) -> bool {
+    ///
+    /// # Errors
+    /// The next one is the last that there can be: it halts, since nothing could follow it.
+    pub fn is_next(&self, sequence: u64) -> Result<bool, Stop> {
         let expected = self.state.sequence + 1;
         if sequence < expected {
             tracing::debug!(sequence, expected, "a repeated block or reorg is passed over");
         } else if sequence > expected {
             tracing::warn!(sequence, expected, "a block or reorg out of sequence is passed over; it is fed again");
         }
-        sequence == expected
+        if sequence == expected && sequence == u64::MAX {
+            return Err(Stop::Halt(format!("a block or reorg has the sequence {sequence}: nothing could follow it")));
+        }
+        Ok(sequence == expected)
     }
 
     fn check_follows(&self, block: &Block<'_>) -> Result<(), Stop> {
@@ -123,13 +128,19 @@ impl Handler {
                 hex_reversed(&tip.hash),
                 tip.height
             ))),
+            Some(tip) if tip.height.checked_add(1) != Some(block.height) => Err(Stop::Halt(format!(
+                "block {name} says that it is at height {}, but it follows the tip {}, which is at height {}",
+                block.height,
+                hex_reversed(&tip.hash),
+                tip.height
+            ))),
             _ => Ok(()),
         }
     }
 
     /// Every triple names its block by this id alone: two blocks under one id could never be told apart again.
     async fn check_id(&self, block: &Block<'_>) -> Result<(), Stop> {
-        let there = self.parts.store.read(vec![Key::Block(block.block_id)]).await?;
+        let there = self.answer("the store", self.parts.store.read(vec![Key::Block(block.block_id)])).await?;
         match there.first() {
             Some(Some(Record::Block(there))) if there.hash != block.hash => Err(Stop::Halt(format!(
                 "block {} has the id {}, which is that of block {} at height {}",
@@ -148,6 +159,16 @@ impl Handler {
         let create = at.row(Phase::Apply, Key::master(txid), Sequenced::CreateCoinbase(page.into()));
         let done = if listed.is_empty() { 1 } else { 0 };
         let outcomes = self.apply(vec![create, put_block(at, block, done)]).await?;
+        if let Outcome::Rejected(rejection) = &outcomes[1]
+            && !matches!(rejection, Rejection::StaleStamp(_))
+        {
+            return Err(Stop::Halt(format!(
+                "block {} cannot be stored under its id {}: {}",
+                hex_reversed(&block.hash),
+                block.block_id,
+                rejection.code()
+            )));
+        }
         let wrong = |why: String| Stop::Halt(format!("the coinbase of block {}: {why}", hex_reversed(&block.hash)));
         match &outcomes[0] {
             Outcome::Applied(Reply::None) => Ok(()),
@@ -229,7 +250,11 @@ impl Handler {
             open = self
                 .wait_until(at, &what, || async {
                     self.parts.metrics.sequencer_waiting.set(left.len() as i64);
-                    if self.any_arrived(&left).await? { Ok(Ok(left.clone())) } else { Ok(Err(names(&left))) }
+                    if self.any_arrived(&left).await? {
+                        Ok(Ok(left.clone()))
+                    } else {
+                        Ok(Err(names(left.iter().map(|listed| listed.txid))))
+                    }
                 })
                 .await?;
             self.parts.metrics.sequencer_waiting.set(0);
@@ -239,7 +264,7 @@ impl Handler {
     /// Whether anything can be set mined, or can win, that could not before.
     async fn any_arrived(&self, waiting: &[Listed]) -> Result<bool, Stop> {
         let txids: Vec<Txid> = waiting.iter().map(|listed| listed.txid).collect();
-        for page in self.parts.store.masters(&txids).await?.into_iter().flatten() {
+        for page in self.masters(&txids).await?.into_iter().flatten() {
             match page.state() {
                 TxState::Live => return Ok(true),
                 TxState::Conflicting(_) if self.parents_are_ready(&page).await? => return Ok(true),
@@ -270,7 +295,7 @@ impl Handler {
     async fn parents_are_ready(&self, page: &Page) -> Result<bool, Stop> {
         let parents = self.inputs_of(page)?.into_iter().map(|(outpoint, _)| outpoint.txid);
         let parents = crate::sequencer::handler::distinct(parents);
-        let masters = self.parts.store.masters(&parents).await?;
+        let masters = self.masters(&parents).await?;
         Ok(masters.iter().all(|master| {
             master.as_ref().is_some_and(|page| match page.state() {
                 TxState::Live => !page.locked,
@@ -283,7 +308,7 @@ impl Handler {
     /// A listed transaction that is conflicting wins: its rivals and their cones become conflicting. `false`: its own
     /// parents have to become live first.
     async fn let_win(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, txid: Txid) -> Result<bool, Stop> {
-        let Some(page) = self.parts.store.master(txid).await? else { return Ok(false) };
+        let Some(mut page) = self.master(txid).await? else { return Ok(false) };
         if !self.parents_are_ready(&page).await? {
             return Ok(false);
         }
@@ -291,6 +316,9 @@ impl Handler {
         // takes its free slots for it.
         let body = steps
             .decide(async {
+                if let Some(proven) = self.proven_claims(&page).await? {
+                    with_claims(&mut page, proven);
+                }
                 let Findings::Inputs(inputs) = self.findings(at, Phase::Apply, &page, block.height, true).await? else {
                     return Err(Stop::Halt(format!(
                         "block {} lists {txid}, which was pruned",
@@ -314,7 +342,7 @@ impl Handler {
     /// A rival that is mined on this chain too makes the block impossible.
     async fn check_rivals(&self, block: &Block<'_>, body: &DecisionBody) -> Result<(), Stop> {
         let DecisionBody::Accepted { txid, losers, .. } = body else { return Ok(()) };
-        for rival in self.parts.store.masters(losers).await?.into_iter().flatten() {
+        for rival in self.masters(losers).await?.into_iter().flatten() {
             if rival.master.as_ref().is_some_and(|master| master.unmined_since.is_none()) {
                 let name = hex_reversed(&block.hash);
                 return Err(Stop::Halt(format!("block {name} lists {txid}, whose rival {} is mined", rival.txid)));
@@ -371,14 +399,6 @@ fn standing(outcome: Outcome, listed: &Listed) -> Result<Standing, Stop> {
         }
         Outcome::Rejected(rejection) => Err(Stop::Halt(format!("{} cannot be set mined: {rejection:?}", listed.txid))),
     }
-}
-
-fn names(listed: &[Listed]) -> String {
-    let mut names: Vec<String> = listed.iter().take(NAMED).map(|listed| listed.txid.to_string()).collect();
-    if listed.len() > NAMED {
-        names.push(format!("and {} more", listed.len() - NAMED));
-    }
-    names.join(", ")
 }
 
 /// A block hash as explorers show it.

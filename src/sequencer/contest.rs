@@ -1,6 +1,6 @@
 //! `Contest` and `Reconsider`: evaluate, write the decision ahead, apply.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use crate::{
     event::{Contest, DecisionBody},
@@ -13,7 +13,9 @@ use crate::{
         decisions::DecisionLog,
         evaluate::{Found, Input, Refusal, evaluate, refusal},
         handler::{At, Handler, Patience, distinct, subject},
+        source::with_claims,
         steps::Steps,
+        waiting::{Waiting, names},
     },
     tx::{Outpoint, Txid},
 };
@@ -87,7 +89,7 @@ impl Handler {
         // A contestant was stored before it was contested: where it is not there, a node forgot it, its event comes again, and
         // is contested again if need be. To wait for it might be for ever: it may wait for a parent whose contest stands
         // behind this one. What a command names may never come.
-        let page = self.parts.store.master(txid).await?.filter(|page| page.utxos.is_some() || page.pruned.is_some());
+        let page = self.master(txid).await?.filter(|page| page.utxos.is_some() || page.pruned.is_some());
         let Some(mut page) = page else { return Ok(passed_over) };
         let (was_live, reopened) = match page.state() {
             TxState::Live => (true, false),
@@ -103,9 +105,8 @@ impl Handler {
         if let Reopen::ByEvent(contest) = reopen
             && !was_live
             && let Some(claimed) = self.other_claims(contest, &page).await?
-            && let Some(master) = &mut Arc::make_mut(&mut page).master
         {
-            master.body = Some(claimed.body);
+            with_claims(&mut page, claimed);
         }
         let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
             return Ok(passed_over);
@@ -125,7 +126,7 @@ impl Handler {
     /// verdict was applied again.
     async fn bar_by_fallen_parents(&self, mut inputs: Vec<Input>) -> Result<Vec<Input>, Stop> {
         let parents = distinct(inputs.iter().map(|input| input.outpoint.txid));
-        let masters = self.parts.store.masters(&parents).await?;
+        let masters = self.masters(&parents).await?;
         let fell = |page: &Page| matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)));
         for (parent, _) in parents.iter().zip(masters).filter(|(_, master)| master.as_deref().is_some_and(fell)) {
             let reason = Reason::ConflictingParent { parent: *parent };
@@ -151,7 +152,7 @@ impl Handler {
             _ => None,
         });
         if let Some(rival) = rival {
-            let holder = self.parts.store.master(rival.txid).await?;
+            let holder = self.master(rival.txid).await?;
             if holder.is_some_and(|holder| mined(&holder)) {
                 return Err(Stop::Halt(format!("{txid} and {} spend the same output and are both mined", rival.txid)));
             }
@@ -180,8 +181,8 @@ impl Handler {
         let mut found: BTreeMap<u32, Input> = BTreeMap::new();
         let mut undecided: BTreeMap<Txid, bool> = BTreeMap::new();
         let mut open: Vec<(Outpoint, SpendSlot)> = slots;
-        let mut pause = std::time::Duration::from_millis(5);
         let patience = Patience::new(self.parts.nodes.may_forget());
+        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {txid}", at.offset));
         while !open.is_empty() {
             let outcomes = self
                 .apply(
@@ -190,7 +191,7 @@ impl Handler {
                 .await?;
             let mut again = Vec::new();
             let mut holders = Vec::new();
-            let mut waits = false;
+            let mut awaited = Vec::new();
             for ((outpoint, slot), outcome) in open.into_iter().zip(outcomes) {
                 let index = slot.input;
                 let verdict = match outcome {
@@ -213,7 +214,7 @@ impl Handler {
                         }
                         // It existed when the contestant was contested, so it comes back.
                         Refusal::Absent | Refusal::Wait => {
-                            waits = true;
+                            awaited.push(outpoint.txid);
                             again.push((outpoint, slot));
                             continue;
                         }
@@ -231,9 +232,8 @@ impl Handler {
             }
             undecided.extend(self.contest_holders(at, phase, holders).await?);
             open = again;
-            if waits {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(std::time::Duration::from_millis(500));
+            if !awaited.is_empty() {
+                waiting.look_again(&names(distinct(awaited))).await;
             }
         }
         Ok(Findings::Inputs(found.into_values().collect()))
@@ -282,7 +282,7 @@ impl Handler {
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => false,
                 // Stamped later in this very event (its verdict was carried out): its state says the rest.
                 Outcome::Rejected(_) => {
-                    let master = self.parts.store.master(txid).await?;
+                    let master = self.master(txid).await?;
                     master.is_some_and(|page| matches!(page.state(), TxState::Live | TxState::Pruned(_)))
                 }
             };

@@ -15,8 +15,8 @@ use crate::{
     },
     engine::EngineError,
     event::{Decision, DecisionBody, Event},
-    sequencer::parts,
-    store::nodes::Nodes,
+    sequencer::{SequencerParts, parts, waiting::Waiting},
+    store::meta::topic_id,
 };
 
 /// Decisions by chain offset. Pure: fed with messages in the order of the topic.
@@ -158,7 +158,21 @@ pub struct DecisionLog {
     partition: TopicPartition,
     reader: Box<dyn Reader>,
     producer: Arc<dyn Producer>,
-    nodes: Option<Nodes>,
+    parts: Option<SequencerParts>,
+}
+
+/// Says it where it takes long.
+async fn attended<T>(parts: Option<&SequencerParts>, work: impl Future<Output = T>) -> T {
+    match parts {
+        Some(parts) => Waiting::new(parts, "the decisions").until_done(work).await,
+        None => work.await,
+    }
+}
+
+/// What a decisions topic is known by, in short; empty where it holds nothing at offset 0.
+pub async fn short_id(broker: &dyn Broker, decisions: &TopicPartition) -> Result<String, BrokerError> {
+    let id = topic_id(broker, decisions).await?;
+    Ok(id.map_or_else(String::new, |id| hex::encode(&id[..8])))
 }
 
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -176,20 +190,20 @@ impl DecisionLog {
         let partition = TopicPartition { topic: topic.into(), partition: 0 };
         let reader = broker.read(&partition, from).await?;
         let table = DecisionTable::from_offset(chain_offset);
-        let mut log = DecisionLog { table, broker, partition, reader, producer, nodes: None };
+        let mut log = DecisionLog { table, broker, partition, reader, producer, parts: None };
         log.catch_up().await?;
         Ok(log)
     }
 
-    /// For decisions that follow from what a store on these nodes showed.
-    pub fn over(self, nodes: Nodes) -> Self {
-        DecisionLog { nodes: Some(nodes), ..self }
+    /// For the decisions of a sequencer, which follow from what its store showed, and whose waits are said.
+    pub fn over(self, parts: &SequencerParts) -> Self {
+        DecisionLog { parts: Some(parts.clone()), ..self }
     }
 
     /// Whether a node has restarted, so that what was read for a decision may have lacked what had been applied before.
     pub async fn has_forgotten(&mut self) -> Result<bool, EngineError> {
-        let Some(nodes) = self.nodes.clone() else { return Ok(false) };
-        nodes.have_restarted().await
+        let Some(parts) = self.parts.clone() else { return Ok(false) };
+        attended(Some(&parts), parts.nodes.have_restarted()).await
     }
 
     /// What has been read.
@@ -197,10 +211,19 @@ impl DecisionLog {
         &self.table
     }
 
+    /// What the topic is known by, in short; empty where it holds nothing at offset 0.
+    pub async fn id(&mut self) -> Result<String, BrokerError> {
+        short_id(self.broker.as_ref(), &self.partition).await
+    }
+
     /// Reads what others have written meanwhile.
     pub async fn catch_up(&mut self) -> Result<(), DecisionError> {
-        let (_, high) = self.broker.watermarks(&self.partition).await?;
-        self.read_up_to(high).await
+        let parts = self.parts.clone();
+        let caught_up = async {
+            let (_, high) = self.broker.watermarks(&self.partition).await?;
+            self.read_up_to(high).await
+        };
+        attended(parts.as_ref(), caught_up).await
     }
 
     async fn read_up_to(&mut self, end: u64) -> Result<(), DecisionError> {
@@ -221,7 +244,9 @@ impl DecisionLog {
     pub async fn publish(&mut self, chain_offset: u64, body: DecisionBody) -> Result<(), DecisionError> {
         let mut entries = parts::entries(&body);
         loop {
-            match self.publish_in_order(chain_offset, parts::records(&body, entries)).await {
+            let sequencer = self.parts.clone();
+            let published = self.publish_in_order(chain_offset, parts::records(&body, entries));
+            match attended(sequencer.as_ref(), published).await {
                 Err(DecisionError::Broker(error)) if error.kind == BrokerErrorKind::TooLarge => {
                     if entries <= 1 {
                         return Err(DecisionError::TooLarge { chain_offset, error });

@@ -2,19 +2,19 @@
 //!
 //! Whoever holds the chain partition feeds it. What a zombie feeds twice is passed over by its sequence number.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
+    api::Condition,
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition,
-        produce_until_acknowledged,
+        Broker, BrokerError, BrokerErrorKind, Message, Produce, Reader, TopicPartition, produce_until_acknowledged,
     },
     event::{DeadLetter, DeadLetterClass, Event},
     ingest::publish::bury_until_acknowledged,
-    sequencer::{handler::SequencerTopics, state::ChainState},
+    sequencer::{SequencerParts, state::ChainState, waiting::Waiting},
     telemetry::Metrics,
 };
 
@@ -68,9 +68,7 @@ pub struct Feed {
     next: u64,
     gap_since: Option<Instant>,
     gap_told: bool,
-    producer: Arc<dyn Producer>,
-    topics: SequencerTopics,
-    metrics: Arc<Metrics>,
+    parts: SequencerParts,
 }
 
 /// Messages fed at once.
@@ -81,37 +79,33 @@ const GAP_GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_millis(20);
 
 impl Feed {
-    /// A feed that goes on after `state`.
-    pub async fn open(
-        broker: &dyn Broker,
-        producer: Arc<dyn Producer>,
-        topics: SequencerTopics,
-        metrics: Arc<Metrics>,
-        state: &ChainState,
-    ) -> Result<Self, BrokerError> {
-        Ok(Feed {
+    /// A feed that goes on after `state`, which is that of chain offset `handled`.
+    pub async fn open(parts: &SequencerParts, state: &ChainState, handled: u64) -> Result<Self, BrokerError> {
+        let (broker, topics) = (parts.broker.as_ref(), &parts.topics);
+        let mut feed = Feed {
             block_mined: Tap::open(broker, &topics.block_mined, state.block_mined_next).await?,
             reorgs: Tap::open(broker, &topics.reorgs, state.reorgs_next).await?,
-            next: state.sequence + 1,
+            next: state.sequence.saturating_add(1),
             gap_since: None,
             gap_told: false,
-            producer,
-            topics,
-            metrics,
-        })
+            parts: parts.clone(),
+        };
+        feed.pass_over_fed(handled).await?;
+        Ok(feed)
     }
 
     /// Passes over what an earlier holder has fed and nobody has handled, from chain offset `handled` on: otherwise every
     /// restart would feed it again, and the chain would grow by as much.
-    pub async fn pass_over_fed(&mut self, broker: &dyn Broker, handled: u64) -> Result<(), BrokerError> {
-        let chain = TopicPartition { topic: self.topics.chain.as_str().into(), partition: 0 };
+    async fn pass_over_fed(&mut self, handled: u64) -> Result<(), BrokerError> {
+        let broker = self.parts.broker.clone();
+        let chain = TopicPartition { topic: self.parts.topics.chain.as_str().into(), partition: 0 };
         let (low, high) = broker.watermarks(&chain).await?;
         let mut reader = broker.read(&chain, handled.clamp(low, high)).await?;
         while reader.position() < high {
             for message in reader.next(Duration::from_millis(200)).await? {
                 // Repeats of a zombie are below; a gap there cannot be.
                 if sequence_of(&message).is_ok_and(|sequence| sequence == self.next) {
-                    self.next += 1;
+                    self.next = self.next.saturating_add(1);
                 }
             }
         }
@@ -124,8 +118,8 @@ impl Feed {
             self.listen().await?;
             let batch = self.gather().await?;
             if !batch.is_empty() {
-                let produced = produce_until_acknowledged(self.producer.as_ref(), &batch, RETRY_PAUSE).await;
-                produced.map_err(|error| {
+                let produced = produce_until_acknowledged(self.parts.producer.as_ref(), &batch, RETRY_PAUSE);
+                acknowledged(&self.parts, produced).await.map_err(|error| {
                     if error.kind == BrokerErrorKind::TooLarge { too_large(&batch, error) } else { error }
                 })?;
             }
@@ -145,9 +139,10 @@ impl Feed {
                     Ok(sequence) => self.tap(source).heads.push_back((sequence, message)),
                     Err(why) => {
                         let from = self.tap(source).topic.clone();
-                        let letter = dead_letter(&self.metrics, &from, &message, why);
-                        let (producer, topic) = (self.producer.as_ref(), self.topics.dead_letters.as_str());
-                        bury_until_acknowledged(producer, topic, message, &letter, RETRY_PAUSE).await?;
+                        let letter = dead_letter(&self.parts.metrics, &from, &message, why);
+                        let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
+                        let buried = bury_until_acknowledged(producer, topic, message, &letter, RETRY_PAUSE);
+                        acknowledged(&self.parts, buried).await?;
                     }
                 }
             }
@@ -168,10 +163,9 @@ impl Feed {
                 Choice::Feed(source) => {
                     if let Some((_, message)) = self.tap(source).heads.pop_front() {
                         batch.push(self.fed(message));
-                        self.next += 1;
-                        self.gap_since = None;
-                        self.gap_told = false;
-                        self.metrics.chain_gap.set(0);
+                        // The last that there can be halts the chain, which says so.
+                        self.next = self.next.saturating_add(1);
+                        self.end_gap();
                     }
                 }
                 Choice::Skip(source) => {
@@ -194,8 +188,26 @@ impl Feed {
         Ok(batch)
     }
 
+    fn end_gap(&mut self) {
+        self.gap_since = None;
+        if std::mem::take(&mut self.gap_told) {
+            self.parts.metrics.chain_gap.set(0);
+            self.parts.health.set(Condition::ChainFed, None);
+        }
+    }
+
     fn tell_gap(&mut self, heads: (Option<u64>, Option<u64>)) {
-        self.metrics.chain_gap.set(1);
+        let shown = |head: Option<u64>| head.map_or("nothing".to_owned(), |sequence| sequence.to_string());
+        let why = format!(
+            "sequence {} is missing: in `{}` {} is next, in `{}` {}",
+            self.next,
+            self.parts.topics.block_mined,
+            shown(heads.0),
+            self.parts.topics.reorgs,
+            shown(heads.1),
+        );
+        self.parts.health.set(Condition::ChainFed, Some(why));
+        self.parts.metrics.chain_gap.set(1);
         if !std::mem::replace(&mut self.gap_told, true) {
             tracing::error!(
                 missing = self.next,
@@ -215,7 +227,7 @@ impl Feed {
 
     fn fed(&self, message: Message) -> Produce {
         Produce {
-            topic: self.topics.chain.clone(),
+            topic: self.parts.topics.chain.clone(),
             partition: Some(0),
             key: message.key,
             payload: message.payload,
@@ -223,6 +235,11 @@ impl Feed {
             timestamp_ms: Some(message.timestamp_ms),
         }
     }
+}
+
+/// Waits for the log, which is tried again and again.
+async fn acknowledged<T>(parts: &SequencerParts, work: impl Future<Output = T>) -> T {
+    Waiting::new(parts, "the feed").of(Condition::ChainFed).until_done(work).await
 }
 
 impl Tap {

@@ -2,19 +2,11 @@
 
 use std::{
     io,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use super::*;
-use crate::{
-    broker::{
-        NewTopic,
-        memory::{MemoryBroker, MemorySettings},
-    },
-    clock::Clock,
-    event::Reorg,
-    sequencer::tests::topics,
-};
+use crate::{event::Reorg, sequencer::tests::parts};
 
 #[test]
 fn merges_by_sequence_and_waits_for_what_is_missing() {
@@ -56,19 +48,17 @@ impl Logged {
     }
 }
 
-/// The three topics, and what a feed of them needs.
+/// The topics, and what a feed of them needs.
 struct Topics {
-    broker: MemoryBroker,
-    names: SequencerTopics,
+    broker: Arc<dyn Broker>,
+    parts: SequencerParts,
     metrics: Arc<Metrics>,
 }
 
 impl Topics {
     async fn new() -> Self {
-        let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(1_000)));
-        let new = |name: &str| NewTopic { name: name.into(), partitions: 1, config: vec![] };
-        broker.create_topics(&["block-mined", "reorgs", "chain", "dead-letters"].map(new)).await.unwrap();
-        Topics { broker, names: topics(), metrics: Arc::new(Metrics::new()) }
+        let parts = parts().await;
+        Topics { broker: parts.broker.clone(), metrics: parts.metrics.clone(), parts }
     }
 
     /// Puts an event with this sequence into a topic.
@@ -83,9 +73,8 @@ impl Topics {
         self.broker.producer().await.unwrap().produce(message).await.unwrap();
     }
 
-    async fn feed(&self, state: &ChainState) -> Feed {
-        let producer = self.broker.producer().await.unwrap();
-        Feed::open(&self.broker, producer, self.names.clone(), self.metrics.clone(), state).await.unwrap()
+    async fn feed(&self, state: &ChainState, handled: u64) -> Feed {
+        Feed::open(&self.parts, state, handled).await.unwrap()
     }
 
     /// The sequences in the chain, in their order; 0 for what has none.
@@ -110,7 +99,7 @@ async fn a_while() {
 async fn a_gap_is_named_once_and_nothing_behind_it_is_fed() {
     let (logged, _guard) = Logged::listen();
     let topics = Topics::new().await;
-    let feed = tokio::spawn(topics.feed(&ChainState::default()).await.run());
+    let feed = tokio::spawn(topics.feed(&ChainState::default(), 0).await.run());
     topics.put("block-mined", 1).await;
     topics.put("block-mined", 4).await;
     topics.put("reorgs", 3).await;
@@ -128,15 +117,18 @@ async fn a_gap_is_named_once_and_nothing_behind_it_is_fed() {
 async fn what_may_still_be_on_its_way_is_named_only_after_a_grace() {
     let (logged, _guard) = Logged::listen();
     let topics = Topics::new().await;
-    let feed = tokio::spawn(topics.feed(&ChainState::default()).await.run());
+    let feed = tokio::spawn(topics.feed(&ChainState::default(), 0).await.run());
     topics.put("block-mined", 2).await;
     tokio::time::sleep(GAP_GRACE / 2).await;
     assert_eq!((topics.metrics.chain_gap.get(), logged.gaps().len()), (0, 0), "the reorg may be on its way");
     tokio::time::sleep(GAP_GRACE).await;
     assert_eq!((topics.metrics.chain_gap.get(), logged.gaps().len()), (1, 1));
+    let why = &topics.parts.health.ready().reasons["chain_fed"];
+    assert_eq!(why, "sequence 1 is missing: in `block-mined` 2 is next, in `reorgs` nothing");
     topics.put("reorgs", 1).await;
     a_while().await;
     assert_eq!((topics.metrics.chain_gap.get(), topics.chain().await), (0, vec![1, 2]));
+    assert_eq!(topics.parts.health.ready().reasons.get("chain_fed"), None);
     feed.abort();
 }
 
@@ -153,9 +145,7 @@ async fn what_an_earlier_holder_has_fed_is_not_fed_again() {
     topics.produce("chain", vec![1, 2, 3]).await;
     topics.put("chain", 3).await;
     let state = ChainState { sequence: 1, block_mined_next: 1, ..ChainState::default() };
-    let mut feed = topics.feed(&state).await;
-    feed.pass_over_fed(&topics.broker, 1).await.unwrap();
-    let feed = tokio::spawn(feed.run());
+    let feed = tokio::spawn(topics.feed(&state, 1).await.run());
     a_while().await;
     assert_eq!(topics.chain().await, [1, 2, 2, 0, 3, 4]);
     feed.abort();
@@ -170,9 +160,7 @@ async fn what_got_into_the_chain_out_of_sequence_is_fed_again() {
     // The produce of 2 failed, that of 3 did not.
     topics.put("chain", 1).await;
     topics.put("chain", 3).await;
-    let mut feed = topics.feed(&ChainState::default()).await;
-    feed.pass_over_fed(&topics.broker, 0).await.unwrap();
-    let feed = tokio::spawn(feed.run());
+    let feed = tokio::spawn(topics.feed(&ChainState::default(), 0).await.run());
     a_while().await;
     assert_eq!(topics.chain().await, [1, 3, 2, 3]);
     feed.abort();

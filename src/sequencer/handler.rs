@@ -6,14 +6,19 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    api::{Condition, Health},
+    api::Health,
     broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
     engine::{EngineError, Row},
     event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
     ingest::publish::bury_until_acknowledged,
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
-    sequencer::{decisions::DecisionError, state::ChainState, steps::Making},
+    sequencer::{
+        decisions::DecisionError,
+        state::ChainState,
+        steps::Making,
+        waiting::{LOOK_AGAIN, Waiting, names},
+    },
     store::{
         Store,
         nodes::{Nodes, WholeStore},
@@ -150,9 +155,6 @@ pub struct Handler {
     pub state: ChainState,
 }
 
-/// First and longest pause between looks at something that is waited for.
-const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-
 impl Handler {
     /// The page and slot of an outpoint.
     pub fn place(&self, outpoint: Outpoint) -> (Key, u32) {
@@ -191,7 +193,22 @@ impl Handler {
 
     /// Applies rows; a refusal because of a later stamp counts as done (that later event has seen to it).
     pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, Stop> {
-        Ok(self.parts.store.apply(rows).await?)
+        Ok(self.answer("the store", self.parts.store.apply(rows)).await?)
+    }
+
+    /// Reads master records; `None`: there is none.
+    pub async fn masters(&self, txids: &[Txid]) -> Result<Vec<Option<Arc<Page>>>, Stop> {
+        Ok(self.answer("the store", self.parts.store.masters(txids)).await?)
+    }
+
+    /// Reads one master record.
+    pub async fn master(&self, txid: Txid) -> Result<Option<Arc<Page>>, Stop> {
+        Ok(self.answer("the store", self.parts.store.master(txid)).await?)
+    }
+
+    /// Waits for the store or the log, which try again by themselves.
+    pub async fn answer<T>(&self, of: &str, work: impl Future<Output = T>) -> T {
+        Waiting::new(&self.parts, of).until_done(work).await
     }
 
     /// Applies rows that cannot be refused, but for a later stamp (then a later event has seen to it).
@@ -217,30 +234,12 @@ impl Handler {
     where
         F: Future<Output = Result<Result<T, String>, Stop>>,
     {
-        let started = self.parts.clock.now_ms();
-        let (mut pause, longest) = LOOK_AGAIN;
-        let mut told = false;
+        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {what}", at.offset));
         loop {
-            let missing = match look().await? {
-                Ok(found) => {
-                    if told {
-                        self.parts.health.set(Condition::ChainRunning, None);
-                        self.parts.metrics.chain_halted.set(0);
-                    }
-                    return Ok(found);
-                }
-                Err(missing) => missing,
-            };
-            let waited_ms = self.parts.clock.now_ms().saturating_sub(started);
-            if !told && waited_ms >= self.parts.settings.block_wait.as_millis() as u64 {
-                told = true;
-                let why = format!("chain offset {}: {what}: still waiting for {missing}", at.offset);
-                tracing::error!("{why}");
-                self.parts.health.set(Condition::ChainRunning, Some(why));
-                self.parts.metrics.chain_halted.set(1);
+            match look().await? {
+                Ok(found) => return Ok(found),
+                Err(missing) => waiting.look_again(&missing).await,
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
         }
     }
 
@@ -248,7 +247,7 @@ impl Handler {
     pub async fn wait_for_bodies(&self, at: At, applied_again: bool, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
         let patience = Patience::new(applied_again);
         self.wait_until(at, "a decision names what is not there", || async {
-            let masters = self.parts.store.masters(txids).await?;
+            let masters = self.masters(txids).await?;
             let missing: Vec<Txid> = txids
                 .iter()
                 .zip(&masters)
@@ -258,11 +257,11 @@ impl Handler {
             if missing.is_empty() {
                 return Ok(Ok(masters.into_iter().flatten().collect()));
             }
-            let names: Vec<String> = missing.iter().map(Txid::to_string).collect();
+            let told = names(&missing);
             if patience.is_over() {
                 self.call_for(at, missing).await?;
             }
-            Ok(Err(names.join(", ")))
+            Ok(Err(told))
         })
         .await
     }
@@ -297,7 +296,8 @@ impl Handler {
     pub async fn bury_letter(&self, source: Message, letter: &DeadLetter) -> Result<(), Stop> {
         self.parts.metrics.dead_letters.of(letter.class).inc();
         let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
-        Ok(bury_until_acknowledged(producer, topic, source, letter, LOOK_AGAIN).await?)
+        let buried = bury_until_acknowledged(producer, topic, source, letter, LOOK_AGAIN);
+        Ok(self.answer("the log", buried).await?)
     }
 
     /// A message for one of the topics.
@@ -308,7 +308,8 @@ impl Handler {
     /// Produces messages until all are acknowledged. A retry may repeat what had been acknowledged.
     pub async fn produce(&self, messages: Vec<Produce>) -> Result<(), Stop> {
         if !messages.is_empty() {
-            produce_until_acknowledged(self.parts.producer.as_ref(), &messages, LOOK_AGAIN).await?;
+            let produced = produce_until_acknowledged(self.parts.producer.as_ref(), &messages, LOOK_AGAIN);
+            self.answer("the log", produced).await?;
         }
         Ok(())
     }

@@ -11,10 +11,12 @@ pub mod feed;
 pub mod handler;
 mod parts;
 pub mod progress;
+mod proven;
 mod source;
 pub mod state;
 pub mod steps;
 mod verdict;
+mod waiting;
 mod worker;
 
 use std::{collections::VecDeque, time::Duration};
@@ -26,13 +28,14 @@ use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
     engine::ErrorKind,
-    ingest::partition::{Halt, PartitionBounds, PartitionState},
+    ingest::partition::{Halt, PartitionBounds, PartitionState, never_read},
     store::nodes::Look,
     telemetry::Rebalance,
 };
 
 pub use block::hex_reversed;
 pub use handler::{SequencerParts, SequencerSettings, SequencerTopics, Stop};
+use waiting::Waiting;
 use worker::{Progress, Worker};
 
 /// How the chain is treated.
@@ -174,6 +177,7 @@ impl Sequencer {
                 self.holding = None;
                 // Whoever holds it next says whether it stands.
                 self.parts.health.set(Condition::ChainRunning, None);
+                self.parts.health.set(Condition::ChainFed, None);
                 self.parts.metrics.chain_halted.set(0);
                 partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
                 self.consumer.finish_revocation();
@@ -184,9 +188,17 @@ impl Sequencer {
     }
 
     async fn take_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
+        if assigned.committed.is_none() && assigned.position > 0 {
+            self.consumer.pause(&assigned.partition)?;
+            let why = never_read(&chain_group("<group>"), assigned.position);
+            return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
+        }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
-        let mut state = state::ChainState::from_metadata(metadata).map_err(|error| Stop::Halt(error.to_string()))?;
-        let incarnation = self.parts.nodes.meet().await?;
+        let state = state::ChainState::from_metadata(metadata).map_err(|error| error.to_string());
+        let mut state = state.and_then(state::ChainState::checked).map_err(Stop::Halt)?;
+        let parts = self.parts.clone();
+        let met = Waiting::new(&parts, "the nodes of the store").until_done(self.parts.nodes.meet()).await;
+        let incarnation = met?;
         if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
             let committed = Committed { offset: assigned.position, metadata: new.to_metadata() };
             if !self.commit_era(&assigned.partition, &committed).await? {
@@ -198,6 +210,7 @@ impl Sequencer {
         }
         tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
         self.parts.health.set(Condition::ChainRunning, None);
+        self.parts.health.set(Condition::ChainFed, None);
         self.parts.metrics.chain_halted.set(0);
         let (messages, received) = mpsc::unbounded_channel();
         let worker = Worker::new(
@@ -227,15 +240,14 @@ impl Sequencer {
     /// Says in the log that a new era begins, before anything is stamped with it: the group lets only the present holder
     /// commit, so that no two ever work in one era. `false`: the chain is somebody else's by now.
     async fn commit_era(&mut self, chain: &TopicPartition, committed: &Committed) -> Result<bool, Stop> {
-        let (mut pause, longest) = ERA_PAUSE;
+        let mut waiting = Waiting::new(&self.parts, "the chain").paced(ERA_PAUSE);
         loop {
             match self.consumer.commit(&[(chain.clone(), committed.clone())]).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(false),
                 Err(error) if error.kind == BrokerErrorKind::Retryable => {
                     tracing::warn!(%error, "the new era is not committed; tried again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
+                    waiting.look_again("the commit of its new era").await;
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -42,7 +42,7 @@ impl Handler {
     /// it might be for ever: it may wait there for a parent whose own contest stands behind this one.
     pub(super) async fn restore_contestant(&self, at: At, contest: &Contest) -> Result<(), Stop> {
         self.contest_holders(at, Phase::Apply, vec![contest.txid]).await?;
-        let stored = self.parts.store.master(contest.txid).await?;
+        let stored = self.master(contest.txid).await?;
         if stored.is_none_or(|page| !matches!(page.state(), TxState::Stub(_))) {
             return Ok(());
         }
@@ -94,6 +94,13 @@ impl Handler {
                 Err(BrokerError::new(BrokerErrorKind::Retryable, "read again", message).into())
             }
         }
+    }
+}
+
+/// The page as it is with other claims: to evaluate it by them.
+pub(super) fn with_claims(page: &mut Arc<Page>, claimed: ClaimedBody) {
+    if let Some(master) = &mut Arc::make_mut(page).master {
+        master.body = Some(claimed.body);
     }
 }
 

@@ -24,6 +24,9 @@ pub struct ChainState {
     /// Offset in `utxo.decisions` from which the decisions on what is not handled yet must be read.
     #[serde(rename = "decisions")]
     pub decisions_from: u64,
+    /// What the decisions topic is known by, once it holds any: the beginning of its [`topic_id`](crate::store::meta::topic_id).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub decisions_id: String,
     /// How often the chain has gone back because a node of the store had forgotten; part of every stamp.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub era: u32,
@@ -61,6 +64,19 @@ impl ChainState {
         if metadata.is_empty() { Ok(ChainState::default()) } else { Ok(serde_json::from_str(metadata)?) }
     }
 
+    /// Refuses what nothing could follow: counters that are at their end are damage, or somebody's mischief.
+    ///
+    /// # Errors
+    /// Which counter it is.
+    pub fn checked(self) -> Result<Self, String> {
+        for (counter, ended) in [("sequence", self.sequence == u64::MAX), ("era", self.era == u32::MAX)] {
+            if ended {
+                return Err(format!("the committed chain offset says that the {counter} is at its end: {self:?}"));
+            }
+        }
+        Ok(self)
+    }
+
     /// The state in which whoever takes the chain goes on over nodes of this incarnation. `None`: they are the same, and
     /// so is the state.
     pub fn in_new_era(&self, incarnation: &Incarnation) -> Option<Self> {
@@ -89,6 +105,7 @@ mod tests {
             block_mined_next: u64::MAX,
             reorgs_next: 2,
             decisions_from: 3,
+            decisions_id: "fedcba9876543210".into(),
             era: u32::MAX,
             nodes: "0123456789abcdef".into(),
         };
@@ -99,6 +116,10 @@ mod tests {
         for bad in ["{", "{\"seq\":1}", "[]", "{\"seq\":1,\"mined\":0,\"reorgs\":0,\"decisions\":0,\"x\":1}"] {
             assert!(ChainState::from_metadata(bad).is_err(), "{bad}");
         }
+        assert!(state.clone().checked().unwrap_err().contains("the sequence is at its end"));
+        assert!(ChainState { sequence: 1, ..state.clone() }.checked().unwrap_err().contains("the era is at its end"));
+        let last = ChainState { sequence: u64::MAX - 1, era: u32::MAX - 1, ..state.clone() };
+        assert_eq!(last.clone().checked(), Ok(last));
         let error = ChainState::from_metadata("{\"a\\nb\":1}").unwrap_err().to_string();
         assert!(error.contains("`a\\nb`") && !error.contains('\n'), "{error}");
     }

@@ -20,7 +20,7 @@ use crate::{
     telemetry::Metrics,
 };
 
-pub(super) fn topics() -> SequencerTopics {
+fn topics() -> SequencerTopics {
     SequencerTopics {
         block_mined: "block-mined".into(),
         reorgs: "reorgs".into(),
@@ -40,7 +40,7 @@ impl WholeStore for Whole {
     }
 }
 
-async fn parts() -> SequencerParts {
+pub(super) async fn parts() -> SequencerParts {
     let clock = Clock::simulated(1_000);
     let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
     let new = |name: &str| NewTopic { name: name.into(), partitions: 1, config: vec![] };

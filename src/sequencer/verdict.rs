@@ -16,6 +16,7 @@ use crate::{
         Stop,
         handler::{At, Handler, Patience, distinct},
         steps::{Making, Steps},
+        waiting::{Waiting, names},
     },
     tx::{Outpoint, Txid},
 };
@@ -27,6 +28,15 @@ pub(super) struct Loser {
     reason: Reason,
 }
 
+/// A transaction that becomes live, what it gets, and from whom.
+struct Win<'a> {
+    txid: Txid,
+    height: u32,
+    inputs: &'a [DecidedInput],
+    losers: &'a [Txid],
+    by_block: bool,
+}
+
 /// Transactions whose bodies are read at once.
 const BODIES_AT_ONCE: usize = 256;
 
@@ -34,8 +44,9 @@ impl Handler {
     /// Does what a verdict says. Every part is idempotent, so it can be done again from its beginning.
     pub async fn carry_out(&self, at: At, steps: &mut Steps<'_>, body: DecisionBody) -> Result<(), Stop> {
         match body {
-            DecisionBody::Accepted { txid, height, inputs, losers, .. } => {
-                self.accept(at, steps, txid, height, &inputs, &losers).await
+            DecisionBody::Accepted { txid, height, inputs, losers, by_block } => {
+                let win = Win { txid, height, inputs: &inputs, losers: &losers, by_block };
+                self.accept(at, steps, win).await
             }
             DecisionBody::Conflicting { txid, reason, height, .. } => {
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
@@ -54,15 +65,8 @@ impl Handler {
         }
     }
 
-    async fn accept(
-        &self,
-        at: At,
-        steps: &mut Steps<'_>,
-        txid: Txid,
-        height: u32,
-        inputs: &[DecidedInput],
-        losers: &[Txid],
-    ) -> Result<(), Stop> {
+    async fn accept(&self, at: At, steps: &mut Steps<'_>, win: Win<'_>) -> Result<(), Stop> {
+        let Win { txid, height, inputs, losers, by_block } = win;
         let contested = self.contest_again(at, steps.is_applied_again(), txid, inputs, losers).await?;
         let input_of = |loser: &Txid| {
             inputs
@@ -77,6 +81,9 @@ impl Handler {
             .collect::<Vec<_>>();
         let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
         self.respend(at, steps.is_applied_again(), txid, inputs).await?;
+        if by_block {
+            self.adopt_proven(at, txid).await?;
+        }
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
         self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         let settled = self.settle(at, steps.is_applied_again(), &members).await?;
@@ -215,7 +222,7 @@ impl Handler {
     }
 
     async fn pages_of(&self, txids: &[Txid]) -> Result<Vec<std::sync::Arc<Page>>, Stop> {
-        Ok(self.parts.store.masters(txids).await?.into_iter().flatten().collect())
+        Ok(self.masters(txids).await?.into_iter().flatten().collect())
     }
 
     async fn flag(&self, at: At, height: u32, losers: &[Loser]) -> Result<(), Stop> {
@@ -233,6 +240,7 @@ impl Handler {
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
         let patience = Patience::new(applied_again);
+        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: the slots of {txid}", at.offset));
         while !open.is_empty() {
             let mut rows = Vec::new();
             for input in &open {
@@ -252,6 +260,12 @@ impl Handler {
                     Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
                     // A later event has seen to this slot already.
                     Outcome::Rejected(Rejection::StaleStamp(_)) => {}
+                    Outcome::Rejected(Rejection::SpentBy(_, own)) if own.txid == txid => {
+                        return Err(Stop::Halt(format!(
+                            "the store is damaged: {} names input {} of {txid}, but its input {} spends it",
+                            input.outpoint, own.input, input.input
+                        )));
+                    }
                     Outcome::Rejected(Rejection::SpentBy(_, stranger)) => {
                         waits.push(self.give_way(at, txid, &input, stranger).await?);
                     }
@@ -272,7 +286,7 @@ impl Handler {
                 if patience.is_over() {
                     self.call_for(at, distinct(open.iter().map(|input| input.outpoint.txid))).await?;
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                waiting.look_again(&names(open.iter().map(|input| input.outpoint))).await;
             }
         }
         Ok(())
@@ -343,7 +357,7 @@ impl Handler {
         let (stubs, again): (Vec<Row>, Vec<Row>) =
             absent.map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row)).unzip();
         if !stubs.is_empty() {
-            if self.parts.nodes.have_restarted().await? {
+            if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
                 return Err(Stop::NodeRestarted);
             }
             self.apply(stubs).await?;
@@ -355,7 +369,7 @@ impl Handler {
     /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
     /// before it found its own record contested.
     async fn settle_passed_over(&self, at: At, applied_again: bool, txid: Txid) -> Result<(), Stop> {
-        if let Some(page) = self.parts.store.master(txid).await?
+        if let Some(page) = self.master(txid).await?
             && matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)))
         {
             self.settle_one(at, applied_again, &page).await?;

@@ -14,6 +14,7 @@ use crate::{
         handler::{At, Handler},
         state::ChainState,
         steps::Making,
+        waiting::Waiting,
     },
     telemetry::EventKind,
 };
@@ -61,27 +62,18 @@ impl Worker {
 
     async fn work(&mut self, messages: mpsc::UnboundedReceiver<Batch>) -> Result<(), Stop> {
         let parts = &self.handler.parts;
-        let mut log = DecisionLog::open(
+        let opened = DecisionLog::open(
             parts.broker.clone(),
             parts.producer.clone(),
             &parts.topics.decisions,
             self.handler.state.decisions_from,
             self.position,
-        )
-        .await?
-        .over(parts.nodes.clone());
+        );
+        let mut log = self.handler.answer("the decisions", opened).await?.over(parts);
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
             return self.handle_all(&mut log, messages).await;
         }
-        let mut feed = Feed::open(
-            parts.broker.as_ref(),
-            parts.producer.clone(),
-            parts.topics.clone(),
-            parts.metrics.clone(),
-            &self.handler.state,
-        )
-        .await?;
-        feed.pass_over_fed(parts.broker.as_ref(), self.position).await?;
+        let feed = self.handler.answer("the feed", Feed::open(parts, &self.handler.state, self.position)).await?;
         tokio::select! {
             // A run must replay from its seed, and an unbiased select throws dice of its own.
             biased;
@@ -95,6 +87,7 @@ impl Worker {
         log: &mut DecisionLog,
         mut messages: mpsc::UnboundedReceiver<Batch>,
     ) -> Result<(), Stop> {
+        let mut asked = false;
         while let Some(batch) = messages.recv().await {
             for message in batch.messages {
                 // The broker may repeat what it has delivered.
@@ -104,7 +97,14 @@ impl Worker {
                 self.handle_with_others(log, &message).await?;
                 let next = message.offset + 1;
                 self.position = next;
-                self.handler.state.decisions_from = log.handled_below(next);
+                let state = &mut self.handler.state;
+                state.decisions_from = log.handled_below(next);
+                if state.decisions_from > 0 && state.decisions_id.is_empty() && !asked {
+                    match log.id().await {
+                        Ok(id) => (asked, state.decisions_id) = (true, id),
+                        Err(error) => tracing::warn!(%error, "what the decisions topic is known by is asked again"),
+                    }
+                }
                 let committed = Committed { offset: next, metadata: self.handler.state.to_metadata() };
                 let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
             }
@@ -115,14 +115,18 @@ impl Worker {
     /// Another sequencer that does not know yet that it lost the partition may be ahead: then what it decided is in the
     /// log, and the event is handled again from its beginning.
     async fn handle_with_others(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
-        let (mut pause, longest) = PAUSE_BEHIND;
+        let parts = self.handler.parts.clone();
+        let mut behind = None;
         loop {
             match self.handle(log, message).await {
                 // Ends when the log shows what was decided, or when the group takes the partition away.
                 Err(Stop::Behind(offset)) => {
                     tracing::warn!(offset, "another sequencer is ahead: reading what it decided");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
+                    let about = || Waiting::new(&parts, format!("chain offset {offset}")).paced(PAUSE_BEHIND);
+                    behind
+                        .get_or_insert_with(about)
+                        .look_again("what another sequencer, which is ahead, decided")
+                        .await;
                     log.catch_up().await?;
                 }
                 handled => return handled,
@@ -155,11 +159,13 @@ impl Worker {
                 Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
                 other => Err(Stop::Halt(format!("chain offset {}: {other:?} is not built yet", at.offset))),
             },
-            Event::Reorg(reorg) if !self.handler.is_next(reorg.sequence) => Ok(()),
-            Event::Reorg(reorg) => Err(Stop::Halt(format!(
-                "chain offset {}: reorg with sequence {}: reorgs are not built yet",
-                at.offset, reorg.sequence
-            ))),
+            Event::Reorg(reorg) => match self.handler.is_next(reorg.sequence)? {
+                true => Err(Stop::Halt(format!(
+                    "chain offset {}: reorg with sequence {}: reorgs are not built yet",
+                    at.offset, reorg.sequence
+                ))),
+                false => Ok(()),
+            },
             other => {
                 self.bury(at, message, format!("a {} event does not belong in this topic", other.kind().name())).await
             }
@@ -170,7 +176,7 @@ impl Worker {
     fn note_source(&mut self, message: &Message, next: impl Fn(&mut ChainState) -> &mut u64) {
         if let Some(offset) = source_offset(message) {
             let next = next(&mut self.handler.state);
-            *next = (*next).max(offset + 1);
+            *next = (*next).max(offset.saturating_add(1));
         }
     }
 

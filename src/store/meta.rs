@@ -1,8 +1,11 @@
 //! The meta record: who this store is, checked at every start (`DESIGN.md`, sections 4 and 9).
 
+use std::time::Duration;
+
 use crate::{
+    broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
     engine::{EngineError, Row, Set},
-    record::{Key, MetaRecord, Operation, Outcome, Record},
+    record::{Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
     tx::Network,
 };
 
@@ -99,6 +102,26 @@ pub fn chain_id(timestamp_ms: i64, key: &[u8], value: &[u8]) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
+/// The [`chain_id`] of whatever a partition holds at offset 0; `None`: nothing (yet, or any more).
+///
+/// # Errors
+/// The broker's; it may be retried where the record is there but was not delivered in time.
+pub async fn topic_id(broker: &dyn Broker, partition: &TopicPartition) -> Result<Option<[u8; 32]>, BrokerError> {
+    let (low, high) = broker.watermarks(partition).await?;
+    if low > 0 || high == 0 {
+        return Ok(None);
+    }
+    let mut reader = broker.read(partition, 0).await?;
+    let Some(first) = reader.next(FIRST_WAIT).await?.into_iter().next() else {
+        // A slow broker is no other topic.
+        let message = format!("{partition}: the record at offset 0 is there but was not delivered in time");
+        return Err(BrokerError::new(BrokerErrorKind::Retryable, "identify topic", message));
+    };
+    Ok((first.offset == 0).then(|| chain_id(first.timestamp_ms, &first.key, &first.payload)))
+}
+
+const FIRST_WAIT: Duration = Duration::from_secs(5);
+
 impl Store {
     /// Reads the meta record and compares it with `expected`; an empty set is made this store's, as `store_id` (random,
     /// used only then). A new `retention` is written down.
@@ -167,7 +190,7 @@ impl Store {
             if new == expected {
                 return Ok(new);
             }
-            let operation = Operation::ReplaceMeta { expected, new: new.clone() };
+            let operation = Operation::ReplaceMeta(Box::new(ReplaceMeta { expected, new: new.clone() }));
             match self.apply_one(Row { key: Key::Meta, operation }).await? {
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => return Ok(new),
                 Outcome::Rejected(rejection) => tracing::debug!(?rejection, "the meta record changed meanwhile"),

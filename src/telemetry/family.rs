@@ -42,6 +42,13 @@ impl<L: Label, M> Family<L, M> {
     }
 }
 
+impl<L: Label> Counters<L> {
+    /// The sum over all values of the label.
+    pub fn total(&self) -> u64 {
+        self.metrics.iter().map(IntCounter::get).sum()
+    }
+}
+
 /// The commonest outcomes first: they are searched in this order.
 const CODES: &[&str] = &[
     APPLIED,

@@ -1,13 +1,18 @@
 //! Partitions that stand until an operator has looked: no rebalance lifts that, and nothing is skipped.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    broker::{Broker, TopicPartition},
+    broker::{Broker, Committed, NewTopic, Polled, TopicPartition},
+    engine::memory::MemoryEngine,
     ingest::dead_letters::DeadLetterLimits,
+    instance,
+    record::Rules,
+    store::Store,
 };
 
-use crate::world::{GROUP, PARTITIONS, Running, World};
+use crate::world::{GROUP, PARTITIONS, Running, World, spend};
 
 async fn pause() {
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -108,4 +113,121 @@ async fn a_chain_offset_that_retention_has_overtaken_halts_the_chain() {
     assert!(why.contains("chain/0: offset 1 is out of range: the partition holds 3.."), "{why}");
     assert!(!running.task.is_finished());
     running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions_of_another_topic_are_refused_by_name() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 2)).await;
+    world.run_until_consumed().await;
+    let decided = world.count("decisions").await;
+    assert!(decided > 0);
+
+    let decisions = TopicPartition { topic: "decisions".into(), partition: 0 };
+    // Later, so that only the timestamps differ.
+    pause().await;
+    for (name, copied) in [("empty", 0), ("copied", decided)] {
+        world.broker.create_topics(&[NewTopic { name: name.into(), partitions: 1, config: vec![] }]).await.unwrap();
+        let mut reader = world.broker.read(&decisions, 0).await.unwrap();
+        for message in reader.next(Duration::ZERO).await.unwrap().into_iter().take(copied as usize) {
+            world.produce(name, &message.key, message.payload.to_vec()).await;
+        }
+        let mut other = world.clone();
+        other.settings.topics.decisions = name.into();
+        let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+        let rebuilt = instance::rebuild(other.settings.clone(), other.parts(&store), CancellationToken::new()).await;
+        for refused in [other.start().task.await.unwrap(), rebuilt] {
+            let why = refused.expect_err(name).to_string();
+            assert!(why.starts_with(&format!("topic `{name}` is not the one that holds the decisions")), "{why}");
+            assert!(
+                why.contains(&format!("it ends at {copied}, and the decisions are next read at {decided}")),
+                "{why}"
+            );
+        }
+    }
+    world.mine(1, &[]).await;
+    world.run_until_consumed().await;
+    world.check("its own are taken").await;
+}
+
+/// Commits where to begin, as an operator does with Kafka's own tool while nothing runs.
+async fn reset_offsets(world: &World, group: &str, at: &TopicPartition, offset: u64) {
+    let mut member = world.broker.subscribe(group, &[at.topic.to_string()]).await.unwrap();
+    assert!(matches!(member.poll().await, Ok(Polled::Assigned(_))));
+    let committed = Committed { offset, metadata: String::new() };
+    member.commit(&[(at.clone(), committed)]).await.unwrap();
+    member.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_retention_took_before_anything_was_committed_of_it_halts_until_it_is_accepted() {
+    let world = World::new().await;
+    let at = |number| TopicPartition { topic: "txs".into(), partition: number };
+    for tag in 1..=40 {
+        world.seed(tag, 1).await;
+    }
+    // A child of nobody: while anything was never read, its parent may have been there.
+    let orphan = spend(&[World::partial(99, 1).coin(0)], 1, 1);
+    world.validate(&orphan).await;
+    let (_, end) = world.broker.watermarks(&at(1)).await.unwrap();
+    // All that there was: what is left to read is not what counts.
+    world.broker.truncate(&at(1), end).unwrap();
+
+    let (first, second) = (world.start(), world.start());
+    for _ in 0..2 {
+        pause().await;
+        let why = reason(&first).or_else(|| reason(&second)).expect("it stands");
+        assert!(why.starts_with(&format!("partition 1: the topic no longer holds offsets 0 to {end}, ")), "{why}");
+        assert!(why.contains("never read") && why.contains("kafka-consumer-groups --group g --reset-offsets"), "{why}");
+        world.broker.rebalance(GROUP);
+    }
+    first.stop().await;
+    second.stop().await;
+    let again = world.start();
+    pause().await;
+    assert!(reason(&again).is_some(), "neither a shutdown nor a start accepts it");
+    again.stop().await;
+    let committed = world.broker.committed(GROUP, &[at(0), at(1), at(2)]).await.unwrap();
+    assert!(committed[1].is_none(), "{committed:?}");
+    assert!([0, 2].iter().any(|other| committed[*other].is_some()), "the rest goes on: {committed:?}");
+    assert_eq!(world.count("chain").await, 0, "nothing is proven missing");
+
+    reset_offsets(&world, GROUP, &at(1), end).await;
+    let accepted = world.start();
+    world.until_consumed().await;
+    assert_eq!(reason(&accepted), None);
+    assert_eq!(world.count("chain").await, 1, "the orphan is contested");
+    accepted.stop().await;
+
+    let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+    let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains(&format!("txs partition 1 holds offsets {end} to {end}, but the replay needs 0 to {end}")),
+        "{refused}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_whose_beginning_is_gone_before_it_was_read_halts_until_that_is_accepted() {
+    let world = World::new().await;
+    let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+    for _ in 0..3 {
+        world.produce("chain", b"", vec![9]).await;
+    }
+    world.broker.truncate(&chain, 2).unwrap();
+    for _ in 0..2 {
+        let running = world.start();
+        pause().await;
+        let why = running.health.ready().reasons.remove("chain_running").expect("it stands");
+        assert!(why.starts_with("chain/0: the topic no longer holds offsets 0 to 2, "), "{why}");
+        assert!(why.contains("kafka-consumer-groups --group <group>.chain --reset-offsets"), "{why}");
+        running.stop().await;
+        assert_eq!(world.broker.committed("g.chain", std::slice::from_ref(&chain)).await.unwrap(), [None]);
+    }
+    reset_offsets(&world, "g.chain", &chain, 2).await;
+    world.run_until_consumed().await;
+    assert_eq!(world.count("dead-letters").await, 1);
 }

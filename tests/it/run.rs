@@ -88,7 +88,8 @@ impl Bench {
         self.start_unready_with(&[])
     }
 
-    fn start_unready_with(&self, variables: &[(&str, &str)]) -> Instance {
+    /// The same, with variables of the environment.
+    pub fn start_unready_with(&self, variables: &[(&str, &str)]) -> Instance {
         let file = self.path("http-address");
         fs::remove_file(&file).ok();
         let mut command =

@@ -111,6 +111,13 @@ pub fn coinbase(height: u32) -> Made {
     finish(bytes, vec![(5_000, vec![0x51, 0xCB])])
 }
 
+/// A hash for the block of this sequence.
+fn block_hash(sequence: u64) -> [u8; 32] {
+    let mut hash = [sequence as u8; 32];
+    hash[..8].copy_from_slice(&sequence.to_le_bytes());
+    hash
+}
+
 /// Puts an engine in front of another.
 pub type Wrap = Arc<dyn Fn(Arc<dyn RecordEngine>) -> Arc<dyn RecordEngine> + Send + Sync>;
 
@@ -436,8 +443,8 @@ impl World {
         let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
         let block = Block {
             block_id,
-            hash: [sequence as u8; 32],
-            previous: [sequence as u8 - 1; 32],
+            hash: block_hash(sequence),
+            previous: block_hash(sequence - 1),
             height,
             time: 1_700_000_000,
             longest_chain: true,

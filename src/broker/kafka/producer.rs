@@ -1,6 +1,10 @@
 //! Producing with acknowledgement: idempotent, in order, bounded.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use rdkafka::{
@@ -9,7 +13,7 @@ use rdkafka::{
     producer::{DeliveryFuture, FutureProducer, FutureRecord},
 };
 use tokio::{
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, OnceCell},
     time::sleep,
 };
 
@@ -21,10 +25,20 @@ const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) struct KafkaProducer {
     producer: FutureProducer,
+    /// Puts every message into a batch of its own; made when it is first needed.
+    alone: OnceCell<FutureProducer>,
     broker: KafkaBroker,
-    /// Topics that are known to exist, with their partition counts. Whoever holds it enqueues: so a message that
-    /// waits for room is not overtaken.
-    gate: Mutex<BTreeMap<String, i32>>,
+    /// Whoever holds it enqueues: so a message that waits for room is not overtaken.
+    gate: Mutex<Known>,
+}
+
+/// What is known of topics.
+#[derive(Default)]
+struct Known {
+    /// Those that exist, with their partition counts.
+    partitions: BTreeMap<String, i32>,
+    /// Those that take a message and refuse it in a batch with others: a topic's limit is on the batch.
+    narrow: BTreeSet<String>,
 }
 
 impl KafkaProducer {
@@ -32,18 +46,24 @@ impl KafkaProducer {
         let settings = broker.settings();
         let producer =
             settings.producing().create().map_err(|error| translate("start producer", &settings.brokers, &error))?;
-        Ok(KafkaProducer { producer, broker, gate: Mutex::new(BTreeMap::new()) })
+        Ok(KafkaProducer { producer, alone: OnceCell::new(), broker, gate: Mutex::default() })
+    }
+
+    async fn alone(&self) -> Result<&FutureProducer, BrokerError> {
+        let settings = self.broker.settings();
+        let make = || {
+            let made = settings.producing().set("batch.num.messages", "1").create();
+            made.map_err(|error| translate("start producer", &settings.brokers, &error))
+        };
+        self.alone.get_or_try_init(async || make()).await
     }
 
     /// Puts a message into librdkafka's queue, waiting for room.
-    async fn enqueue(
-        &self,
-        known: &mut MutexGuard<'_, BTreeMap<String, i32>>,
-        message: &Produce,
-    ) -> Result<DeliveryFuture, BrokerError> {
-        self.check_place(known, message).await?;
+    async fn enqueue(&self, known: &mut Known, message: &Produce) -> Result<DeliveryFuture, BrokerError> {
+        self.check_place(&mut known.partitions, message).await?;
+        let producer = if known.narrow.contains(&message.topic) { self.alone().await? } else { &self.producer };
         loop {
-            match self.try_enqueue(message) {
+            match try_enqueue(producer, message) {
                 Err(KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)) => sleep(QUEUE_FULL_PAUSE).await,
                 result => return result.map_err(|error| translate("produce", &message.topic, &error)),
             }
@@ -51,11 +71,7 @@ impl KafkaProducer {
     }
 
     /// A cluster may create a topic that is produced to; a misspelt one shall be refused instead.
-    async fn check_place(
-        &self,
-        known: &mut MutexGuard<'_, BTreeMap<String, i32>>,
-        message: &Produce,
-    ) -> Result<(), BrokerError> {
+    async fn check_place(&self, known: &mut BTreeMap<String, i32>, message: &Produce) -> Result<(), BrokerError> {
         let partitions = match known.get(&message.topic) {
             Some(partitions) => *partitions,
             None => {
@@ -74,22 +90,54 @@ impl KafkaProducer {
         }
     }
 
-    fn try_enqueue(&self, message: &Produce) -> Result<DeliveryFuture, KafkaError> {
-        let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&message.topic).payload(&message.payload[..]);
-        record.partition = message.partition;
-        record.timestamp = message.timestamp_ms;
-        if !message.key.is_empty() {
-            record = record.key(&message.key[..]);
-        }
-        if !message.headers.is_empty() {
-            let mut headers = OwnedHeaders::new_with_capacity(message.headers.len());
-            for (key, value) in &message.headers {
-                headers = headers.insert(Header { key, value: Some(&value[..]) });
+    /// Sends again, one message a batch, what was refused as too large: librdkafka does not split a batch that is larger
+    /// than its topic takes. Whatever of that topic came behind goes once more, too, so that the order is kept.
+    async fn again_alone(
+        &self,
+        messages: &[Produce],
+        settled: &mut [Result<Delivered, BrokerError>],
+    ) -> Result<(), BrokerError> {
+        let too_large = |result: &Result<_, BrokerError>| {
+            result.as_ref().is_err_and(|error| error.kind == BrokerErrorKind::TooLarge)
+        };
+        let mut refused: BTreeSet<&str> = BTreeSet::new();
+        for (message, result) in messages.iter().zip(settled) {
+            if too_large(result) {
+                refused.insert(&message.topic);
             }
-            record = record.headers(headers);
+            if !refused.contains(message.topic.as_str()) {
+                continue;
+            }
+            let mut known = self.gate.lock().await;
+            self.check_place(&mut known.partitions, message).await?;
+            let delivery = try_enqueue(self.alone().await?, message);
+            *result = match delivery {
+                Ok(delivery) => settle(&message.topic, delivery).await,
+                Err(error) => Err(translate("produce", &message.topic, &error)),
+            };
+            if result.is_ok() {
+                known.narrow.insert(message.topic.clone());
+            }
         }
-        self.producer.send_result(record).map_err(|(error, _)| error)
+        Ok(())
     }
+}
+
+fn try_enqueue(producer: &FutureProducer, message: &Produce) -> Result<DeliveryFuture, KafkaError> {
+    let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&message.topic).payload(&message.payload[..]);
+    record.partition = message.partition;
+    record.timestamp = message.timestamp_ms;
+    if !message.key.is_empty() {
+        record = record.key(&message.key[..]);
+    }
+    if !message.headers.is_empty() {
+        let mut headers = OwnedHeaders::new_with_capacity(message.headers.len());
+        for (key, value) in &message.headers {
+            headers = headers.insert(Header { key, value: Some(&value[..]) });
+        }
+        record = record.headers(headers);
+    }
+    producer.send_result(record).map_err(|(error, _)| error)
 }
 
 async fn settle(topic: &str, delivery: DeliveryFuture) -> Result<Delivered, BrokerError> {
@@ -107,7 +155,10 @@ impl Producer for KafkaProducer {
             let mut known = self.gate.lock().await;
             self.enqueue(&mut known, &message).await?
         };
-        settle(&message.topic, delivery).await
+        let mut settled = [settle(&message.topic, delivery).await];
+        self.again_alone(&[message], &mut settled).await?;
+        let [settled] = settled;
+        settled
     }
 
     async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError> {
@@ -125,6 +176,7 @@ impl Producer for KafkaProducer {
                 Err(error) => Err(error),
             });
         }
+        self.again_alone(&messages, &mut settled).await?;
         settled.into_iter().collect()
     }
 }

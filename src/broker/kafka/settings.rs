@@ -183,6 +183,9 @@ impl KafkaSettings {
             .set("acks", "all")
             // The topic's own limit decides; the client's default of 1 MB would refuse a dead letter of a full-size event.
             .set("message.max.bytes", "1000000000")
+            // Whoever waits for an acknowledgement (the feed, a decision, a contest) must not wait for company, too; under load
+            // batches fill while others are on their way.
+            .set("linger.ms", self.pass_through.get("linger.ms").map_or("0", String::as_str))
             .set("message.timeout.ms", self.delivery_timeout.as_millis().to_string())
             .set("partitioner", "murmur2_random");
         config

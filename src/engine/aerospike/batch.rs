@@ -318,7 +318,7 @@ fn name_of(operation: &Operation) -> &'static str {
         Operation::AcquireLockRecord { .. } => "acquire lock record",
         Operation::ReleaseLockRecord { .. } => "release lock record",
         Operation::CreateMeta(_) => "create meta record",
-        Operation::ReplaceMeta { .. } => "replace meta record",
+        Operation::ReplaceMeta(_) => "replace meta record",
         Operation::Sequenced(..) => "sequenced operation",
     }
 }

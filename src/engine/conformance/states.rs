@@ -216,7 +216,8 @@ pub(super) async fn every_operation_in_every_state(bench: Bench) {
 pub(super) async fn the_meta_record(bench: Bench) {
     let mut model = Model::default();
     model.records.insert(Key::Meta, bench.read_one(Key::Meta).await);
-    let replace = |expected, new| Operation::ReplaceMeta { expected: meta(expected), new: meta(new) };
+    let replace =
+        |expected, new| Operation::ReplaceMeta(Box::new(ReplaceMeta { expected: meta(expected), new: meta(new) }));
     let operations =
         [Operation::CreateMeta(meta(0)), Operation::CreateMeta(meta(1)), replace(0, 2), replace(0, 3), replace(2, 2)];
     for operation in operations {

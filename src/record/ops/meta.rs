@@ -34,8 +34,8 @@ pub(super) fn replace(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Operation;
     use crate::record::ops::testing::*;
+    use crate::record::{Operation, ReplaceMeta};
 
     fn meta(prune_horizon: u32) -> MetaRecord {
         MetaRecord {
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn replaced_only_if_it_is_as_it_was_read() {
-        let replace = |from, to| Operation::ReplaceMeta { expected: meta(from), new: meta(to) };
+        let replace = |from, to| Operation::ReplaceMeta(Box::new(ReplaceMeta { expected: meta(from), new: meta(to) }));
         let mut record = Some(Record::Meta(meta(0)));
         assert_eq!(on(&Key::Meta, &mut record, &replace(0, 1)).outcome, applied(Reply::None));
         assert_eq!(on(&Key::Meta, &mut record, &replace(0, 1)).outcome, already(Reply::None));

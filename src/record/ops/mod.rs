@@ -66,7 +66,7 @@ pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &
         Operation::AcquireLockRecord { lock_record, now_ms } => lock_record::acquire(key, record, lock_record, *now_ms),
         Operation::ReleaseLockRecord { owner } => lock_record::release(record, *owner),
         Operation::CreateMeta(meta) => meta::create(key, record, meta),
-        Operation::ReplaceMeta { expected, new } => meta::replace(record, expected, new),
+        Operation::ReplaceMeta(replace) => meta::replace(record, &replace.expected, &replace.new),
         Operation::Sequenced(stamp, operation) => sequenced(rules, key, record, *stamp, operation),
     };
     effect_of(result)

@@ -36,11 +36,14 @@ impl Replay<'_> {
         if let Some(tip) = self.history.tip.filter(|tip| tip.hash != block.previous) {
             self.complain(format!("block {} does not follow the tip at {}", block.height, tip.height));
         }
+        if let Some(tip) = self.history.tip.filter(|tip| tip.height + 1 != block.height) {
+            self.complain(format!("block {} does not stand one above the tip at {}", block.height, tip.height));
+        }
         self.history.tip = Some(Tip { hash: block.hash, height: block.height });
         self.history.blocks.insert(block.block_id, true);
         let coinbase = self.make_coinbase(logged, block, Standing::Live);
         let listed = self.listed(block);
-        self.decide_on_block(block.height, coinbase, &listed);
+        self.decide_on_block(block, coinbase, &listed);
         for (txid, subtree) in listed.into_iter().chain(coinbase.map(|txid| (txid, 0))) {
             if !self.history.witness(&txid) {
                 let standing = self.history.standing(&txid);
@@ -52,7 +55,7 @@ impl Replay<'_> {
     }
 
     /// Verdicts on what a block brings and what was conflicting.
-    pub fn decide_on_block(&mut self, height: u32, coinbase: Option<Txid>, listed: &[(Txid, u32)]) {
+    pub fn decide_on_block(&mut self, block: &Block<'_>, coinbase: Option<Txid>, listed: &[(Txid, u32)]) {
         let mut won = BTreeSet::new();
         let brought: BTreeSet<Txid> = listed.iter().map(|(txid, _)| *txid).chain(coinbase).collect();
         while let Some(DecisionBody::Accepted { txid, inputs, losers, by_block: true, height: at }) = self.peek()
@@ -64,8 +67,20 @@ impl Replay<'_> {
             if self.history.is_live(&txid) && !again {
                 self.complain(format!("{txid} wins by a block, though it is live"));
             }
-            self.accepted(txid, at, &inputs, &losers, Some(height));
+            self.mine_parents(&txid, block, listed);
+            self.accepted(txid, at, &inputs, &losers, Some(block.height));
             self.touch_inputs(&txid);
+        }
+    }
+
+    /// What a block lists wins only once its own parents are set mined: until then a locked one that the same block lists
+    /// bars it.
+    fn mine_parents(&mut self, txid: &Txid, block: &Block<'_>, listed: &[(Txid, u32)]) {
+        let parents: BTreeSet<Txid> = self.history.inputs(txid).iter().map(|input| input.txid).collect();
+        for (parent, subtree) in listed.iter().filter(|(listed, _)| parents.contains(listed)) {
+            if self.history.witness(parent) {
+                self.set_mined(parent, MinedIn { block_id: block.block_id, height: block.height, subtree: *subtree });
+            }
         }
     }
 

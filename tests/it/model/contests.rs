@@ -96,6 +96,7 @@ impl Replay<'_> {
             match self.history.standing(&txid) {
                 Some(Standing::Pending) => self.complain_of(txid, "is contested, and has no verdict"),
                 Some(Standing::Live | Standing::Uncontested) => self.check_live(txid),
+                Some(Standing::Lost(Reason::Mismatch { .. })) => self.check_all_had_a_turn(txid),
                 Some(Standing::Lost(_) | Standing::Pruned(_)) | None => {}
             }
         }
@@ -103,6 +104,15 @@ impl Replay<'_> {
             if self.reconsidered.get(&txid).is_none_or(|last| *last <= offset) {
                 self.complain_of(txid, format!("deserves a second chance since chain offset {offset}, and gets none"));
             }
+        }
+    }
+
+    /// Whoever lost by what an event of it claims had a turn with all that its events claim.
+    fn check_all_had_a_turn(&mut self, txid: Txid) {
+        let versions = self.history.tx(&txid).map(|tx| tx.versions().to_vec()).unwrap_or_default();
+        let named = self.contested_bodies.get(&txid).cloned().unwrap_or_default();
+        for version in versions.iter().filter(|version| !named.contains(blake3::hash(&version.body).as_bytes())) {
+            self.complain_of(txid, format!("lost by its claims, and its event at {:?} had no turn", version.place));
         }
     }
 
@@ -115,8 +125,7 @@ impl Replay<'_> {
                 reason => self.complain_of(txid, format!("is live, though {reason:?}")),
             }
         }
-        let Some(version) = self.history.version(&txid) else { return };
-        let height = version.height;
+        let Some(height) = self.history.first(&txid).map(|version| version.height) else { return };
         let young = self.history.standing(&txid) == Some(Standing::Uncontested) || !self.history.is_mined(&txid);
         let immature = |reason: &Reason| matches!(reason, Reason::Immature { .. });
         if young && let Some(reason) = self.history.against(&txid, height).into_iter().find(immature) {

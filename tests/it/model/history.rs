@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use utxo_store::{
     event::Position,
     record::{Body, MinedIn, Reason, Reassignment, Slot, SpendingData, StoredOutput, Verdict},
-    tx::{Outpoint, Txid, utxo_hash},
+    tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid, utxo_hash},
 };
 
 use super::{
@@ -47,6 +48,8 @@ pub struct Fate {
     pub preserve_until: Option<u32>,
     /// The contest that its verdict was given for; before there is one, its first contest.
     pub contest: Option<Position>,
+    /// A block has proven what it spends, and its event claims otherwise.
+    pub proven: Option<Version>,
     /// Block height at which it became conflicting.
     pub lost_at: u32,
 }
@@ -61,6 +64,7 @@ impl Fate {
             unmined_since: None,
             preserve_until: None,
             contest: None,
+            proven: None,
             lost_at: 0,
         }
     }
@@ -188,13 +192,29 @@ impl History {
     ///
     /// The event that the contest names which its verdict was given for; without one, the first: of what was live from the
     /// start it agrees with the outputs that it spends, and of what fell before its own contest was decided it was stored.
+    /// Where that claims wrongly what it spends and a block lists it all the same: none of them, but what the block proves.
     pub fn version(&self, txid: &Txid) -> Option<&Version> {
         let versions = self.tx(txid)?.versions();
-        let named = self.fates.get(txid).and_then(|fate| fate.contest.as_ref());
-        match named {
+        let fate = self.fates.get(txid);
+        if let Some(proven) = fate.and_then(|fate| fate.proven.as_ref()) {
+            return Some(proven);
+        }
+        match fate.and_then(|fate| fate.contest.as_ref()) {
             Some(position) => versions.iter().find(|version| is_at(version, position)).or(versions.first()),
             None => versions.first(),
         }
+    }
+
+    /// A block lets it win: a txid commits to the outputs that are spent, so it spends what those hold.
+    pub fn prove(&mut self, txid: &Txid) {
+        let Some(version) = self.version(txid).filter(|version| !self.mismatches(txid, version).is_empty()) else {
+            return;
+        };
+        let owed = self.inputs(txid).into_iter().zip(&version.claims);
+        let claims: Vec<Coin> =
+            owed.map(|(outpoint, claim)| self.owed(&outpoint).unwrap_or_else(|| claim.clone())).collect();
+        let proven = Version { body: claiming(&version.body, &claims), claims, ..version.clone() };
+        self.fate(txid).proven = Some(proven);
     }
 
     fn mismatches(&self, txid: &Txid, version: &Version) -> Vec<u32> {
@@ -215,13 +235,18 @@ impl History {
 
     pub fn locked(&self, txid: &Txid) -> bool {
         let said = self.fates.get(txid).and_then(|fate| fate.locked);
-        said.unwrap_or_else(|| self.version(txid).is_some_and(|version| version.locked))
+        said.unwrap_or_else(|| self.first(txid).is_some_and(|version| version.locked))
+    }
+
+    /// The event that it was stored by: what it says of the height and the lock counts, whichever is decided on later.
+    pub fn first(&self, txid: &Txid) -> Option<&Version> {
+        self.tx(txid)?.versions().first()
     }
 
     pub fn unmined_since(&self, txid: &Txid) -> Option<u32> {
         let said = self.fates.get(txid).and_then(|fate| fate.unmined_since);
         said.unwrap_or_else(|| match self.tx(txid)?.origin {
-            Origin::Validated(_) => self.version(txid).map(|version| version.height),
+            Origin::Validated(_) => self.first(txid).map(|version| version.height),
             Origin::Seeded { .. } | Origin::Block { .. } => None,
         })
     }
@@ -326,6 +351,17 @@ impl History {
         });
         LogicalSlot { slot, spendable_from: self.bars.spendable_from.get(&outpoint).copied(), reassignments }
     }
+}
+
+/// The same transaction, said to spend these outputs.
+fn claiming(body: &[u8], claims: &[Coin]) -> Bytes {
+    let tx = Transaction::parse(body).unwrap();
+    let start = TransactionBuilder::default().version(tx.version()).lock_time(tx.lock_time());
+    let with_inputs = tx.inputs().zip(claims).fold(start, |builder, (input, claim)| {
+        let previous = Output { satoshis: claim.satoshis, script: &claim.script };
+        builder.input(input.outpoint, input.script, input.sequence, Some(previous))
+    });
+    tx.outputs().fold(with_inputs, |builder, output| builder.output(output.satoshis, output.script)).extended().into()
 }
 
 /// Whether a position names this event.

@@ -48,6 +48,8 @@ pub struct Replay<'l> {
     /// Who must be reconsidered behind which offset.
     pub chances: Vec<(Txid, u64)>,
     pub reconsidered: BTreeMap<Txid, u64>,
+    /// Hashes of the bodies that contests have named.
+    pub contested_bodies: BTreeMap<Txid, BTreeSet<[u8; 32]>>,
     /// What validators and clients must have been told.
     pub told: Vec<(Txid, u64, OutcomeKind)>,
     /// Events that the sequencer must have buried.
@@ -84,6 +86,7 @@ impl<'l> Replay<'l> {
             stored: BTreeSet::new(),
             chances: Vec::new(),
             reconsidered: BTreeMap::new(),
+            contested_bodies: BTreeMap::new(),
             told: Vec::new(),
             buried: BTreeSet::new(),
             commands: BTreeSet::new(),

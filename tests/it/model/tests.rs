@@ -1,6 +1,7 @@
 //! The model on its own: small logs written by hand, and a complaint for every kind of lie.
 
 mod later;
+mod pending;
 
 use bytes::Bytes;
 use utxo_store::{

@@ -19,6 +19,7 @@ impl Replay<'_> {
     pub fn contest(&mut self, contest: &Contest) {
         self.check_contest(contest);
         self.mentioned.insert(contest.txid);
+        self.contested_bodies.entry(contest.txid).or_default().insert(contest.body);
         if !matches!(contest.reason, Reason::MissingParent { .. }) {
             self.check_parents_are_decided(&contest.txid);
         }
@@ -89,7 +90,8 @@ impl Replay<'_> {
     /// A verdict that is given for a contest is about the event that the contest names.
     pub fn take_version(&mut self, txid: Txid, opened: Opened, position: Option<&Position>) {
         if let (Opened::ByEvent(_), Some(position)) = (opened, position) {
-            self.history.fate(&txid).contest = Some(position.clone());
+            let fate = self.history.fate(&txid);
+            (fate.contest, fate.proven) = (Some(position.clone()), None);
         }
     }
 
@@ -147,6 +149,9 @@ impl Replay<'_> {
         self.mentioned.insert(txid);
         self.check_height(height, block);
         self.check_inputs(txid, inputs, losers, block.is_some());
+        if block.is_some() {
+            self.history.prove(&txid);
+        }
         let lost = losers.iter().map(|loser| {
             let held = inputs.iter().filter_map(|input| input.holder).find(|holder| holder.txid == *loser);
             (*loser, Reason::DoubleSpend { input: held.map_or(0, |held| held.input), winner: txid })

@@ -34,7 +34,13 @@ pub fn row(row: &Row, before: Option<&Record>, outcome: &Outcome, after: Option<
         (Some(Record::Page(_)), _) => return Some("the page is gone".to_owned()),
         _ => return None,
     };
-    let found = [stamps(row, before, after), counts(after), slots(row, before, after), fast_path(row, before, after)];
+    let found = [
+        stamps(row, before, after),
+        counts(after),
+        slots(row, before, after),
+        marks(row, after),
+        fast_path(row, before, after),
+    ];
     found.into_iter().flatten().next()
 }
 
@@ -89,6 +95,23 @@ fn slots(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
         Operation::Sequenced(_, Sequenced::Settle(_) | Sequenced::Respend(_)) => None,
         _ => Some(change.to_string()),
     }
+}
+
+/// Whatever slot the sequencer has touched has a history from then on.
+fn marks(row: &Row, after: &Page) -> Option<String> {
+    let touched: Vec<u32> = match &row.operation {
+        Operation::Sequenced(_, Sequenced::Settle(held)) => held.iter().map(|held| held.offset).collect(),
+        Operation::Sequenced(_, Sequenced::Respend(respend)) => {
+            respend.slots.iter().map(|moved| moved.slot.offset).collect()
+        }
+        _ => return None,
+    };
+    let is_there = |offset: &u32| match &after.utxos {
+        Some(slots) => slots.get(*offset as usize).is_some_and(|slot| *slot != Slot::Nil),
+        None => after.pruned.is_none(),
+    };
+    let bare = touched.into_iter().find(|offset| is_there(offset) && !after.contested.contains(offset))?;
+    Some(format!("slot {bare} is not marked"))
 }
 
 /// The fast path only adds.

@@ -55,6 +55,16 @@ impl Gate {
         self.change(|state| state.deaf = true);
     }
 
+    /// It goes on, and does not hear yet what has become of it meanwhile.
+    pub fn rouse(&self) {
+        self.change(|state| (state.paused, state.deaf) = (false, true));
+    }
+
+    /// It hears again.
+    pub fn listen(&self) {
+        self.change(|state| state.deaf = false);
+    }
+
     /// It goes on and hears.
     pub fn wake(&self) {
         self.change(|state| (state.paused, state.deaf) = (false, false));

@@ -16,6 +16,8 @@ const LATE: u32 = 100_000;
 
 struct Author {
     dice: Seeded,
+    /// Of the kinds of events that were thought of later.
+    later_dice: Seeded,
     on: BTreeSet<&'static str>,
     plan: Plan,
     /// Outputs that honest users have to spend.
@@ -34,10 +36,15 @@ struct Author {
 /// The plan of a seed.
 pub fn plan(seed: u64) -> Plan {
     let mut dice = Seeded::new(seed);
-    let on = swarm::events(&mut dice);
+    let mut later_dice = Seeded::new(seed ^ u64::from_be_bytes(*b"later on"));
+    let mut on = swarm::events(&mut dice);
+    on.extend(swarm::later_events(&mut later_dice));
+    let inner_dice = dice.next_u64() >> 16;
+    // Only who spends coinbases needs them to mature: blocks by the dozen cost time.
+    let runs = *dice.pick(&[1, 50]);
     let plan = Plan {
-        dice: dice.next_u64() >> 16,
-        height_step: *dice.pick(&[1, 60]),
+        dice: inner_dice,
+        height_step: if on.contains("coinbase spend") { runs } else { 1 },
         session_ms: *dice.pick(&[0, 0, 500, 5_000]),
         batch: *dice.pick(&[1, 2, 16]),
         faults: swarm::faults(&mut dice),
@@ -47,6 +54,7 @@ pub fn plan(seed: u64) -> Plan {
     let instances = *dice.pick(&[1, 1, 2, 2, 3, 4]);
     let mut author = Author {
         dice,
+        later_dice,
         on,
         plan,
         coins: Vec::new(),
@@ -302,8 +310,30 @@ impl Author {
             listed.sort_by_key(|tx| self.honest.contains(tx));
         }
         let before = self.plan.steps.len().saturating_sub(back);
+        let heirs = if self.on.contains("children of losers") { self.heirs(&listed) } else { Vec::new() };
         self.plan.steps.insert(before, Step::Mine { coinbase, listed });
+        self.plan.steps.splice(before + 1..before + 1, heirs);
         self.rewards.push((coinbase, 0));
+    }
+
+    /// Children of what such a block beats, which come while that falls.
+    fn heirs(&mut self, listed: &[u32]) -> Vec<Step> {
+        let inputs_of = |plan: &Plan, tx: &u32| match plan.txs.get(tx) {
+            Some(Tx::Spend { inputs, .. }) => inputs.clone(),
+            _ => Vec::new(),
+        };
+        let taken: BTreeSet<Output> = listed.iter().flat_map(|tx| inputs_of(&self.plan, tx)).collect();
+        let falls =
+            |tx: &u32| !listed.contains(tx) && inputs_of(&self.plan, tx).iter().any(|input| taken.contains(input));
+        let beaten: Vec<u32> = self.honest.iter().copied().filter(falls).collect();
+        let mut steps = Vec::new();
+        for output in self.coins.clone().into_iter().filter(|(tx, _)| beaten.contains(tx)).take(8) {
+            let most = *self.later_dice.pick(&[2, 8, 30]);
+            let ms = 1 + self.later_dice.below(most);
+            let tx = self.spend(vec![output], 1);
+            steps.extend([Step::Sleep { ms }, Step::Validate { tx, height: LATE, locked: false, lie: None }]);
+        }
+        steps
     }
 
     /// What becomes of instances.

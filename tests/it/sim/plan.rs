@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Plan {
     /// Of all dice that are thrown inside the run.
     pub dice: u64,
-    /// Height of block `n` is `BASE_HEIGHT + n * height_step`.
+    /// Blocks are mined in runs of so many, of which only the last lists anything: so a coinbase can mature. The last of
+    /// run `n` is at height `BASE_HEIGHT + n * height_step`.
     pub height_step: u32,
     /// How long a group waits for a member that fell silent, ms.
     pub session_ms: u64,
@@ -76,7 +77,7 @@ pub enum Step {
     Validate { tx: u32, height: u32, locked: bool, lie: Option<Lie> },
     /// Produces what is no event.
     Poison { kind: Poison },
-    /// Produces the next block.
+    /// Produces the next run of blocks; `listed` and `coinbase` are those of its last one.
     Mine { coinbase: u32, listed: Vec<u32> },
     /// Produces a command.
     Reconsider { tx: u32 },
@@ -141,40 +142,31 @@ impl Plan {
 
 /// Knows what a block may list.
 struct Miner {
-    /// Produced at least once, and never with a lie.
+    /// Produced at least once. A miner knows what is spent, whatever an event claims of it.
     produced: BTreeSet<u32>,
     /// Height at which the outputs of what is mined can be spent.
     mined: BTreeMap<u32, u32>,
     spent: BTreeSet<(u32, u32)>,
-    blocks: u32,
+    runs: u32,
 }
 
 impl Miner {
     fn new(plan: &Plan) -> Self {
         let events = |wanted: fn(&Step) -> Option<u32>| plan.steps.iter().filter_map(wanted).collect::<BTreeSet<_>>();
-        let honest = events(|step| match step {
-            Step::Validate { tx, lie: None, .. } => Some(*tx),
-            _ => None,
-        });
-        let lied = events(|step| match step {
-            Step::Validate { tx, lie: Some(_), .. } => Some(*tx),
+        let produced = events(|step| match step {
+            Step::Validate { tx, .. } => Some(*tx),
             _ => None,
         });
         let seeded = events(|step| match step {
             Step::Seed { tx } => Some(*tx),
             _ => None,
         });
-        Miner {
-            produced: honest.difference(&lied).copied().collect(),
-            mined: seeded.into_iter().map(|tx| (tx, 0)).collect(),
-            spent: BTreeSet::new(),
-            blocks: 0,
-        }
+        Miner { produced, mined: seeded.into_iter().map(|tx| (tx, 0)).collect(), spent: BTreeSet::new(), runs: 0 }
     }
 
     fn mine(&mut self, plan: &Plan, coinbase: u32, listed: Vec<u32>) -> Vec<u32> {
-        self.blocks += 1;
-        let height = BASE_HEIGHT + self.blocks * plan.height_step;
+        self.runs += 1;
+        let height = BASE_HEIGHT + self.runs * plan.height_step;
         let listed = listed.into_iter().filter(|tx| self.admits(plan, *tx, height)).collect();
         self.mined.insert(coinbase, height + MATURITY);
         listed

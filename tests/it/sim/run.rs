@@ -30,7 +30,9 @@ use super::{
     trace::Observer,
     watched::Watched,
 };
-use crate::world::{Coin, GROUP, Made, PARTITIONS, World, WorldSettings, coinbase, spend, spend_claiming};
+use crate::world::{
+    Coin, GROUP, Made, PARTITIONS, World, WorldSettings, coinbase as coinbase_of, spend, spend_claiming,
+};
 
 /// How a run went.
 pub struct Finished {
@@ -47,6 +49,9 @@ pub struct Finished {
 /// For how long the healed world may take until everything is consumed; simulated.
 const PATIENCE: Duration = Duration::from_secs(900);
 
+/// For how long an instance that wakes does not hear yet that others have taken over; simulated.
+const DROWSY: Duration = Duration::from_millis(20);
+
 /// Runs a plan from its beginning to the last check.
 pub fn run(plan: &Plan, keep_lines: bool) -> Finished {
     let observer = Arc::new(Observer::new(keep_lines));
@@ -60,6 +65,9 @@ pub fn run(plan: &Plan, keep_lines: bool) -> Finished {
     let (hash, lines, coverage) = observer.finish();
     Finished { hash, lines, coverage, failure }
 }
+
+/// The coinbases of blocks that list nothing, beyond those that a plan names.
+const FILLERS: u32 = 1_000_000;
 
 type Ended = Option<Result<PipelineReport, InstanceError>>;
 
@@ -109,7 +117,7 @@ impl<'a> Simulation<'a> {
         let watched = Watched { inner: world.memory.clone(), observer: observer.clone() };
         let faults = FaultEngine::new(Arc::new(watched), dice.next_u64())
             .on(world.memory.clone(), world.clock.clone())
-            .with(swarm::engine_faults(&plan.faults));
+            .with(swarm::engine_faults(&plan.faults, plan.dice));
         let rebuild_dice = dice.next_u64();
         // Another interleaving: rows are delayed, repeated and lost in other places than they were.
         world.rebuild_engine = Some(Arc::new(move |engine: Arc<dyn RecordEngine>| {
@@ -143,7 +151,7 @@ impl<'a> Simulation<'a> {
     fn make(&self, id: u32, tx: &Tx) -> Made {
         match tx {
             Tx::Seed { outputs } => World::partial(id as u8, *outputs as usize),
-            Tx::Coinbase => coinbase(1_000 + id),
+            Tx::Coinbase => coinbase_of(1_000 + id),
             Tx::Spend { inputs, outputs } => spend(&self.coins(inputs), *outputs as usize, id as u8),
         }
     }
@@ -164,10 +172,12 @@ impl<'a> Simulation<'a> {
             Step::Validate { tx, height, locked, lie } => self.validate(*tx, *height, *locked, *lie).await,
             Step::Poison { kind } => self.poison(*kind).await,
             Step::Mine { coinbase, listed } => {
-                self.blocks += 1;
-                let height = BASE_HEIGHT + self.blocks as u32 * self.plan.height_step;
-                let listed: Vec<&Made> = listed.iter().map(|tx| &self.made[tx]).collect();
-                self.world.mine_with(self.blocks as u32, self.blocks, height, &self.made[coinbase], &listed).await;
+                for _ in 1..self.plan.height_step {
+                    let filler = coinbase_of(FILLERS + self.blocks as u32);
+                    self.mine(&filler, &[]).await;
+                }
+                let (coinbase, listed) = (self.made[coinbase].clone(), listed.iter().map(|tx| self.made[tx].clone()));
+                self.mine(&coinbase, &listed.collect::<Vec<_>>()).await;
             }
             Step::Reconsider { tx } => {
                 let action = Action::Reconsider { txid: self.made[tx].txid };
@@ -184,6 +194,12 @@ impl<'a> Simulation<'a> {
             other => self.fate(other).await?,
         }
         Ok(())
+    }
+
+    async fn mine(&mut self, coinbase: &Made, listed: &[Made]) {
+        self.blocks += 1;
+        let (number, height) = (self.blocks as u32, BASE_HEIGHT + self.blocks as u32);
+        self.world.mine_with(number, self.blocks, height, coinbase, &listed.iter().collect::<Vec<_>>()).await;
     }
 
     async fn fate(&mut self, step: &Step) -> Result<(), String> {
@@ -209,7 +225,14 @@ impl<'a> Simulation<'a> {
                 running.gate.deafen();
                 self.expel(running);
             }
-            _ => running.gate.wake(),
+            _ => {
+                running.gate.rouse();
+                let gate = running.gate.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(DROWSY).await;
+                    gate.listen();
+                });
+            }
         }
         Ok(())
     }

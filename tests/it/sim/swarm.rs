@@ -35,6 +35,9 @@ pub const EVENTS: &[&str] = &[
     "deliver late",
 ];
 
+/// Kinds of events that were thought of later. They have dice of their own, so that the others are as they were.
+pub const LATER_EVENTS: &[&str] = &["children of losers"];
+
 /// Faults by chance, with the greatest probability each.
 pub const FAULTS: &[(&str, f64)] = &[
     ("lost-request", 0.05),
@@ -49,7 +52,7 @@ pub const FAULTS: &[(&str, f64)] = &[
     ("delivery-delayed", 0.2),
     ("rebalance", 0.02),
     ("lost-assignment", 0.02),
-    ("produce-refused", 0.1),
+    ("produce-refused", 0.5),
     ("produce-unacknowledged", 0.1),
 ];
 
@@ -71,19 +74,21 @@ pub fn forgets() -> bool {
 pub const PENDING: &[&str] = &[
     "a node that forgets what it acknowledged last, unless SIM_FORGETS=1",
     "what the model makes of decisions over a store that has forgotten",
-    "locks, unless SIM_WITHOUT is set",
 ];
-
-/// Kinds that meet what is still open (ARCHITECTURE.md, "Found in review, still open"): the model does not know that a block
-/// unlocks a parent before its child wins. `SIM_WITHOUT=` turns them on.
-const OPEN: &str = "locked";
 
 /// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves those out of every history.
 pub fn events(dice: &mut Seeded) -> BTreeSet<&'static str> {
     let share = *dice.pick(&[0.15, 0.35, 0.6]);
-    let without = std::env::var("SIM_WITHOUT").unwrap_or_else(|_| OPEN.to_owned());
-    let is_out = |kind: &str| without.split(',').any(|out| out == kind);
     EVENTS.iter().copied().filter(|_| dice.chance(share)).filter(|kind| !is_out(kind)).collect()
+}
+
+/// The same of the kinds that have dice of their own.
+pub fn later_events(dice: &mut Seeded) -> BTreeSet<&'static str> {
+    LATER_EVENTS.iter().copied().filter(|_| dice.chance(0.3)).filter(|kind| !is_out(kind)).collect()
+}
+
+fn is_out(kind: &str) -> bool {
+    std::env::var("SIM_WITHOUT").is_ok_and(|without| without.split(',').any(|out| out == kind))
 }
 
 /// The faults that are on.
@@ -118,13 +123,14 @@ pub fn may_forget(on: &BTreeMap<&'static str, f64>) -> Duration {
 }
 
 /// What goes wrong between the instances and the store.
-pub fn engine_faults(on: &BTreeMap<&'static str, f64>) -> Faults {
+pub fn engine_faults(on: &BTreeMap<&'static str, f64>, dice: u64) -> Faults {
     let rate = |name| on.get(name).copied().unwrap_or(0.0);
     Faults {
         lost_request: rate("lost-request"),
         lost_reply: rate("lost-reply"),
         late: rate("late"),
-        late_within_calls: 300,
+        // In half of the histories long after whoever sent them was proven wrong.
+        late_within_calls: if dice % 2 == 0 { 300 } else { 3_000 },
         half_applied: rate("half-applied"),
         key_busy: rate("key-busy"),
         repeated: rate("repeated"),

@@ -6,7 +6,7 @@ use super::*;
 
 impl Log {
     /// A command, and what is said to have become of it.
-    fn command(&mut self, id: u8, txid: Txid, action: Action<'_>, result: CommandResult) {
+    pub fn command(&mut self, id: u8, txid: Txid, action: Action<'_>, result: CommandResult) {
         let id = [id; 16];
         let offset = self.write(|logs| &mut logs.chain, &txid.0, Command { id, action }.encode());
         self.decide(offset, &[DecisionBody::CommandDone { id, result: result.clone() }]);
@@ -14,7 +14,7 @@ impl Log {
     }
 
     /// The last block leaves and one with other contents takes its place.
-    fn replace_tip(&mut self, listed: &[&Made]) -> (u64, Made) {
+    pub fn replace_tip(&mut self, listed: &[&Made]) -> (u64, Made) {
         let old = self.logs.chain.last().expect("a block").message.payload.clone();
         let Ok(Event::BlockMined(left)) = Event::decode(&old) else { panic!("no block") };
         self.sequence += 1;
@@ -32,7 +32,7 @@ impl Log {
     }
 }
 
-fn refused(code: &str) -> CommandResult {
+pub fn refused(code: &str) -> CommandResult {
     CommandResult::Refused { code: code.into(), message: String::new() }
 }
 

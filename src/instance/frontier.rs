@@ -1,0 +1,246 @@
+//! Where a rebuild ends.
+//!
+//! A group that is not quiet, or was killed, commits validated partitions and the chain each for itself: what is committed of
+//! one names what is not yet committed of another. So the chain's frontier rises to the last event that was decided
+//! (everything before it has been handled), and events above the frontier of the validated partitions count where a decision or a block
+//! below the chain's names them, or where they are parents of what counts: they had been handled, all of them, since nothing is
+//! decided on, mined or live before. Whatever else stands there is passed over.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{InstanceError, InstanceParts, InstanceSettings};
+use crate::{
+    broker::{Broker, BrokerError, Message, Producer, TopicPartition},
+    event::{DecisionBody, Event},
+    ingest::{
+        plan::{Mode, TxidMap},
+        prepare::{Prepared, prepare},
+        replay::{FirstMentions, Raised, Rebuild},
+    },
+    sequencer::{chain_group, decisions::DecisionLog},
+    tx::Txid,
+};
+
+/// What the group has committed.
+pub(super) struct Frontier {
+    /// Next to read, by partition of the validated transactions.
+    pub(super) validated: BTreeMap<i32, u64>,
+    /// Next to read of the chain.
+    pub(super) chain: u64,
+}
+
+const READ_WAIT: Duration = Duration::from_millis(100);
+
+impl Frontier {
+    pub(super) async fn committed(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Self, BrokerError> {
+        let topic = &settings.pipeline.topic;
+        let count = parts.broker.partitions(topic).await?.unwrap_or(0);
+        let partitions: Vec<TopicPartition> =
+            (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
+        let committed = parts.broker.committed(&settings.pipeline.group, &partitions).await?;
+        let validated = (0..count)
+            .zip(committed)
+            .map(|(number, committed)| (number, committed.map_or(0, |committed| committed.offset)))
+            .collect();
+        let chain = [chain_of(settings)];
+        let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
+        let chain = committed.into_iter().flatten().next().map_or(0, |committed| committed.offset);
+        Ok(Frontier { validated, chain })
+    }
+
+    pub(super) fn any(&self) -> bool {
+        self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
+    }
+
+    /// How events are treated up to here, and the chain's frontier.
+    ///
+    /// What may be named must be looked for last: it was in the log before it was named.
+    pub(super) async fn raise(
+        self,
+        settings: &InstanceSettings,
+        parts: &InstanceParts,
+        producer: Arc<dyn Producer>,
+    ) -> Result<(Rebuild, u64), InstanceError> {
+        let decided = Decided::read(settings, parts, producer).await?;
+        let chain = self.chain.max(decided.handled);
+        let mut ends = BTreeMap::new();
+        for &number in self.validated.keys() {
+            ends.insert(number, parts.broker.watermarks(&validated_of(settings, number)).await?.1);
+        }
+        let mut rebuild =
+            Rebuild { frontier: self.validated, mentions: decided.mentions, stop_at_frontier: true, raised: None };
+        if rebuild.frontier != ends {
+            let mut named = decided.named;
+            named.retain(|_, chain_offset| *chain_offset < chain);
+            let mut roots: BTreeSet<Txid> = named.into_keys().collect();
+            read(parts.broker.as_ref(), &chain_of(settings), 0, chain, |message| listed_in(&message, &mut roots))
+                .await?;
+            rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
+        }
+        Ok((rebuild, chain))
+    }
+}
+
+/// What all decisions come to.
+struct Decided {
+    mentions: FirstMentions,
+    /// Who must be there for a decision to be applied, with the offset of the first such decision.
+    named: BTreeMap<Txid, u64>,
+    /// Every event of the chain below it has been handled.
+    handled: u64,
+}
+
+impl Decided {
+    /// All decisions, and the contests that lie behind the last one.
+    async fn read(
+        settings: &InstanceSettings,
+        parts: &InstanceParts,
+        producer: Arc<dyn Producer>,
+    ) -> Result<Self, InstanceError> {
+        let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
+        let decisions: Vec<_> = log.table().iter().collect();
+        let behind = log.table().last_chain_offset().map_or(0, |last| last + 1);
+        let chain = chain_of(settings);
+        let (_, high) = parts.broker.watermarks(&chain).await?;
+        let mut undecided: Vec<Txid> = Vec::new();
+        read(parts.broker.as_ref(), &chain, behind.min(high), high, |message| {
+            // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
+            if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
+                undecided.push(contest.txid);
+            }
+        })
+        .await?;
+        let mut named = BTreeMap::new();
+        for decision in &decisions {
+            for txid in names(&decision.body) {
+                named.entry(txid).or_insert(decision.chain_offset);
+            }
+        }
+        // The sequencer decides in order; the last event may be half decided.
+        let handled =
+            decisions.last().map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed));
+        Ok(Decided { mentions: FirstMentions::new(&decisions, undecided), named, handled })
+    }
+}
+
+/// Raises the frontier of the validated partitions to cover `roots` and the parents of what counts.
+async fn raised(
+    rebuild: Rebuild,
+    roots: BTreeSet<Txid>,
+    ends: &BTreeMap<i32, u64>,
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+) -> Result<Rebuild, InstanceError> {
+    /// The events of a transaction above the frontier, and its parents.
+    #[derive(Default)]
+    struct Above {
+        events: Vec<(i32, u64)>,
+        parents: Vec<Txid>,
+    }
+    let wants_parents = |txid: &Txid| rebuild.mode_of(txid) == Mode::RebuildWon;
+    let mut above: TxidMap<Above> = TxidMap::default();
+    for (&number, &end) in ends {
+        let partition = validated_of(settings, number);
+        let from = rebuild.frontier.get(&number).copied().unwrap_or(0);
+        read(parts.broker.as_ref(), &partition, from, end, |message| {
+            if let Some((txid, parents)) = relations(settings, &message) {
+                let entry = above.entry(txid).or_default();
+                entry.events.push((number, message.offset));
+                entry.parents.extend(parents.into_iter().filter(|_| wants_parents(&txid)));
+            }
+        })
+        .await?;
+    }
+    let mut open: Vec<Txid> = roots.into_iter().filter(|txid| above.contains_key(txid)).collect();
+    for (&number, &end) in &rebuild.frontier {
+        let partition = validated_of(settings, number);
+        read(parts.broker.as_ref(), &partition, 0, end, |message| {
+            if let Some((_, parents)) = relations(settings, &message).filter(|(txid, _)| wants_parents(txid)) {
+                open.extend(parents.into_iter().filter(|parent| above.contains_key(parent)));
+            }
+        })
+        .await?;
+    }
+    let mut raised = Raised { committed: rebuild.frontier.clone(), ..Raised::default() };
+    let mut frontier = rebuild.frontier.clone();
+    while let Some(txid) = open.pop() {
+        let Some(entry) = above.get(&txid) else { continue };
+        if raised.counts.insert(txid, ()).is_none() {
+            open.extend(&entry.parents);
+            for (number, offset) in &entry.events {
+                let end = frontier.entry(*number).or_default();
+                *end = (*end).max(offset + 1);
+            }
+        }
+    }
+    if !raised.counts.is_empty() {
+        let count = raised.counts.len();
+        tracing::info!(count, "transactions above what is committed count: what is committed elsewhere names them");
+    }
+    Ok(Rebuild { frontier, raised: Some(raised), ..rebuild })
+}
+
+/// A transaction and its parents; what cannot be prepared is a dead letter and relates to nobody.
+fn relations(settings: &InstanceSettings, message: &Message) -> Option<(Txid, Vec<Txid>)> {
+    let prepared = prepare(&settings.pipeline.prepare, message).ok()?;
+    let parents = match &prepared {
+        Prepared::Validated(tx) => tx.groups.iter().map(|group| group.parent).collect(),
+        Prepared::Seeded(_) => Vec::new(),
+    };
+    Some((prepared.txid(), parents))
+}
+
+/// Who has to be there for a decision to be applied. Who was passed over need not be: perhaps nothing was there to judge.
+fn names(body: &DecisionBody) -> Vec<Txid> {
+    match body {
+        DecisionBody::Accepted { txid, inputs, losers, .. } => {
+            let parents = inputs.iter().map(|input| input.outpoint.txid);
+            let holders = inputs.iter().filter_map(|input| input.holder).map(|holder| holder.txid);
+            std::iter::once(*txid).chain(losers.iter().copied()).chain(parents).chain(holders).collect()
+        }
+        DecisionBody::Conflicting { txid, .. } => vec![*txid],
+        DecisionBody::Cone { members, .. } => members.iter().map(|member| member.txid).collect(),
+        DecisionBody::PassedOver { .. }
+        | DecisionBody::CommandDone { .. }
+        | DecisionBody::Closed
+        | DecisionBody::AcceptedPart { .. } => Vec::new(),
+    }
+}
+
+fn listed_in(message: &Message, roots: &mut BTreeSet<Txid>) {
+    if let Ok(Event::BlockMined(mined)) = Event::decode(&message.payload) {
+        for subtree in &mined.block.subtrees {
+            roots.extend(subtree.transactions.inline().into_iter().flatten());
+        }
+    }
+}
+
+/// Every message of a partition between two offsets.
+async fn read(
+    broker: &dyn Broker,
+    partition: &TopicPartition,
+    from: u64,
+    end: u64,
+    mut each: impl FnMut(Message),
+) -> Result<(), BrokerError> {
+    if from >= end {
+        return Ok(());
+    }
+    let mut reader = broker.read(partition, from).await?;
+    while reader.position() < end {
+        reader.next(READ_WAIT).await?.into_iter().filter(|message| message.offset < end).for_each(&mut each);
+    }
+    Ok(())
+}
+
+fn validated_of(settings: &InstanceSettings, partition: i32) -> TopicPartition {
+    TopicPartition { topic: settings.pipeline.topic.clone(), partition }
+}
+
+fn chain_of(settings: &InstanceSettings) -> TopicPartition {
+    TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 }
+}

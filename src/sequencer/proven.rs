@@ -1,0 +1,67 @@
+//! What a block proves: a transaction that it lists spends what its parents made, whatever its event claims of that.
+//!
+//! A txid commits to the outpoints that are spent, and what those hold is stored with the parents. So a wrong claim bars a
+//! contestant, but never a listed transaction: it gets the claims that are true, and wins.
+
+use crate::{
+    record::{Body, ClaimedBody, Key, Page, Phase, Sequenced, StoredOutput, TxState},
+    sequencer::{
+        Stop,
+        handler::{At, Handler},
+    },
+    store::read::ReadError,
+    tx::{InvalidTransaction, PreviousOutput, Transaction, Txid},
+};
+
+impl Handler {
+    /// The transaction as its parents' stored outputs prove it, where it is stored with other claims. `None`, too, where
+    /// what it spends is not there: whoever evaluates it says which input that is.
+    pub(super) async fn proven_claims(&self, page: &Page) -> Result<Option<ClaimedBody>, Stop> {
+        let Some(Body::Transaction(stored)) = page.body() else { return Ok(None) };
+        let txid = page.txid;
+        let tx = Transaction::parse(stored)
+            .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
+        let outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
+            Ok(outputs) => outputs,
+            Err(ReadError::NoPreviousTransaction { .. } | ReadError::NoPreviousOutput { .. }) => return Ok(None),
+            Err(ReadError::Engine(error)) => return Err(error.into()),
+            Err(error) => return Err(Stop::Halt(format!("what {txid} spends cannot be read: {error}"))),
+        };
+        if agree(&tx, &outputs) {
+            return Ok(None);
+        }
+        let claimed = claiming(&tx, &outputs);
+        claimed.map(Some).map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
+    }
+
+    /// Stores it as its parents prove it, before it becomes live: by then it has its slots, so that its parents are there.
+    /// What is live keeps its own.
+    pub(super) async fn adopt_proven(&self, at: At, txid: Txid) -> Result<(), Stop> {
+        let page = self.master(txid).await?;
+        let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_))) else { return Ok(()) };
+        let Some(proven) = self.proven_claims(&page).await? else { return Ok(()) };
+        tracing::warn!(%txid, "its event claims wrongly what it spends: a block proves what that is");
+        let row = at.row(Phase::Apply, Key::master(txid), Sequenced::ReplaceBody(proven));
+        self.apply_decided(at, vec![row]).await
+    }
+}
+
+fn agree(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> bool {
+    tx.inputs().zip(outputs).all(|(input, output)| input.previous == Some(view(output)))
+}
+
+fn view(output: &StoredOutput) -> PreviousOutput<'_> {
+    PreviousOutput { satoshis: output.satoshis, script: &output.script }
+}
+
+/// The same transaction, said to spend these outputs.
+fn claiming(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> Result<ClaimedBody, InvalidTransaction> {
+    let mut standard = Vec::new();
+    tx.write_standard(&mut standard);
+    let parsed = |bytes| Transaction::parse(bytes).unwrap_or_else(|_| unreachable!("written from one that parses"));
+    let mut extended = Vec::new();
+    let written = parsed(&standard).write_extended(&mut extended, |input, _| outputs.get(input).map(view));
+    written.unwrap_or_else(|_| unreachable!("there is an output for every input"));
+    let (fee, extended_size) = (parsed(&extended).fee()?, extended.len() as u64);
+    Ok(ClaimedBody { body: Body::Transaction(extended.into()), fee, extended_size })
+}

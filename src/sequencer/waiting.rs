@@ -1,0 +1,105 @@
+//! The waits of the chain: silent at first, and then said by readiness for as long as they last.
+
+use std::{fmt::Display, pin::pin, time::Duration};
+
+use crate::{api::Condition, sequencer::SequencerParts};
+
+/// First and longest pause between looks at something that is waited for.
+pub const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
+/// One wait. When it takes longer than a block may wait for its transactions, the chain counts as halted, with what it
+/// waits for, until the wait is over (or given up).
+pub struct Waiting<'a> {
+    parts: &'a SequencerParts,
+    condition: Condition,
+    about: String,
+    since_ms: u64,
+    pause: Duration,
+    longest: Duration,
+    told: bool,
+}
+
+impl<'a> Waiting<'a> {
+    /// A wait that begins now; `about` says who waits.
+    pub fn new(parts: &'a SequencerParts, about: impl Into<String>) -> Self {
+        let (pause, longest) = LOOK_AGAIN;
+        let since_ms = parts.clock.now_ms();
+        let condition = Condition::ChainRunning;
+        Waiting { parts, condition, about: about.into(), since_ms, pause, longest, told: false }
+    }
+
+    /// A wait of another part of readiness.
+    pub fn of(mut self, condition: Condition) -> Self {
+        self.condition = condition;
+        self
+    }
+
+    /// With another first and longest pause.
+    pub fn paced(mut self, (pause, longest): (Duration, Duration)) -> Self {
+        (self.pause, self.longest) = (pause, longest);
+        self
+    }
+
+    /// Pauses before the next look at what is `missing`.
+    pub async fn look_again(&mut self, missing: &str) {
+        if self.parts.clock.now_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {
+            self.tell(missing);
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(self.longest);
+    }
+
+    /// Waits for work that tries again by itself, for as long as it takes.
+    pub async fn until_done<T>(mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        match tokio::time::timeout(self.limit(), work.as_mut()).await {
+            Ok(done) => done,
+            Err(_) => {
+                self.tell("an answer");
+                work.await
+            }
+        }
+    }
+
+    fn limit(&self) -> Duration {
+        self.parts.settings.block_wait
+    }
+
+    /// Says it again each time: another wait inside this one may have ended meanwhile.
+    fn tell(&mut self, missing: &str) {
+        let why = format!("{}: still waiting for {missing}", self.about);
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::error!("{why}");
+        }
+        self.say(Some(why));
+    }
+
+    fn say(&self, why: Option<String>) {
+        if self.condition == Condition::ChainRunning {
+            self.parts.metrics.chain_halted.set(i64::from(why.is_some()));
+        }
+        self.parts.health.set(self.condition, why);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.told {
+            self.say(None);
+        }
+    }
+}
+
+/// What a message about a wait names at the most.
+const NAMED: usize = 10;
+
+/// Names what is waited for: the first few, and how many more there are.
+pub fn names<T: Display>(missing: impl IntoIterator<Item = T>) -> String {
+    let mut missing = missing.into_iter();
+    let mut names: Vec<String> = missing.by_ref().take(NAMED).map(|one| one.to_string()).collect();
+    match missing.count() {
+        0 => {}
+        more => names.push(format!("and {more} more")),
+    }
+    names.join(", ")
+}

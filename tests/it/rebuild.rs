@@ -1,0 +1,165 @@
+//! Rebuilds of groups that are not quiet: what is committed of one partition names what is not committed of another.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    broker::{Broker, TopicPartition},
+    engine::memory::MemoryEngine,
+    instance::{self, InstanceError},
+    record::{Rules, TxState},
+    store::Store,
+};
+
+use crate::world::{GROUP, Made, PARTITIONS, World, spend};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn pause() {
+    tokio::time::sleep(Duration::from_secs(10)).await;
+}
+
+async fn rebuild(world: &World) -> (Store, Result<(), InstanceError>) {
+    let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+    let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
+    let ended = tokio::time::timeout(HOUR, rebuilt).await.expect("a rebuild ends");
+    (store, ended.map(drop))
+}
+
+async fn state(store: &Store, made: &Made) -> Option<TxState> {
+    store.master(made.txid).await.unwrap().map(|page| page.state())
+}
+
+async fn digest(store: &Store) -> String {
+    store.survey(|_| {}).await.unwrap().digest.to_string()
+}
+
+async fn committed(world: &World, group: &str, topic: &str, count: i32) -> Vec<Option<u64>> {
+    let at: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();
+    let committed = world.broker.committed(group, &at).await.unwrap();
+    committed.into_iter().map(|committed| Some(committed?.offset).filter(|offset| *offset > 0)).collect()
+}
+
+/// Something at the head of every partition that waits for a parent which never comes.
+async fn hold_up_every_partition(world: &World) {
+    for tag in 0..20 {
+        world.validate(&spend(&[World::partial(200 + tag, 1).coin(0)], 1, tag)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_chain_names_above_the_frontier_of_the_partitions_counts_and_its_parents_do() {
+    let mut world = World::new().await;
+    world.settings.pipeline.missing_parent_grace_ms = 100_000;
+    hold_up_every_partition(&world).await;
+    let seed = world.seed(1, 3).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let (winner, loser) = (spend(&[parent.coin(0)], 1, 2), spend(&[parent.coin(0)], 1, 3));
+    let child = spend(&[loser.coin(0)], 1, 4);
+    let mined = spend(&[seed.coin(1)], 1, 5);
+    let running = world.start();
+    for made in [&parent, &winner, &loser, &child, &mined] {
+        world.validate(made).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    world.mine(1, &[&mined, &winner]).await;
+    pause().await;
+    assert_eq!(committed(&world, GROUP, "txs", PARTITIONS).await, vec![None; PARTITIONS as usize]);
+    assert!(committed(&world, "g.chain", "chain", 1).await[0].unwrap() >= 3, "two contests and a block");
+    let live = digest(&world.store).await;
+    let stranger = spend(&[seed.coin(2)], 1, 6);
+    world.validate(&stranger).await;
+    pause().await;
+    assert_eq!(state(&world.store, &stranger).await, Some(TxState::Live));
+
+    let (store, ended) = rebuild(&world).await;
+    ended.unwrap();
+    assert_eq!(state(&store, &stranger).await, None, "nothing below the frontier names it");
+    assert_eq!(digest(&store).await, live);
+    running.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_decided_and_not_committed_is_applied() {
+    let mut world = World::new().await;
+    world.settings.sequencer.commit_interval = HOUR;
+    let seed = world.seed(1, 2).await;
+    let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let running = world.start();
+    for made in [&winner, &loser, &spend(&[winner.coin(0)], 1, 3)] {
+        world.validate(made).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    pause().await;
+    running.kill().await;
+    assert_eq!(committed(&world, "g.chain", "chain", 1).await, [None]);
+    let (store, ended) = rebuild(&world).await;
+    ended.unwrap();
+    assert_eq!(digest(&store).await, digest(&world.store).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_had_below_the_frontier_ends_a_rebuild_by_name() {
+    let mut world = World::new().await;
+    world.settings.sequencer.commit_interval = HOUR;
+    let running = world.start();
+    let coinbase = world.mine(1, &[]).await;
+    let child = spend(&[coinbase.coin(0)], 1, 1);
+    pause().await;
+    world.validate_at(&child, 250).await;
+    pause().await;
+    running.kill().await;
+    assert_eq!(state(&world.store, &child).await, Some(TxState::Live));
+
+    let (_, ended) = rebuild(&world).await;
+    let error = ended.unwrap_err().to_string();
+    let waits = format!("{} (partition ", child.txid);
+    assert!(error.contains(&waits) && error.contains(&format!("waits for {}", coinbase.txid)), "{error}");
+    assert!(error.contains("above its frontier (partitions {0: ") && error.contains(", chain 0)"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_beside_an_instance_that_goes_on_ends() {
+    let world = World::new().await;
+    let mut coins = Vec::new();
+    for tag in 1..=40 {
+        coins.push(world.seed(tag, 1).await.coin(0));
+    }
+    let running = world.start();
+    let (mut stood, mut sequence) = (Vec::new(), 0);
+    let mut listed = Vec::new();
+    for round in 0..30_u8 {
+        for (index, coin) in coins.iter_mut().enumerate() {
+            let made = spend(std::slice::from_ref(coin), 1, 2 * round);
+            world.validate(&made).await;
+            if index % 5 == 0 {
+                world.validate(&spend(std::slice::from_ref(coin), 1, 2 * round + 1)).await;
+            }
+            *coin = made.coin(0);
+            listed.push(made);
+        }
+        if round % 3 == 0 {
+            sequence += 1;
+            world.mine(sequence, &listed.iter().collect::<Vec<_>>()).await;
+            listed.clear();
+        }
+        // In the midst of a commit interval, at another place each time.
+        tokio::time::sleep(Duration::from_millis(u64::from(round) * 7)).await;
+        let (store, ended) = rebuild(&world).await;
+        match ended {
+            Ok(()) => {}
+            Err(error @ InstanceError::RebuildStands { .. }) => {
+                stood.push(format!("round {round}: {error}"));
+                continue;
+            }
+            Err(error) => panic!("round {round}: {error}"),
+        }
+        let mut violations = Vec::new();
+        store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+        assert!(violations.is_empty(), "round {round}: {violations:#?}\n{}", world.story(&store).await);
+    }
+    assert!(stood.is_empty(), "nothing here spends what only an uncommitted block makes: {stood:#?}");
+    world.until_consumed().await;
+    running.stop().await;
+    world.check("at rest").await;
+}

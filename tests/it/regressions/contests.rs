@@ -1,0 +1,184 @@
+//! Who wins, who falls with whom, and what a rebuild makes of it.
+
+use std::time::Duration;
+
+use utxo_store::record::TxState;
+
+use super::{
+    has_lost,
+    held::{Held, is_create_of, is_spend, is_spend_by, is_work_of},
+    holder, state,
+};
+use crate::world::{World, spend};
+
+/// T takes A and loses B, U takes B and loses A.
+/// Protects: who is contested without a verdict is no winner; the first in the log takes the slots from it.
+#[tokio::test(start_paused = true)]
+async fn two_holders_that_cross() {
+    let world = World::new().await;
+    let (a, b) = (world.seed(1, 1).await, world.seed(2, 1).await);
+    let t = spend(&[a.coin(0), b.coin(0)], 1, 1);
+    let u = spend(&[b.coin(0), a.coin(0)], 1, 2);
+    let late = [(b.txid, t.txid), (a.txid, u.txid)];
+    let held =
+        Held::until_let_go(&world, move |row| late.iter().any(|(parent, spender)| is_spend(row, *parent, *spender)));
+    let running = held.before(&world).start();
+    world.validate(&t).await;
+    world.validate(&u).await;
+    held.until_kept(2).await;
+    assert_eq!(holder(&world, &a.coin(0)).await, Some(t.txid));
+    assert_eq!(holder(&world, &b.coin(0)).await, Some(u.txid));
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    let winner = holder(&world, &a.coin(0)).await;
+    assert_eq!(holder(&world, &b.coin(0)).await, winner);
+    let (winner, loser) = if winner == Some(t.txid) { (&t, &u) } else { (&u, &t) };
+    assert_eq!((state(&world, winner).await, has_lost(&world, loser).await), (TxState::Live, true));
+    world.check("crossing holders").await;
+}
+
+/// Protects: spends that rode on a create are done only if that create was; where the record was there, they are not.
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_parent_with_its_child_while_another_holds_the_slot() {
+    let world = World::new().await;
+    let running = world.start();
+    let mut histories = Vec::new();
+    // Parent and child have to be in flight together: of several, some are.
+    for tag in 1..=8 {
+        let seed = world.seed(tag, 1).await;
+        let parent = spend(&[seed.coin(0)], 1, tag);
+        let rival = spend(&[parent.coin(0)], 1, 100 + tag);
+        world.validate(&parent).await;
+        world.validate(&rival).await;
+        histories.push((parent.clone(), rival, spend(&[parent.coin(0)], 1, 200 + tag)));
+    }
+    world.until_consumed().await;
+    for (parent, _, child) in &histories {
+        world.validate(parent).await;
+        world.validate(child).await;
+    }
+    world.until_consumed().await;
+    running.stop().await;
+    for (parent, rival, child) in &histories {
+        assert_eq!(holder(&world, &parent.coin(0)).await, Some(rival.txid));
+        assert!(has_lost(&world, child).await);
+    }
+    world.check("duplicate parents").await;
+}
+
+/// Its spend, or its create, is on the way while its parent falls.
+/// Protects: a spender without a record becomes a stub when its parent falls, whoever finds himself contested is not live,
+/// and nothing of what has fallen can be spent.
+#[tokio::test(start_paused = true)]
+async fn a_child_that_is_created_while_its_parent_becomes_conflicting() {
+    for created in [false, true] {
+        let world = World::new().await;
+        let seed = world.seed(1, 1).await;
+        let (parent, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+        let child = spend(&[parent.coin(0)], 1, 3);
+        let txid = child.txid;
+        let late =
+            move |row: &utxo_store::engine::Row| if created { is_create_of(row, txid) } else { is_spend_by(row, txid) };
+        let held = Held::until_let_go(&world, late);
+        let running = held.before(&world).start();
+        for made in [&parent, &rival] {
+            world.validate(made).await;
+            world.until_consumed().await;
+        }
+        world.validate(&child).await;
+        held.until_kept(1).await;
+        world.mine(1, &[&rival]).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(has_lost(&world, &parent).await);
+        held.let_go().await;
+        world.until_consumed().await;
+        running.stop().await;
+        assert!(has_lost(&world, &child).await, "created: {created}");
+        world.check(&format!("a child whose parent falls, created: {created}")).await;
+    }
+}
+
+/// D spends f1, B spends f0, A both; delivered B A D. A loses f0, and what it took of f1 is settled; D is contested by that
+/// and accepted. A rebuild meets them in every order.
+/// Protects: in a rebuild, who was contested when a decision first named it takes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_of_who_was_barred_by_what_a_loser_had_taken() {
+    for late in 0..3 {
+        let world = World::new().await;
+        let (f0, f1) = (world.seed(1, 1).await, world.seed(2, 1).await);
+        let b = spend(&[f0.coin(0)], 1, 1);
+        let a = spend(&[f0.coin(0), f1.coin(0)], 1, 2);
+        let d = spend(&[f1.coin(0)], 1, 3);
+        let late_one = [&b, &a, &d][late].txid;
+        let world = Held::late_in_rebuilds(world, Duration::from_secs(2), is_work_of, late_one);
+        let running = world.start();
+        for made in [&b, &a, &d] {
+            world.validate(made).await;
+            world.until_consumed().await;
+        }
+        running.stop().await;
+        for made in [&b, &d] {
+            assert_eq!(state(&world, made).await, TxState::Live);
+        }
+        assert!(has_lost(&world, &a).await);
+        world.check(&format!("late in the rebuild: {late}")).await;
+    }
+}
+
+/// The loser names a slot that an honest transaction holds; its verdict marks the slot. (Their parent has won by a block: else
+/// the honest spend would ride on its create.)
+/// Protects: in a rebuild, who had won ignores marks.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_settles_a_slot_before_its_honest_holder_arrives() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (beaten, parent) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let honest = spend(&[parent.coin(0)], 1, 3);
+    let child = spend(&[honest.coin(0)], 1, 4);
+    let loser = spend(&[parent.coin(0)], 1, 5);
+    let world = Held::late_in_rebuilds(world, Duration::from_secs(2), is_work_of, honest.txid);
+    let running = world.start();
+    for made in [&beaten, &parent] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    world.mine(1, &[&parent]).await;
+    world.until_consumed().await;
+    for made in [&honest, &child, &loser] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    running.stop().await;
+    assert!(has_lost(&world, &loser).await);
+    for made in [&honest, &child] {
+        assert_eq!(state(&world, made).await, TxState::Live);
+    }
+    world.check("a settled slot").await;
+}
+
+/// Protects: a verdict holds for the txid, so a repeated event of a loser is complete at once; the log does not grow by it,
+/// and a rebuild does not wait for what can never come.
+#[tokio::test(start_paused = true)]
+async fn a_redelivered_loser_whose_child_died_with_it() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (loser, winner) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[loser.coin(0)], 1, 3);
+    let running = world.start();
+    world.validate(&loser).await;
+    world.validate(&child).await;
+    world.until_consumed().await;
+    world.validate(&winner).await;
+    world.mine(1, &[&winner]).await;
+    world.until_consumed().await;
+    let (events, decisions) = (world.count("chain").await, world.count("decisions").await);
+    for made in [&loser, &child, &loser] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    running.stop().await;
+    assert_eq!((world.count("chain").await, world.count("decisions").await), (events, decisions));
+    assert!(has_lost(&world, &loser).await && has_lost(&world, &child).await);
+    world.check("a redelivered loser").await;
+}

@@ -1,0 +1,203 @@
+//! Named regressions: each history that a review or the simulator found, as a small scenario, and the one list of them.
+//!
+//! What a history needs that is not built yet (pages, reorgs, commands) runs against the model, and is *pending*: the list is
+//! printed, and from the day on which the store no longer says that such a thing is not built, a test fails until its
+//! histories are here.
+
+mod chain;
+mod contests;
+mod held;
+mod parents;
+mod zombies;
+
+use utxo_store::{
+    record::{Reason, TxState, Verdict},
+    tx::Txid,
+};
+
+use crate::world::{Coin, Made, World};
+
+async fn state(world: &World, made: &Made) -> TxState {
+    world.page(made).await.unwrap().state()
+}
+
+async fn reason(world: &World, made: &Made) -> Option<Reason> {
+    match state(world, made).await {
+        TxState::Conflicting(Verdict::Conflicting(reason)) => Some(reason),
+        _ => None,
+    }
+}
+
+async fn has_lost(world: &World, made: &Made) -> bool {
+    reason(world, made).await.is_some()
+}
+
+/// Who holds an output.
+async fn holder(world: &World, coin: &Coin) -> Option<Txid> {
+    let page = world.store.master(coin.outpoint.txid).await.unwrap().unwrap();
+    page.utxos.as_ref().unwrap()[coin.outpoint.vout as usize].spender().map(|spender| spender.txid)
+}
+
+/// Where a history runs: a file of this directory's parent, and a test in it.
+struct Scenario(&'static str, &'static str);
+
+/// What a history waits for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Needs {
+    Commands,
+    Reorgs,
+    Pages,
+}
+
+/// Histories on the real code.
+const HERE: &[(&str, &[Scenario])] = &[
+    ("a zombie's late spend after the verdict", &[Scenario("zombies", "a_late_spend_of_a_zombie_after_the_verdict")]),
+    ("two holders crossing", &[Scenario("contests", "two_holders_that_cross")]),
+    (
+        "a duplicate parent in a batch with its child while another holds the slot",
+        &[Scenario("contests", "a_duplicate_parent_with_its_child_while_another_holds_the_slot")],
+    ),
+    (
+        "a child created while its parent becomes conflicting",
+        &[Scenario("contests", "a_child_that_is_created_while_its_parent_becomes_conflicting")],
+    ),
+    (
+        "two sequencers evaluating one offset, and a zombie walking a cone",
+        &[
+            Scenario("zombies", "of_two_sequencers_at_one_offset_the_first_decision_counts"),
+            Scenario("zombies", "a_zombie_evaluates_an_offset_that_is_decided"),
+            Scenario("zombies", "a_zombie_walks_a_cone_after_its_root_has_won"),
+        ],
+    ),
+    (
+        "a crash between decision and apply, after the node forgot what evaluating took",
+        &[Scenario("forgetting", "a_crash_between_decision_and_apply_after_which_a_node_forgot_what_evaluating_took")],
+    ),
+    (
+        "a node that forgets the spend of a live transaction, or a verdict and its slot together",
+        &[
+            Scenario("forgetting", "a_node_that_forgets_the_spend_of_a_live_transaction"),
+            Scenario("forgetting", "a_node_that_forgets_a_verdict_and_its_slot_together"),
+            Scenario("pipeline", "of_two_live_rivals_the_mined_one_stays_and_the_contest_ends"),
+        ],
+    ),
+    (
+        "a block that lists a transaction whose parent's contest stands behind the block in the log",
+        &[Scenario("chain", "a_block_lists_the_child_of_a_parent_whose_contest_stands_behind_the_block")],
+    ),
+    (
+        "a lock, and a block that needs the unlock",
+        &[
+            Scenario("chain", "a_lock_and_a_block_that_needs_the_unlock"),
+            Scenario("chain", "a_block_lists_a_locked_loser_and_its_child"),
+        ],
+    ),
+    (
+        "rebuild of: D spends f1, B f0, A f0 and f1, delivered B A D",
+        &[Scenario("contests", "a_rebuild_of_who_was_barred_by_what_a_loser_had_taken")],
+    ),
+    (
+        "rebuild with a settled slot applied before its honest holder arrives",
+        &[Scenario("contests", "a_rebuild_settles_a_slot_before_its_honest_holder_arrives")],
+    ),
+    (
+        "a redelivered loser whose child died with it",
+        &[
+            Scenario("contests", "a_redelivered_loser_whose_child_died_with_it"),
+            Scenario("pipeline", "a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds"),
+        ],
+    ),
+    (
+        "a coinbase child while the chain is behind",
+        &[
+            Scenario("chain", "a_coinbase_child_while_the_chain_is_behind"),
+            Scenario(
+                "pipeline",
+                "a_coinbase_whose_child_was_read_before_the_block_is_stored_and_the_child_has_a_second_chance",
+            ),
+        ],
+    ),
+    (
+        "a missing parent that comes after all, as a later event",
+        &[
+            Scenario("pipeline", "a_missing_parent_is_proven_missing_and_a_late_one_gives_a_second_chance"),
+            Scenario("parents", "a_child_before_its_parent_whose_own_parent_never_comes"),
+        ],
+    ),
+];
+
+/// Histories against the model, with what turns them on.
+const PENDING: &[(&str, Needs, &str)] = &[
+    ("a stale set-mined after a disconnect", Needs::Reorgs, "a_transaction_of_a_block_that_left_is_unmined"),
+    (
+        "D spends coinbase c; c leaves; c returns, with D before, between and after",
+        Needs::Reorgs,
+        "a_coinbase_leaves_and_returns_and_its_spender_falls_and_wins",
+    ),
+    (
+        "a lock, a block that needs the unlock, the unlock behind the block",
+        Needs::Commands,
+        "an_unlock_stands_behind_the_block_that_needs_it",
+    ),
+    (
+        "rebuild with a lock or freeze applied before its honest holder arrives",
+        Needs::Commands,
+        "a_lock_and_a_freeze_behind_an_honest_holder",
+    ),
+    ("Unspend of a spender still in flight", Needs::Commands, "an_unspend_of_a_spender_that_is_live_or_not"),
+    (
+        "a two-page transaction contested between its creation and its clearing, with a child on page 1",
+        Needs::Pages,
+        "a_wide_loser_falls_with_the_child_of_its_last_page",
+    ),
+];
+
+const FILES: &[(&str, &str)] = &[
+    ("chain", include_str!("chain.rs")),
+    ("contests", include_str!("contests.rs")),
+    ("parents", include_str!("parents.rs")),
+    ("zombies", include_str!("zombies.rs")),
+    ("forgetting", include_str!("../forgetting.rs")),
+    ("pipeline", include_str!("../pipeline.rs")),
+];
+
+const MODEL: &[&str] = &[include_str!("../model/tests/pending.rs")];
+
+impl Needs {
+    /// The words with which the store refuses what is not built.
+    fn is_built(self) -> bool {
+        let worker = include_str!("../../../src/sequencer/worker.rs");
+        let block = include_str!("../../../src/sequencer/block.rs");
+        let refuses = match self {
+            Needs::Commands => worker.contains("{other:?} is not built yet"),
+            Needs::Reorgs => worker.contains("reorgs are not built yet"),
+            Needs::Pages => block.contains("multi-page transactions are not built yet"),
+        };
+        !refuses
+    }
+}
+
+fn is_test(text: &str, name: &str) -> bool {
+    let is_fn = |line: &&str| line.contains(&format!("fn {name}("));
+    let mut before = "";
+    text.lines().any(|line| {
+        let found = is_fn(&line) && before.contains("test");
+        before = line;
+        found
+    })
+}
+
+#[test]
+fn every_history_of_the_list_has_its_scenario_or_is_pending_by_name() {
+    for (history, scenarios) in HERE {
+        for Scenario(file, name) in *scenarios {
+            let (_, text) = FILES.iter().find(|(known, _)| known == file).unwrap();
+            assert!(is_test(text, name), "{history}: no test {name} in {file}.rs");
+        }
+    }
+    for (history, needs, name) in PENDING {
+        eprintln!("pending ({needs:?}): {history} (the model's: {name})");
+        assert!(MODEL.iter().any(|text| is_test(text, name)), "{history}: the model has no test {name}");
+        assert!(!needs.is_built(), "{needs:?} are built: {history} has to run on the real code now");
+    }
+}

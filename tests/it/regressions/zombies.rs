@@ -1,0 +1,151 @@
+//! What instances do that do not know yet that others have taken over, or that are dead while their writes are on the way.
+
+use utxo_store::{
+    event::{DecidedInput, Decision, DecisionBody},
+    record::{Outcome, Reason, Rejection, Sequenced, SpendingData, TxState},
+    sequencer::chain_group,
+};
+
+use super::{
+    has_lost,
+    held::{Held, is_sequenced, is_spend},
+    holder, state,
+};
+use crate::world::{GROUP, World, spend};
+
+/// Throws everybody out of the chain's group; what was on the way from them still is.
+fn take_chain_away(world: &World) {
+    let group = chain_group(GROUP);
+    for member in world.broker.members(&group) {
+        world.broker.expel(&group, member);
+    }
+}
+
+/// The spender loses by its own contest, or falls with its parent.
+/// Protects: a slot that was settled is marked, so that nothing lands on it any more without being contested.
+#[tokio::test(start_paused = true)]
+async fn a_late_spend_of_a_zombie_after_the_verdict() {
+    for with_its_parent in [false, true] {
+        let world = World::new().await;
+        let (seed, free) = (world.seed(1, 1).await, world.seed(2, 1).await);
+        let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+        let taken = if with_its_parent { first.coin(0) } else { seed.coin(0) };
+        let loser = spend(&[taken, free.coin(0)], 1, 3);
+        let honest = spend(&[free.coin(0)], 1, 4);
+        let (parent, spender) = (free.txid, loser.txid);
+        let held = Held::the_first(&world, move |row| is_spend(row, parent, spender));
+        let zombie = held.before(&world).start();
+        world.validate(&first).await;
+        world.until_consumed().await;
+        world.validate(&loser).await;
+        held.until_kept(1).await;
+        zombie.kill().await;
+
+        let running = world.start();
+        world.until_consumed().await;
+        world.validate(&second).await;
+        world.until_consumed().await;
+        if with_its_parent {
+            world.mine(1, &[&second]).await;
+            world.until_consumed().await;
+        }
+        assert!(has_lost(&world, &loser).await);
+        let late = held.let_go().await;
+        assert!(matches!(late[..], [Outcome::Rejected(Rejection::Contested(0))]), "{with_its_parent}: {late:?}");
+        assert_eq!(holder(&world, &free.coin(0)).await, None);
+        world.validate(&honest).await;
+        world.until_consumed().await;
+        assert_eq!(state(&world, &honest).await, TxState::Live);
+        running.stop().await;
+        world.check("a zombie's late spend").await;
+    }
+}
+
+/// Protects: of several decisions for one step the first in the log counts, in the store and in every rebuild.
+#[tokio::test(start_paused = true)]
+async fn of_two_sequencers_at_one_offset_the_first_decision_counts() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let running = world.start();
+    world.validate(&winner).await;
+    world.until_consumed().await;
+    // The other sequencer has looked when nobody held the slot.
+    let by = |made: &crate::world::Made| SpendingData { txid: made.txid, input: 0 };
+    let outpoint = seed.coin(0).outpoint;
+    let inputs = vec![DecidedInput { input: 0, outpoint, holder: Some(by(&loser)) }];
+    let other = DecisionBody::Accepted { txid: loser.txid, height: 0, inputs, losers: vec![], by_block: false };
+    world.validate(&loser).await;
+    world.until_consumed().await;
+    let late = Decision { chain_offset: 0, step: 0, body: other };
+    world.produce("decisions", b"", late.encode()).await;
+    running.stop().await;
+    let running = world.start();
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(holder(&world, &seed.coin(0)).await, Some(winner.txid));
+    assert!(has_lost(&world, &loser).await);
+    world.check("two decisions").await;
+}
+
+/// A sequencer is about to take a slot for a contestant; another decides, and a block decides otherwise again.
+/// Protects: a record refuses what bears an earlier stamp.
+#[tokio::test(start_paused = true)]
+async fn a_zombie_evaluates_an_offset_that_is_decided() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let parent = seed.txid;
+    let held = Held::the_first(&world, move |row| is_sequenced(row, parent, |op| matches!(op, Sequenced::Respend(_))));
+    let zombie = held.before(&world).start();
+    world.validate(&first).await;
+    world.until_consumed().await;
+    world.validate(&second).await;
+    held.until_kept(1).await;
+    take_chain_away(&world);
+
+    let running = world.start();
+    world.mine(1, &[&second]).await;
+    world.until_consumed().await;
+    let late = held.let_go().await;
+    assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
+    assert_eq!((state(&world, &second).await, has_lost(&world, &first).await), (TxState::Live, true));
+    zombie.stop().await;
+    running.stop().await;
+    world.check("a zombie evaluates").await;
+}
+
+/// A sequencer is about to flag a loser and walk its cone; another does it, and a block lets the loser win.
+/// Protects: a record refuses what bears an earlier stamp.
+#[tokio::test(start_paused = true)]
+async fn a_zombie_walks_a_cone_after_its_root_has_won() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 2, 2));
+    let child = spend(&[second.coin(0)], 1, 3);
+    let root = second.txid;
+    let wanted = |operation: &Sequenced| matches!(operation, Sequenced::MarkConflicting { .. });
+    let held = Held::the_first(&world, move |row| is_sequenced(row, root, wanted));
+    let zombie = held.before(&world).start();
+    world.validate(&first).await;
+    world.until_consumed().await;
+    world.validate(&second).await;
+    world.validate(&child).await;
+    held.until_kept(1).await;
+    take_chain_away(&world);
+
+    let running = world.start();
+    world.mine(1, &[&second]).await;
+    world.until_consumed().await;
+    let late = held.let_go().await;
+    assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
+    // The zombie goes on with what it believes.
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    for made in [&second, &child] {
+        assert_eq!(state(&world, made).await, TxState::Live, "{}", made.txid);
+    }
+    assert!(matches!(super::reason(&world, &first).await, Some(Reason::DoubleSpend { .. })));
+    zombie.stop().await;
+    running.stop().await;
+    world.check("a zombie walks a cone").await;
+}

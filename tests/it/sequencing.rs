@@ -1,0 +1,297 @@
+//! What the sequencer makes of blocks that contradict what is stored, and how it says that it stands.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use utxo_store::{
+    broker::{Broker, Committed, Polled, memory::MemoryFaults},
+    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
+    record::{
+        BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Record, Sequenced, Spend, SpendSlot, Stamp, TxState,
+    },
+    sequencer::{chain_group, state::ChainState},
+};
+
+use crate::world::{Coin, GROUP, Made, Running, World, coinbase, spend};
+
+/// The same transaction, whose event claims another script of what it spends.
+fn lie(coin: &Coin, tag: u8) -> Made {
+    let claimed = Coin { script: vec![0x60, tag], ..coin.clone() };
+    spend(&[claimed], 1, tag)
+}
+
+async fn assert_live_as(world: &World, made: &Made, what: &str) {
+    let page = world.page(made).await.unwrap();
+    assert_eq!(page.state(), TxState::Live, "{what}: {}", made.txid);
+    let body = page.master.as_ref().unwrap().body.clone();
+    assert_eq!(body, Some(Body::Transaction(made.extended.clone())), "{what}: {}", made.txid);
+}
+
+/// A txid commits to the outputs that are spent: what an event claims of them bars it from nothing that a block proves.
+/// `true`: the honest event stands behind the block.
+#[tokio::test(start_paused = true)]
+async fn a_block_lists_a_transaction_whose_event_lies_and_it_wins_with_true_claims() {
+    for (honest_behind, decided_before) in [(false, false), (false, true), (true, false), (true, true)] {
+        for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(60)] {
+            let what = format!("honest behind {honest_behind}, decided before {decided_before}, {kill_after_ms:?}");
+            let world = World::new().await;
+            let seed = world.seed(1, 2).await;
+            let (made, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 9));
+            let child = spend(&[made.coin(0)], 1, 2);
+            world.validate(&rival).await;
+            world.run_until_consumed().await;
+            world.validate(&lie(&seed.coin(0), 1)).await;
+            world.validate(&lie(&made.coin(0), 2)).await;
+            if decided_before {
+                world.run_until_consumed().await;
+            }
+            world.mine(1, &[&made, &child]).await;
+            if honest_behind {
+                world.validate(&child).await;
+                world.validate(&made).await;
+            }
+            if let Some(ms) = kill_after_ms {
+                let running = world.start();
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                running.kill().await;
+            }
+            world.run_until_consumed().await;
+            assert_live_as(&world, &made, &what).await;
+            assert_live_as(&world, &child, &what).await;
+            world.check(&what).await;
+        }
+    }
+}
+
+/// What readiness says of the chain.
+fn reasons(running: &Running) -> String {
+    let reasons = running.health.ready().reasons;
+    ["chain_running", "chain_fed"].iter().filter_map(|name| Some(format!("{name}: {}", reasons.get(name)?))).collect()
+}
+
+async fn longer_than_a_block_waits() {
+    tokio::time::sleep(Duration::from_secs(15)).await;
+}
+
+/// Before the limit nothing is said; then what is waited for; and when it comes, nothing any more.
+#[tokio::test(start_paused = true)]
+async fn a_store_or_a_log_that_does_not_answer_the_chain_is_said_by_readiness() {
+    let world = World::new().await;
+    world.seed(1, 1).await;
+    let running = world.start();
+    world.until_consumed().await;
+    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    world.mine(1, &[]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(reasons(&running), "");
+    longer_than_a_block_waits().await;
+    assert_eq!(reasons(&running), "chain_running: the store: still waiting for an answer");
+    world.nodes.set(Faults::default());
+    world.until_consumed().await;
+    assert_eq!(reasons(&running), "");
+
+    world.mine(2, &[]).await;
+    world.broker.set_faults(MemoryFaults { produce_refused: 1.0, ..MemoryFaults::default() });
+    longer_than_a_block_waits().await;
+    assert_eq!(reasons(&running), "chain_fed: the feed: still waiting for an answer");
+    world.broker.set_faults(MemoryFaults::default());
+    world.until_consumed().await;
+    assert_eq!(reasons(&running), "");
+    running.stop().await;
+}
+
+/// A record with the stamp of an event that this sequencer has not handled: somebody else was ahead, or so it seems.
+#[tokio::test(start_paused = true)]
+async fn a_sequencer_that_finds_itself_behind_says_so() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
+    world.run_until_consumed().await;
+    let later = Operation::Sequenced(Stamp::in_era(0, 1_000, Phase::Apply), Sequenced::MarkContested);
+    world.store.apply_one(Row { key: Key::master(seed.txid), operation: later }).await.unwrap();
+    world.validate(&spend(&[seed.coin(0)], 1, 2)).await;
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    longer_than_a_block_waits().await;
+    let why = "chain_running: chain offset 0: still waiting for what another sequencer, which is ahead, decided";
+    assert_eq!(reasons(&running), why);
+    running.stop().await;
+}
+
+/// Nothing writes such a slot. To take it from its winner for its winner would go on for ever.
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_names_its_winner_by_another_input_halts_the_chain_by_name() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let made = spend(&[seed.coin(0)], 1, 1);
+    let Coin { outpoint, satoshis, script } = seed.coin(0);
+    let utxo_hash = utxo_store::tx::utxo_hash(&outpoint.txid, outpoint.vout, &script, satoshis);
+    let slots = vec![SpendSlot { offset: 0, input: 1, utxo_hash, satoshis, script: script.into() }];
+    let damage = Operation::Spend(Spend { spender: made.txid, height: 200, slots, marks: Marks::Respect });
+    world.store.apply_one(Row { key: Key::master(seed.txid), operation: damage }).await.unwrap();
+    world.validate(&made).await;
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    let (slot, txid) = (outpoint, made.txid);
+    let why = format!("the store is damaged: {slot} names input 1 of {txid}, but its input 0 spends it");
+    assert_eq!(reasons(&running), format!("chain_running: {why}"));
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_does_not_stand_one_above_the_tip_halts_the_chain_before_anything_of_it_is_stored() {
+    for wrong in [0, 101, 103, u32::MAX] {
+        let world = World::new().await;
+        let running = world.start();
+        world.mine(1, &[]).await;
+        let coinbase = coinbase(2);
+        world.mine_with(2, 2, wrong, &coinbase, &[]).await;
+        longer_than_a_block_waits().await;
+        let said = reasons(&running);
+        assert!(said.contains(&format!("says that it is at height {wrong}, but it follows the tip")), "{said}");
+        assert!(world.page(&coinbase).await.is_none());
+        running.stop().await;
+    }
+}
+
+/// Writes another block under the id of one that is being stored, as another sequencer might that came first.
+struct Usurper(Arc<dyn RecordEngine>);
+
+#[async_trait]
+impl RecordEngine for Usurper {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        for row in rows {
+            if let Operation::Sequenced(stamp, Sequenced::PutBlock(block)) = &row.operation {
+                let other = Sequenced::PutBlock(BlockRecord { hash: [9; 32], ..block.clone() });
+                let row = Row { key: row.key, operation: Operation::Sequenced(*stamp, other) };
+                self.0.apply(&[row]).await;
+            }
+        }
+        self.0.apply(rows).await
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        self.0.read(keys).await
+    }
+
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        self.0.query(index, from, to, limit).await
+    }
+
+    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        self.0.scan(set, cursor, limit).await
+    }
+
+    fn may_forget(&self) -> Duration {
+        self.0.may_forget()
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.0.close().await
+    }
+}
+
+/// The id was free when it was looked at, and was not when the block was written.
+#[tokio::test(start_paused = true)]
+async fn a_block_whose_record_cannot_be_written_halts_the_chain() {
+    let world = World::new().await;
+    let memory = world.memory.clone();
+    let world = world.over(Arc::new(Usurper(memory)));
+    let running = world.start();
+    world.mine(1, &[]).await;
+    longer_than_a_block_waits().await;
+    let said = reasons(&running);
+    assert!(said.contains("cannot be stored under its id 1"), "{said}");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sequence_that_does_not_come_is_named_by_readiness_until_it_does() {
+    let world = World::new().await;
+    let running = world.start();
+    world.mine(2, &[]).await;
+    longer_than_a_block_waits().await;
+    let why = "chain_fed: sequence 1 is missing: in `block-mined` 2 is next, in `reorgs` nothing";
+    assert_eq!(reasons(&running), why);
+    running.stop().await;
+}
+
+/// Commits this state for chain offset 0.
+async fn commit(world: &World, state: &ChainState) {
+    let group = chain_group(GROUP);
+    let mut consumer = world.broker.subscribe(&group, &["chain".to_owned()]).await.unwrap();
+    let Polled::Assigned(assigned) = consumer.poll().await.unwrap() else { panic!("it is assigned first") };
+    let committed = Committed { offset: 0, metadata: state.to_metadata() };
+    consumer.commit(&[(assigned[0].partition.clone(), committed)]).await.unwrap();
+    consumer.close().await.unwrap();
+}
+
+/// Damage, or mischief: it halts the chain, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn a_sequence_that_nothing_can_follow_halts_the_chain_by_name() {
+    for (sequence, why) in [
+        (u64::MAX, "the sequence is at its end"),
+        (u64::MAX - 1, "has the sequence 18446744073709551615: nothing could follow it"),
+    ] {
+        let world = World::new().await;
+        commit(&world, &ChainState { sequence, ..ChainState::default() }).await;
+        world.mine_with(1, u64::MAX, 1, &coinbase(1), &[]).await;
+        let seed = world.seed(1, 1).await;
+        let running = world.start();
+        longer_than_a_block_waits().await;
+        let said = reasons(&running);
+        assert!(said.starts_with("chain_running") && said.contains(why), "{said}");
+        assert!(world.page(&seed).await.is_some(), "the rest goes on");
+        running.stop().await;
+    }
+}
+
+/// Events of one transaction share a partition, so whatever becomes of them the first one is stored first, also by a
+/// rebuild: it says at which height and whether locked, even where another one says what is spent.
+#[tokio::test(start_paused = true)]
+async fn of_two_events_for_one_transaction_the_first_says_at_which_height_and_whether_locked() {
+    for (first_lies, second_lies) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (at_once, behind_a_rival) in [(true, false), (false, false), (true, true), (false, true)] {
+            for (first_is_locked, kill_after_ms) in [(true, None), (false, None), (true, Some(2)), (false, Some(5))] {
+                let what = format!(
+                    "lies: {first_lies}, {second_lies}; at once: {at_once}; behind a rival: {behind_a_rival}; \
+                     the first is locked: {first_is_locked}; killed: {kill_after_ms:?}"
+                );
+                let world = World::new().await;
+                let seed = world.seed(1, 1).await;
+                if behind_a_rival {
+                    world.validate(&spend(&[seed.coin(0)], 1, 9)).await;
+                }
+                world.run_until_consumed().await;
+                let honest = spend(&[seed.coin(0)], 1, 1);
+                for (lies, locked) in [(first_lies, first_is_locked), (second_lies, !first_is_locked)] {
+                    let made = if lies { lie(&seed.coin(0), 1) } else { honest.clone() };
+                    if locked {
+                        world.validate_locked(&made).await
+                    } else {
+                        world.validate_at(&made, 150).await
+                    }
+                    if !at_once {
+                        world.run_until_consumed().await;
+                    }
+                }
+                if let Some(ms) = kill_after_ms {
+                    let running = world.start();
+                    tokio::time::sleep(Duration::from_millis(ms)).await;
+                    running.kill().await;
+                }
+                world.run_until_consumed().await;
+                let page = world.page(&honest).await.unwrap();
+                let since = page.master.as_ref().unwrap().unmined_since;
+                let said = if first_is_locked { (true, Some(200)) } else { (false, Some(150)) };
+                assert_eq!((page.locked, since), said, "{what}");
+                world.check(&what).await;
+            }
+        }
+    }
+}

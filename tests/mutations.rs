@@ -1,0 +1,295 @@
+//! Known faults, planted in a copy of the tree: each must be found by the simulator, or say why it cannot be.
+//!
+//! A fault is a file `tests/mutations/NAME.fault`: one sentence, perhaps a line `unfound: why`, and for each place a header
+//! `=== path`, the text `--- is` and the text that it `--- becomes`. All faults are planted at once, each behind a switch: `PLANTED`
+//! in a text becomes the question whether that one is on. So the copy is built once, and a run names its fault.
+//!
+//! `make mutations` runs them all (`FAULTS=name,name` some, `SEEDS=n` as far as that, `MUTATIONS_DIR=path` elsewhere than in the
+//! directory for temporary files); its table is kept in `tests/it/sim/README.md`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Seeds after which a fault counts as not found.
+const SEEDS: u64 = 2_000;
+/// Without a planted fault so many seeds must fail nowhere, else a failure means nothing.
+const SOUND_SEEDS: u64 = 300;
+/// For how long one fault may be looked for.
+const PATIENCE: Duration = Duration::from_secs(900);
+const AT_ONCE: usize = 2;
+const SWITCH: &str = "PLANTED";
+
+/// What asks, in the copy, whether a fault is on.
+const PLANTED: &str = r#"
+
+/// Whether this fault is planted.
+pub(crate) fn planted(name: &str) -> bool {
+    static PLANTED: std::sync::LazyLock<Option<String>> = std::sync::LazyLock::new(|| std::env::var("PLANTED").ok());
+    PLANTED.as_deref() == Some(name)
+}
+"#;
+
+struct Fault {
+    name: String,
+    what: String,
+    /// Why the simulator cannot find it.
+    unfound: Option<String>,
+    places: Vec<Place>,
+}
+
+struct Place {
+    path: String,
+    is: String,
+    becomes: String,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn faults() -> Vec<Fault> {
+    let entries = fs::read_dir(root().join("tests/mutations")).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|ext| ext == "fault")).collect();
+    paths.sort();
+    paths.iter().map(|path| read_fault(path)).collect()
+}
+
+fn read_fault(path: &Path) -> Fault {
+    let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+    let text = fs::read_to_string(path).unwrap();
+    let mut parts = text.split("\n=== ");
+    let head = parts.next().unwrap();
+    let unfound = head.lines().find_map(|line| line.strip_prefix("unfound: ")).map(str::to_owned);
+    let what = head.lines().next().unwrap_or_default().to_owned();
+    let places: Vec<Place> = parts
+        .map(|part| {
+            let read = || {
+                let (path, texts) = part.split_once("\n--- is\n")?;
+                let (is, becomes) = texts.split_once("\n--- becomes\n")?;
+                let becomes = becomes.trim_end_matches('\n').to_owned();
+                Some(Place { path: path.to_owned(), is: is.to_owned(), becomes })
+            };
+            read().unwrap_or_else(|| panic!("{name}: a place is `=== path`, `--- is`, `--- becomes`:\n{part}"))
+        })
+        .collect();
+    assert!(!places.is_empty() && !what.is_empty(), "{name} plants nothing, or does not say what");
+    assert!(places.iter().any(|place| place.becomes.contains(SWITCH)), "{name} has no switch");
+    Fault { name, what, unfound, places }
+}
+
+/// The files that faults change, with all of them planted; and what does not stand exactly once in its file.
+fn plant(faults: &[Fault]) -> (BTreeMap<String, String>, Vec<String>) {
+    let mut files = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for (fault, place) in faults.iter().flat_map(|fault| fault.places.iter().map(move |place| (fault, place))) {
+        let read = || fs::read_to_string(root().join(&place.path)).unwrap_or_default();
+        let file: &mut String = files.entry(place.path.clone()).or_insert_with(read);
+        let found = file.matches(&place.is).count();
+        if found != 1 {
+            wrong.push(format!("{}: found {found} times in {}:\n{}", fault.name, place.path, place.is));
+        }
+        let switch = format!("crate::planted(\"{}\")", fault.name);
+        *file = file.replacen(&place.is, &place.becomes.replace(SWITCH, &switch), 1);
+    }
+    (files, wrong)
+}
+
+/// Else the table would speak of faults that nobody can plant any more.
+#[test]
+fn every_fault_can_be_planted() {
+    let faults = faults();
+    let (_, wrong) = plant(&faults);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(faults.len() >= 25, "only {} faults", faults.len());
+}
+
+#[test]
+#[ignore = "takes many minutes: make mutations"]
+fn the_simulator_finds_every_fault() {
+    let all = faults();
+    let (files, wrong) = plant(&all);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    let directory = std::env::var_os("MUTATIONS_DIR").map(PathBuf::from);
+    let directory = directory.unwrap_or_else(|| std::env::temp_dir().join("utxo-store-mutations"));
+    let binary = build(&directory, files);
+
+    let sound = simulate(&binary, &directory, "none", SOUND_SEEDS);
+    assert!(matches!(sound, Found::Nothing), "without a fault: {sound:?}");
+    let wanted = std::env::var("FAULTS").ok();
+    let is_wanted =
+        |fault: &&Fault| wanted.as_ref().is_none_or(|names| names.split(',').any(|name| name == fault.name));
+    let seeds = std::env::var("SEEDS").map_or(SEEDS, |text| text.parse().unwrap());
+    let (open, rows) = (Mutex::new(all.iter().filter(is_wanted)), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let Some(fault) = open.lock().unwrap().next() else { return };
+            let found = simulate(&binary, &directory, &fault.name, seeds);
+            eprintln!("{}", row(fault, &found));
+            rows.lock().unwrap().push((fault, found));
+        }
+    };
+    thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
+    let mut rows = rows.into_inner().unwrap();
+    rows.sort_by_key(|(fault, found)| (found.seeds().unwrap_or(u64::MAX), &fault.name));
+    println!("| fault | seeds | how |\n|---|---|---|");
+    rows.iter().for_each(|(fault, found)| println!("{}", row(fault, found)));
+    let escaped = |(fault, found): &&(&Fault, Found)| fault.unfound.is_none() && found.seeds().is_none();
+    let escaped: Vec<_> = rows.iter().filter(escaped).map(|(fault, _)| &fault.name).collect();
+    assert!(escaped.is_empty(), "not found, and nobody says why: {escaped:?}");
+}
+
+#[derive(Debug)]
+enum Found {
+    /// In this seed, by this check.
+    In(u64, String),
+    Nothing,
+    /// The run did not end as runs do.
+    Died(String),
+}
+
+impl Found {
+    /// How many seeds it took.
+    fn seeds(&self) -> Option<u64> {
+        match self {
+            Found::In(seed, _) => Some(seed + 1),
+            Found::Nothing | Found::Died(_) => None,
+        }
+    }
+}
+
+fn row(fault: &Fault, found: &Found) -> String {
+    let (seeds, how) = match found {
+        Found::In(seed, how) => ((seed + 1).to_string(), how.clone()),
+        Found::Nothing => ("-".to_owned(), fault.unfound.clone().unwrap_or("not found".to_owned())),
+        Found::Died(why) => ("-".to_owned(), format!("died: {why}")),
+    };
+    format!("| `{}`: {} | {seeds} | {} |", fault.name, fault.what, how.replace('|', "/"))
+}
+
+/// Runs seed after seed until one fails.
+fn simulate(binary: &Path, directory: &Path, fault: &str, seeds: u64) -> Found {
+    let log = directory.join(format!("{fault}.log"));
+    let output = fs::File::create(&log).unwrap();
+    let mut command = Command::new(binary);
+    command.args(["sim::histories", "--nocapture"]).current_dir(directory.join("tree"));
+    command.envs([("PLANTED", fault), ("ENOUGH", "1"), ("SIM_SHRINK", "0"), ("THREADS", "1"), ("RUST_BACKTRACE", "0")]);
+    command.env("SEEDS", seeds.to_string()).stdin(Stdio::null());
+    command.stdout(output.try_clone().unwrap()).stderr(output);
+    let mut child = command.spawn().unwrap();
+    let started = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if started.elapsed() > PATIENCE => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            None => thread::sleep(Duration::from_millis(100)),
+        }
+    };
+    let text = String::from_utf8_lossy(&fs::read(&log).unwrap()).into_owned();
+    if let Some((seed, how)) = failure(&text) {
+        return Found::In(seed, how);
+    }
+    match status {
+        Some(status) if status.success() => Found::Nothing,
+        Some(status) => Found::Died(format!("{status}, see {}", log.display())),
+        None => Found::Died(format!("no end after {} s", PATIENCE.as_secs())),
+    }
+}
+
+/// The seed of the first `seed-7 fails: what`, and what, with ids cut short. A panic says where in its first line, and what in
+/// those that follow.
+fn failure(log: &str) -> Option<(u64, String)> {
+    let (seed, how) = log.lines().find_map(|line| line.strip_prefix("seed-")?.split_once(" fails: "))?;
+    let how = match log.split_once("which fails: panicked at ") {
+        Some((_, whole)) if how.starts_with("panicked at ") => {
+            whole.lines().skip(1).take(2).map(str::trim).collect::<Vec<_>>().join(" ")
+        }
+        _ => how.to_owned(),
+    };
+    let short = |word: &str| {
+        let is_id = word.len() >= 64 && word.bytes().take(64).all(|byte| byte.is_ascii_hexdigit());
+        if is_id { format!("{}{}", &word[..8], &word[64..]) } else { word.to_owned() }
+    };
+    let how: Vec<String> = how.split(' ').map(short).collect();
+    Some((seed.parse().ok()?, how.join(" ").chars().take(160).collect()))
+}
+
+/// Copies the tree, plants everything, and builds the integration tests there.
+fn build(directory: &Path, mut files: BTreeMap<String, String>) -> PathBuf {
+    let tree = directory.join("tree");
+    let lib =
+        files.entry("src/lib.rs".to_owned()).or_insert_with(|| fs::read_to_string(root().join("src/lib.rs")).unwrap());
+    lib.push_str(PLANTED);
+    copy(root(), &tree, Path::new(""), &files);
+    let target = directory.join("target");
+    borrow_dependencies(&target);
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or("cargo".to_owned()));
+    command
+        .args(["test", "--locked", "--no-run", "--test", "it", "--message-format", "json-render-diagnostics"])
+        .current_dir(&tree);
+    command.env("CARGO_TARGET_DIR", &target).env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").stderr(Stdio::inherit());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "the copy in {} does not build", tree.display());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let artifacts = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let mut binaries =
+        artifacts.filter(|artifact| artifact["target"]["name"] == "it" && artifact["executable"].is_string());
+    PathBuf::from(binaries.next_back().expect("cargo names what it has built")["executable"].as_str().unwrap())
+}
+
+/// Copies what differs, so that a second run builds only what has changed, and removes what is no longer there.
+fn copy(from: &Path, to: &Path, under: &Path, planted: &BTreeMap<String, String>) {
+    fs::create_dir_all(to.join(under)).unwrap();
+    for entry in fs::read_dir(to.join(under)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() && !from.join(under).join(path.file_name().unwrap()).exists() {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    for entry in fs::read_dir(from.join(under)).unwrap() {
+        let entry = entry.unwrap();
+        let path = under.join(entry.file_name());
+        let name = entry.file_name();
+        if entry.file_type().unwrap().is_dir() {
+            if !["target", ".git", "corpus"].iter().any(|left_out| name == *left_out) {
+                copy(from, to, &path, planted);
+            }
+            continue;
+        }
+        let content = match planted.get(path.to_str().unwrap_or_default()) {
+            Some(content) => content.clone().into_bytes(),
+            None => fs::read(entry.path()).unwrap(),
+        };
+        if fs::read(to.join(&path)).ok().as_ref() != Some(&content) {
+            fs::write(to.join(&path), content).unwrap();
+        }
+    }
+}
+
+/// The dependencies are those of this build: linked rather than compiled again. Where that cannot be done they are.
+fn borrow_dependencies(target: &Path) {
+    let ours = std::env::var_os("CARGO_TARGET_DIR").map_or(root().join("target"), PathBuf::from).join("debug");
+    let debug = target.join("debug");
+    if debug.exists() || !ours.exists() {
+        return;
+    }
+    fs::create_dir_all(&debug).unwrap();
+    for (how, name) in [("-al", "deps"), ("-a", "build"), ("-a", ".fingerprint")] {
+        let copied = Command::new("cp").arg(how).arg(ours.join(name)).arg(&debug).status();
+        if !copied.is_ok_and(|status| status.success()) {
+            eprintln!("{name} is not copied: dependencies are compiled once more");
+        }
+    }
+}
