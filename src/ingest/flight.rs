@@ -157,6 +157,8 @@ pub struct Flight {
     pub parked_since_ms: Option<u64>,
     /// When it was first asked whether a parent of it is missing.
     pub in_question_since_ms: Option<u64>,
+    /// When it was first seen to wait for others, where it then looks at its own record again.
+    pub waits_since_ms: Option<u64>,
     /// Its own record was read and was not live.
     pub own_state_read: bool,
     /// It stands in the planner's table of absent parents.
@@ -189,6 +191,7 @@ impl Flight {
             attempts: 0,
             parked_since_ms: None,
             in_question_since_ms: None,
+            waits_since_ms: None,
             own_state_read: false,
             awaits_registered: false,
             last_try: None,

@@ -128,6 +128,9 @@ pub struct PipelineReport {
     pub dead_letters: u64,
 }
 
+/// A chain that has stood still for so long may wait for what waits for it here.
+const LONG_WAIT_MS: u64 = 5_000;
+
 struct Chunk {
     partition: i32,
     epoch: u64,
@@ -152,6 +155,8 @@ pub struct Pipeline {
     publishing: usize,
     asking: bool,
     throttled: bool,
+    /// Where the chain stands, and since when that has been seen.
+    chain: (ChainView, u64),
     started: Instant,
     last_commit: Instant,
     next_commit: Instant,
@@ -177,6 +182,7 @@ impl Pipeline {
             publishing: 0,
             asking: false,
             throttled: false,
+            chain: (ChainView::AtEnd, 0),
             started: now,
             last_commit: now,
             next_commit: now + settings.commit_interval,
@@ -699,7 +705,7 @@ impl Pipeline {
     /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
     fn ask_others(&mut self) {
         let waiting = self.planner.waiting_for_absent();
-        if self.asking || waiting.is_empty() {
+        if self.asking || (waiting.is_empty() && !self.parts.nodes.may_forget()) {
             return;
         }
         self.asking = true;
@@ -721,6 +727,7 @@ impl Pipeline {
             Ok(others) => others,
             Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
+        self.look_at_chain(others.chain);
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let own = |(number, state): (&i32, &PartitionState)| {
             let mut view = state.view(&self.settings.bounds);
@@ -756,6 +763,16 @@ impl Pipeline {
     /// The oldest that was read and that nobody has looked at.
     fn oldest_unprepared(&self, number: i32) -> Option<(i64, u64)> {
         self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
+    }
+
+    /// A chain that does not move may want what a node forgot, and what comes again only once it has moved.
+    fn look_at_chain(&mut self, chain: ChainView) {
+        let now_ms = self.now_ms();
+        if self.chain.0 != chain {
+            self.chain = (chain, now_ms);
+        } else if chain != ChainView::AtEnd && now_ms.saturating_sub(self.chain.1) >= LONG_WAIT_MS {
+            self.planner.look_at_own(LONG_WAIT_MS, now_ms);
+        }
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.

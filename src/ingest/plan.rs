@@ -380,30 +380,53 @@ impl Planner {
         }
     }
 
+    /// Over a store that forgets, those that have waited long look at their own records once more: the sequencer may want
+    /// what a node forgot, and they wait for a verdict that stands behind what it is about.
+    pub fn look_at_own(&mut self, long_ms: u64, now_ms: u64) {
+        if !self.store_forgets {
+            return;
+        }
+        for flight in self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits()) {
+            let since_ms = *flight.waits_since_ms.get_or_insert(now_ms);
+            if now_ms.saturating_sub(since_ms) >= long_ms {
+                self.actions.push_back(Action::ReadOwn(flight.id, flight.txid));
+            }
+        }
+    }
+
     /// The transaction's own master; `None`: there is none.
     pub fn own_record(&mut self, id: FlightId, own: Option<&Page>, now_ms: u64) {
         let forgets = self.store_forgets;
-        if let Some(flight) = self.get(id) {
-            if let Some(own) = own.filter(|own| own.is_other_kind_than(flight.work.page())) {
-                let contradicts = own.contradicts(flight.work.page());
-                self.came_second(id, contradicts);
-                return self.settle_ready(now_ms);
+        let Some(flight) = self.get(id) else { return };
+        let (stage, waits) = (flight.stage, flight.waits());
+        if !waits && !matches!(stage, Stage::ReadingOwn | Stage::Looking) {
+            // It was asked while it waited, and has moved since.
+            return;
+        }
+        if let Some(own) = own.filter(|own| own.is_other_kind_than(flight.work.page())) {
+            let contradicts = own.contradicts(flight.work.page());
+            if waits {
+                self.wait_no_longer(id);
             }
-            if flight.stage == Stage::Looking {
-                self.launch(id);
-                return self.settle_ready(now_ms);
+            self.came_second(id, contradicts);
+            return self.settle_ready(now_ms);
+        }
+        match own.map(Page::state) {
+            _ if stage == Stage::Looking => self.launch(id),
+            Some(TxState::Stub(_)) if waits => {
+                self.wait_no_longer(id);
+                self.store_contested(id, Reason::Found);
             }
-            match own.map(Page::state) {
-                Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
-                Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
-                Some(TxState::Stub(_)) if flight.mode == Mode::RebuildWon => self.store_contested(id, Reason::Found),
-                Some(TxState::Conflicting(_)) if flight.mode == Mode::RebuildWon => {
-                    self.finish(id, Completion::PassedOver);
-                }
-                _ => {
-                    flight.own_state_read = true;
-                    self.park(id, now_ms);
-                }
+            _ if waits => {}
+            Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
+            Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
+            Some(TxState::Stub(_)) if flight.mode == Mode::RebuildWon => self.store_contested(id, Reason::Found),
+            Some(TxState::Conflicting(_)) if flight.mode == Mode::RebuildWon => {
+                self.finish(id, Completion::PassedOver);
+            }
+            _ => {
+                flight.own_state_read = true;
+                self.park(id, now_ms);
             }
         }
         self.settle_ready(now_ms);
@@ -556,24 +579,31 @@ impl Planner {
             {
                 return;
             }
-            self.parked.remove(id);
         } else {
             let flight = self.flights[id.index as usize].as_ref();
             let behind = flight.filter(|flight| flight.waits()).and_then(|flight| self.parent_behind(flight));
             if behind.is_none() || ties == Ties::Wait {
                 return;
             }
-            // Those that it waited for must not start it when they end.
+        }
+        self.wait_no_longer(id);
+        if let Some(flight) = self.get(id) {
+            flight.last_try = Some(ties);
+        }
+        self.ready.push_back(id);
+        self.settle_ready(now_ms);
+    }
+
+    /// Whoever waited goes on, and those that it waited for must not start it when they end.
+    fn wait_no_longer(&mut self, id: FlightId) {
+        if self.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
+            self.parked.remove(id);
+        } else {
             for flight in self.flights.iter_mut().flatten() {
                 flight.children.retain(|child| *child != id);
             }
         }
-        if let Some(flight) = self.get(id) {
-            flight.last_try = Some(ties);
-        }
         self.count_waiting(-1);
-        self.ready.push_back(id);
-        self.settle_ready(now_ms);
     }
 
     /// The parent that is absent still, after the last try. One that is in flight may be about to come, unless it stands

@@ -12,7 +12,7 @@ use crate::{
         Stop,
         decisions::DecisionLog,
         evaluate::{Found, Input, Refusal, evaluate, refusal},
-        handler::{At, Handler, distinct, subject},
+        handler::{At, Handler, Patience, distinct, subject},
         source::with_claims,
         steps::Steps,
         waiting::{Waiting, names},
@@ -86,7 +86,7 @@ impl Handler {
                 if steps.is_applied_again() {
                     self.restore_contestant(at, contest).await?;
                 }
-                self.adopt_body(at, contest).await?;
+                self.adopt_body(at, steps.is_applied_again(), contest).await?;
             }
             self.carry_out(at, steps, body.clone()).await?;
             // What was applied would refuse an evaluation that is stamped before it.
@@ -195,6 +195,7 @@ impl Handler {
         let mut found: BTreeMap<u32, Input> = BTreeMap::new();
         let mut named: BTreeMap<Txid, Named> = BTreeMap::new();
         let mut open: Vec<(Outpoint, SpendSlot)> = slots;
+        let patience = Patience::new(self.parts.nodes.may_forget());
         let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {txid}", at.offset));
         while !open.is_empty() {
             let outcomes = self
@@ -219,6 +220,10 @@ impl Handler {
                         Refusal::Absent if !may_wait => Found::Refused(Reason::MissingParent { parent: outpoint.txid }),
                         // Its own contest stands behind this event: should it win, the child gets a second chance.
                         Refusal::Wait if !may_wait => {
+                            Found::Refused(Reason::ConflictingParent { parent: outpoint.txid })
+                        }
+                        // The same for one that a node forgot, should it wait for such a contest before it comes again.
+                        Refusal::Absent | Refusal::Wait if patience.is_over() => {
                             Found::Refused(Reason::ConflictingParent { parent: outpoint.txid })
                         }
                         // It existed when the contestant was contested, so it comes back.

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use crate::{
     api::Health,
@@ -247,19 +248,33 @@ impl Handler {
         }
     }
 
-    /// Waits until each of these transactions has a body.
-    pub async fn wait_for_bodies(&self, at: At, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
+    /// Waits until each of these transactions has a body. `applied_again`: a node may have forgotten them.
+    pub async fn wait_for_bodies(&self, at: At, applied_again: bool, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
+        let patience = Patience::new(applied_again);
         self.wait_until(at, "a decision names what is not there", || async {
             let masters = self.masters(txids).await?;
-            let missing: Vec<&Txid> = txids
+            let missing: Vec<Txid> = txids
                 .iter()
                 .zip(&masters)
                 .filter(|(_, master)| master.as_ref().is_none_or(|page| page.utxos.is_none() && page.pruned.is_none()))
-                .map(|(txid, _)| txid)
+                .map(|(txid, _)| *txid)
                 .collect();
-            if missing.is_empty() { Ok(Ok(masters.into_iter().flatten().collect())) } else { Ok(Err(names(missing))) }
+            if missing.is_empty() {
+                return Ok(Ok(masters.into_iter().flatten().collect()));
+            }
+            let told = names(&missing);
+            if patience.is_over() {
+                self.call_for(at, missing).await?;
+            }
+            Ok(Err(told))
         })
         .await
+    }
+
+    /// Makes stubs of transactions that a node forgot and that do not come again by themselves: their events may wait for a
+    /// verdict that stands behind the present event. Whoever waits long looks at his own record, and gives the stub its body.
+    pub async fn call_for(&self, at: At, absent: Vec<Txid>) -> Result<(), Stop> {
+        self.contest_holders(at, Phase::Apply, absent).await.map(drop)
     }
 
     /// Tells validators and clients what became of transactions. Nothing is told twice by a rebuild.
@@ -302,6 +317,25 @@ impl Handler {
             self.answer("the log", produced).await?;
         }
         Ok(())
+    }
+}
+
+/// For how long something is waited for that a node may have forgotten, before it is called for.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience(Option<Instant>);
+
+/// Longer than everything takes that comes by itself.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Patience {
+    /// It begins now, and ends only where a node `may_have_forgotten`.
+    pub fn new(may_have_forgotten: bool) -> Self {
+        Patience(may_have_forgotten.then(|| Instant::now() + PATIENCE))
+    }
+
+    /// Whether it has lasted long enough.
+    pub fn is_over(self) -> bool {
+        self.0.is_some_and(|end| Instant::now() >= end)
     }
 }
 

@@ -31,8 +31,8 @@ impl Handler {
     }
 
     /// Stores the transaction as the contested event has it.
-    pub(super) async fn adopt_body(&self, at: At, contest: &Contest) -> Result<(), Stop> {
-        let Some(page) = self.wait_for_bodies(at, &[contest.txid]).await?.pop() else { return Ok(()) };
+    pub(super) async fn adopt_body(&self, at: At, applied_again: bool, contest: &Contest) -> Result<(), Stop> {
+        let Some(page) = self.wait_for_bodies(at, applied_again, &[contest.txid]).await?.pop() else { return Ok(()) };
         let Some(claimed) = self.other_claims(contest, &page).await? else { return Ok(()) };
         let row = at.row(Phase::Apply, Key::master(contest.txid), Sequenced::ReplaceBody(claimed));
         self.apply_decided(at, vec![row]).await

@@ -15,7 +15,7 @@ use crate::{
     sequencer::{
         Stop,
         contest::Named,
-        handler::{At, Handler, distinct},
+        handler::{At, Handler, Patience, distinct},
         steps::{Making, Steps},
         waiting::{Waiting, names},
     },
@@ -81,7 +81,7 @@ impl Handler {
             .map(|loser| Loser { txid: *loser, reason: Reason::DoubleSpend { input: input_of(loser), winner: txid } })
             .collect::<Vec<_>>();
         let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
-        self.respend(at, txid, inputs).await?;
+        self.respend(at, steps.is_applied_again(), txid, inputs).await?;
         if by_block {
             self.adopt_proven(at, txid).await?;
         }
@@ -132,7 +132,7 @@ impl Handler {
     ) -> Result<(), Stop> {
         if at.making == Making::Replaying {
             let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
-            self.wait_for_bodies(at, &txids).await?;
+            self.wait_for_bodies(at, false, &txids).await?;
         }
         if !applied_again {
             return Ok(());
@@ -236,11 +236,12 @@ impl Handler {
     }
 
     /// Moves every slot of an accepted transaction to it.
-    async fn respend(&self, at: At, txid: Txid, inputs: &[DecidedInput]) -> Result<(), Stop> {
-        let Some(page) = self.wait_for_bodies(at, &[txid]).await?.pop() else { return Ok(()) };
+    async fn respend(&self, at: At, applied_again: bool, txid: Txid, inputs: &[DecidedInput]) -> Result<(), Stop> {
+        let Some(page) = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop() else { return Ok(()) };
         let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page)?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
+        let patience = Patience::new(applied_again);
         let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: the slots of {txid}", at.offset));
         while !open.is_empty() {
             let mut rows = Vec::new();
@@ -284,6 +285,9 @@ impl Handler {
             }
             open = std::mem::take(&mut waits);
             if !open.is_empty() {
+                if patience.is_over() {
+                    self.call_for(at, distinct(open.iter().map(|input| input.outpoint.txid))).await?;
+                }
                 waiting.look_again(&names(open.iter().map(|input| input.outpoint))).await;
             }
         }
