@@ -57,7 +57,7 @@ impl Handler {
             self.bury(at, contest, parent).await?;
         }
         if contest.reason == Reason::Seeded {
-            self.give_back(at, steps.is_applied_again(), contest).await?;
+            self.give_back(at, contest).await?;
         }
         steps.close().await
     }

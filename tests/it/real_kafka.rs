@@ -166,7 +166,7 @@ fn what_is_too_large_for_its_topic_is_split_or_named() {
             Arc::new(KafkaBroker::new(KafkaSettings::new(server.bootstrap_servers())).unwrap());
         let topic = |name: &str, config| NewTopic { name: name.into(), partitions: 1, config };
         broker.create_topics(&[topic("decisions", vec![])]).await.unwrap();
-        let small = vec![("max.message.bytes".to_owned(), "20000".to_owned())];
+        let small = vec![("max.message.bytes".to_owned(), "10000".to_owned())];
         broker.create_topics(&[topic("utxo.validated-txs", small)]).await.unwrap();
         let producer = broker.producer().await.unwrap();
         let open = || DecisionLog::open(broker.clone(), producer.clone(), "decisions", 0, 0);
