@@ -9,7 +9,7 @@ use crate::{
         prepare::{PreparedSeed, PreparedTx},
         proof::Ties,
     },
-    record::{Marks, Page, Reason, Rejection},
+    record::{Marks, Page, Reason, Rejection, Verdict},
     store::canonical::BodyHash,
     tx::Txid,
 };
@@ -246,9 +246,11 @@ impl Flight {
         bars.unwrap_or_else(|| "its own record".to_owned())
     }
 
-    /// Parents that bar its way.
-    pub fn refused_parents(&self) -> impl Iterator<Item = Txid> {
-        self.refusals().map(|(parent, _)| parent)
+    /// Parents that it waits for. One that is conflicting by verdict is not waited for, even where a later event of it is
+    /// in flight: that may wait in turn for what is only proven missing once this one has ended.
+    pub fn awaited_parents(&self) -> impl Iterator<Item = Txid> {
+        let decided = |refusal: &Rejection| matches!(refusal, Rejection::Conflicting(Verdict::Conflicting(_)));
+        self.refusals().filter(move |(_, refusal)| !decided(refusal)).map(|(parent, _)| parent)
     }
 
     /// Parents without a record.
@@ -259,7 +261,7 @@ impl Flight {
     /// A locked parent, if nothing but locked parents is waited for.
     pub fn locked_parent(&self) -> Option<Txid> {
         let waits = |refusal: &Rejection| matches!(refusal, Rejection::NotFound | Rejection::Creating);
-        let undecided = |refusal: &Rejection| matches!(refusal, Rejection::Conflicting(verdict) if !matches!(verdict, crate::record::Verdict::Conflicting(_)));
+        let undecided = |refusal: &Rejection| matches!(refusal, Rejection::Conflicting(verdict) if !matches!(verdict, Verdict::Conflicting(_)));
         if self.refusals().any(|(_, refusal)| waits(refusal) || undecided(refusal)) {
             return None;
         }

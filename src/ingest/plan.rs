@@ -552,14 +552,20 @@ impl Planner {
     }
 
     /// A parent in flight that waits itself, and whose own event stands behind that of its child. The child cannot wait for
-    /// it: whatever the parent waits for is proven missing only after the child, which is older, has ended.
+    /// it: whatever the parent waits for is proven missing only after the child, which is older, has ended. `None`, too,
+    /// while a parent is in flight whose event is older: that one comes to its end without the child.
     fn parent_behind(&self, child: &Flight) -> Option<Txid> {
         let first = child.first_event()?;
-        let is_behind = |parent: &Txid| {
-            let parent = self.first_flight(parent).and_then(|id| self.flights.get(id.index as usize)?.as_ref());
-            parent.is_some_and(|parent| parent.waits() && parent.first_event().is_none_or(|event| event > first))
-        };
-        child.parents().find(is_behind)
+        let flight_of = |id: FlightId| self.flights.get(id.index as usize)?.as_ref();
+        let mut behind = None;
+        for parent in child.parents().filter_map(|parent| self.first_flight(&parent)).filter_map(flight_of) {
+            match parent.first_event() {
+                Some(event) if event < first => return None,
+                _ if parent.waits() => behind = behind.or(Some(parent.txid)),
+                _ => {}
+            }
+        }
+        behind
     }
 
     /// For how long it has been asked whether a parent of this transaction is missing, ms.
@@ -573,9 +579,9 @@ impl Planner {
     pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         if flight.stage == Stage::Parked {
-            let refused: Vec<Txid> = flight.refused_parents().collect();
+            let awaited: Vec<Txid> = flight.awaited_parents().collect();
             if flight.absent_parents().next().is_none()
-                || refused.iter().any(|parent| self.by_txid.contains_key(parent))
+                || awaited.iter().any(|parent| self.by_txid.contains_key(parent))
             {
                 return;
             }

@@ -141,13 +141,17 @@ fn a_second_event_joins_and_both_complete() {
 
 /// Submits a transaction whose parent is absent, up to where it is parked.
 fn park(planner: &mut Planner, tx: Arc<PreparedTx>) {
-    planner.submit(event(0), tx, Mode::Normal, 0);
+    park_at(planner, 0, tx);
+    assert_eq!((planner.counts().parked, planner.counts().active), (1, 0));
+}
+
+fn park_at(planner: &mut Planner, offset: u64, tx: Arc<PreparedTx>) {
+    planner.submit(event(offset), tx, Mode::Normal, 0);
     let (token, _) = row(planner);
     planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 0);
     let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it looks whether it is live already") };
     planner.own_record(id, None, 0);
     assert!(actions(planner).is_empty());
-    assert_eq!((planner.counts().parked, planner.counts().active), (1, 0));
 }
 
 #[test]
@@ -231,6 +235,43 @@ fn a_parent_that_is_proven_missing_is_looked_for_once_more() {
         planner.outcome(token, answer, 5);
         assert_eq!(matches!(row(&mut planner).1.operation, Operation::CreateContested(_)), contested);
     }
+}
+
+/// Simulator, seeds 945, 2223 and 2656: a parent that waited for a lock was taken for missing, though its event was older.
+#[test]
+fn a_child_gives_up_a_parent_that_came_behind_it_only_once_none_that_came_before_it_is_on_its_way() {
+    for (offset_of_other, tries_again) in [(0, false), (5, true)] {
+        let (other, behind) = (tx(&[outside(0)], 1), tx(&[outside(1)], 2));
+        let child = tx(&[of(&other, 0), of(&behind, 0)], 3);
+        let mut planner = Planner::new(SETTINGS);
+        park_at(&mut planner, offset_of_other, other);
+        planner.submit(event(1), child.clone(), Mode::Normal, 0);
+        park_at(&mut planner, 2, behind);
+        let id = planner.by_txid[&child.txid];
+        planner.parent_is_missing(id, Ties::Break, 5);
+        assert_eq!(!actions(&mut planner).is_empty(), tries_again);
+    }
+}
+
+/// Simulator, seed 2698: the later event waited for what is only proven missing once the child has ended.
+#[test]
+fn a_child_does_not_wait_for_a_later_event_of_a_parent_that_is_conflicting_by_verdict() {
+    let parent = tx(&[outside(0)], 1);
+    let child = tx(&[of(&parent, 0), outside(1)], 2);
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), child.clone(), Mode::Normal, 0);
+    let fell = Rejection::Conflicting(Verdict::Conflicting(Reason::Command));
+    for action in actions(&mut planner) {
+        let Action::Apply(token, row) = action else { panic!("{action:?}") };
+        let refusal = if row.key == Key::master(parent.txid) { fell.clone() } else { Rejection::NotFound };
+        planner.outcome(token, Outcome::Rejected(refusal), 0);
+    }
+    let id = planner.by_txid[&child.txid];
+    planner.own_record(id, None, 0);
+    actions(&mut planner);
+    park_at(&mut planner, 1, parent);
+    planner.parent_is_missing(id, Ties::Break, 5);
+    assert_eq!(actions(&mut planner).len(), 2, "it tries both once more");
 }
 
 #[test]
