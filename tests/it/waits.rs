@@ -34,12 +34,9 @@ async fn what_waits_on_a_lock_is_contested_at_the_bound() {
     let locked = Verdict::Conflicting(Reason::Locked { parent: parent.txid });
     let mut contested = 0;
     for child in &children {
-        match state(&world, child).await {
-            Some(state) => {
-                assert_eq!(state, TxState::Conflicting(locked));
-                contested += 1;
-            }
-            None => {}
+        if let Some(state) = state(&world, child).await {
+            assert_eq!(state, TxState::Conflicting(locked));
+            contested += 1;
         }
     }
     assert!(contested >= 30, "{contested} of 60: at most 10 of each partition wait");
