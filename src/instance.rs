@@ -218,8 +218,8 @@ pub async fn rebuild(
     }
 }
 
-/// Ends when a rebuild stands: neither transactions nor the chain have moved for `grace`, and whoever is not done has said what
-/// it waits for. That stands above the frontier, where nobody will look.
+/// Ends when a rebuild stands: neither transactions nor the chain have moved for `grace` (at least [`PATIENCE`]), and whoever is
+/// not done has said what it waits for. That stands above the frontier, where nobody will look.
 async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64, grace: Duration) -> InstanceError {
     let progress = || (parts.metrics.completed.total(), parts.metrics.chain_offset.get());
     let (mut seen, mut since) = (progress(), Instant::now());
@@ -233,7 +233,7 @@ async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64,
         let chain_waits = chain_is_done || says(Condition::ChainRunning).is_some();
         if seen != progress() || !chain_waits || waits.is_empty() || says(Condition::StoreReachable).is_some() {
             (seen, since) = (progress(), Instant::now());
-        } else if since.elapsed() >= grace {
+        } else if since.elapsed() >= grace.max(PATIENCE) {
             let waits = waits.into_iter().cloned().collect::<Vec<_>>().join("; ");
             let validated: Vec<String> =
                 validated.iter().map(|(number, offset)| format!("{number}: {offset}")).collect();
@@ -244,6 +244,8 @@ async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64,
 }
 
 const LOOK: Duration = Duration::from_millis(500);
+/// A broker may take so long without anything being wrong.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs both until both have ended; when one cannot go on, the other is shut down in order.
 async fn together(
@@ -270,6 +272,10 @@ async fn together(
         ended
     };
     let (report, chain) = tokio::join!(pipeline, sequencer);
+    if let (Err(error), Err(_)) = (&report, &chain) {
+        // One of them is told; which of them came first nobody knows.
+        tracing::error!(%error, "the pipeline ended, too");
+    }
     chain?;
     Ok(report?)
 }

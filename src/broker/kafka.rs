@@ -120,11 +120,11 @@ impl Broker for KafkaBroker {
         let number = NEXT_READER.fetch_add(1, Ordering::Relaxed);
         let group = format!("{}-reader-{}-{number}", self.settings.client_id, std::process::id());
         let settings = self.settings().clone();
-        let config = settings.reading(&group, 1);
+        let config = settings.reading_at_once(&group);
         let source = Source::Manual { partition: partition.clone(), offset };
         let handle =
             off_the_runtime("read", self.settings.request_timeout, move || start(config, settings, source)).await?;
-        Ok(Box::new(KafkaReader { handle, position: offset, stuck: None }))
+        Ok(Box::new(KafkaReader { handle, position: offset, end: high, stuck: None }))
     }
 
     async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {

@@ -6,7 +6,7 @@
 pub mod conformance;
 pub mod kafka;
 pub mod memory;
-pub(crate) mod partitioner;
+pub mod partitioner;
 pub mod replay;
 
 use std::{fmt, sync::Arc, time::Duration};

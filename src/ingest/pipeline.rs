@@ -732,8 +732,9 @@ impl Pipeline {
         let own = |(number, state): (&i32, &PartitionState)| {
             let mut view = state.view(&self.settings.bounds);
             // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
-            // be forgotten is not known any more; nor is what a halted partition has left where it is.
-            if !self.parts.nodes.may_forget() && state.halted.is_none() {
+            // be forgotten is not known any more; nor is what a halted partition has left where it is, or what lies
+            // beyond the bound of one that reads no further: that counts as read only for who is older than its head.
+            if !self.parts.nodes.may_forget() && state.halted.is_none() && !view.at_bound {
                 view.oldest_unfinished = self.oldest_unprepared(*number);
             }
             let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);

@@ -11,6 +11,10 @@ use utxo_store::{
 
 use crate::world::{Made, PARTITIONS, World, spend};
 
+fn partition_of(made: &Made) -> i32 {
+    utxo_store::broker::partitioner::partition_of(&made.txid.0, PARTITIONS).unwrap()
+}
+
 async fn state(world: &World, made: &Made) -> Option<TxState> {
     world.page(made).await.map(|page| page.state())
 }
@@ -135,6 +139,46 @@ async fn contested_within(instances: usize, parents: u32, children: u32) -> Dura
     }
     assert_eq!(world.count("dead-letters").await, u64::from(children));
     took
+}
+
+/// Children are read long before their parents, which lie behind the bound of a partition whose head waits in vain: what
+/// is not read there counts as read for that head only.
+#[tokio::test(start_paused = true)]
+async fn a_parent_behind_the_bound_of_another_partition_is_not_missing() {
+    let mut world = World::new().await;
+    world.settings.pipeline.bounds = PartitionBounds { span: 10, bytes: 1 << 24 };
+    world.settings.pipeline.missing_parent_grace_ms = 200;
+    let seed = world.seed(1, 60).await;
+    world.run_until_consumed().await;
+    let later = || tokio::time::sleep(Duration::from_millis(5));
+    // More than a poll brings at once.
+    let missing = spend(&[seed.coin(0)], 1_800, 1);
+    let in_vain: Vec<Made> = (0..1_800).map(|vout| spend(&[missing.coin(vout)], 1, 2)).collect();
+    let in_first = in_vain.iter().filter(|made| partition_of(made) == 0);
+    for made in in_first.clone() {
+        world.validate(made).await;
+        later().await;
+    }
+    let parents: Vec<Made> = (1..60).map(|vout| spend(&[seed.coin(vout)], 1, 3)).collect();
+    let children: Vec<Made> = parents.iter().map(|parent| spend(&[parent.coin(0)], 1, 4)).collect();
+    let apart = |(parent, child): &(&Made, &Made)| partition_of(parent) == 0 && partition_of(child) != 0;
+    let pairs: Vec<_> = parents.iter().zip(&children).filter(apart).collect();
+    assert!(in_first.clone().count() > 500 && pairs.len() > 5);
+    for (parent, _) in &pairs {
+        world.validate(parent).await;
+    }
+    later().await;
+    for (_, child) in &pairs {
+        world.validate(child).await;
+    }
+    // So that the contests of the head do not hold up the others' proofs.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    world.run_until_consumed().await;
+    let in_first = in_first.count() as u64;
+    assert_eq!((world.count("chain").await, world.count("dead-letters").await), (in_first, in_first));
+    for (_, child) in pairs {
+        assert_eq!(state(&world, child).await, Some(TxState::Live));
+    }
 }
 
 #[tokio::test(start_paused = true)]

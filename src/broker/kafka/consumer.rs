@@ -214,6 +214,8 @@ impl Drop for KafkaConsumer {
 pub(super) struct KafkaReader {
     pub(super) handle: Handle,
     pub(super) position: u64,
+    /// End of the partition before the reader began.
+    pub(super) end: u64,
     /// Once the position is out of range it stays so.
     pub(super) stuck: Option<BrokerError>,
 }
@@ -234,6 +236,9 @@ impl Reader for KafkaReader {
                     self.position = batch.messages.last().map_or(self.position, |last| last.offset + 1);
                     return Ok(batch.messages);
                 }
+                // What lies before the end and was not delivered is no message: a mark of a transaction, or what one
+                // gave up. Only the end as it was before anything was fetched is certainly passed.
+                Ok(Polled::End(_)) => self.position = self.position.max(self.end),
                 Ok(_) => {}
                 Err(error) => {
                     self.stuck = (error.kind == BrokerErrorKind::OutOfRange).then(|| error.clone());

@@ -108,15 +108,18 @@ impl KafkaProducer {
             if !refused.contains(message.topic.as_str()) {
                 continue;
             }
-            let mut known = self.gate.lock().await;
-            self.check_place(&mut known.partitions, message).await?;
-            let delivery = try_enqueue(self.alone().await?, message);
+            // Nobody else waits for this delivery.
+            let delivery = {
+                let mut known = self.gate.lock().await;
+                self.check_place(&mut known.partitions, message).await?;
+                try_enqueue(self.alone().await?, message)
+            };
             *result = match delivery {
                 Ok(delivery) => settle(&message.topic, delivery).await,
                 Err(error) => Err(translate("produce", &message.topic, &error)),
             };
             if result.is_ok() {
-                known.narrow.insert(message.topic.clone());
+                self.gate.lock().await.narrow.insert(message.topic.clone());
             }
         }
         Ok(())

@@ -165,6 +165,13 @@ impl KafkaSettings {
         config
     }
 
+    /// The same for who waits for the very next message of one partition: it is not held back for company.
+    pub(super) fn reading_at_once(&self, group: &str) -> ClientConfig {
+        let mut config = self.reading(group, 1);
+        config.set("fetch.min.bytes", "1");
+        config
+    }
+
     /// A group member.
     pub(super) fn member(&self, group: &str, partitions: usize) -> ClientConfig {
         let mut config = self.reading(group, partitions);
