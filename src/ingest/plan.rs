@@ -494,10 +494,11 @@ impl Planner {
         }
         let on_flag = |flight: &&Flight| flight.stage == Stage::Parked && flight.locked_parent().is_some();
         let waiting: Vec<FlightId> = self.flights.iter().flatten().filter(on_flag).map(|flight| flight.id).collect();
-        for id in waiting.into_iter().filter(|id| self.is_at_bound(*id)).collect::<Vec<_>>() {
-            self.parked.remove(id);
-            self.count_waiting(-1);
-            self.ready.push_back(id);
+        for id in waiting {
+            if self.is_at_bound(id) {
+                self.wait_no_longer(id);
+                self.ready.push_back(id);
+            }
         }
         self.settle_ready(now_ms);
     }
@@ -605,8 +606,10 @@ impl Planner {
         if self.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
             self.parked.remove(id);
         } else {
-            for flight in self.flights.iter_mut().flatten() {
-                flight.children.retain(|child| *child != id);
+            for parent in self.parents_in_flight(id, |_| true) {
+                if let Some(parent) = self.get(parent) {
+                    parent.children.retain(|child| *child != id);
+                }
             }
         }
         self.count_waiting(-1);
@@ -841,8 +844,7 @@ impl Planner {
             }
         }
         for id in dropped {
-            self.parked.remove(id);
-            self.count_waiting(-1);
+            self.wait_no_longer(id);
             self.finish(id, Completion::PassedOver);
         }
         self.settle_ready(now_ms);
