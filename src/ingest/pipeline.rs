@@ -705,7 +705,8 @@ impl Pipeline {
     /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
     fn ask_others(&mut self) {
         let waiting = self.planner.waiting_for_absent();
-        if self.asking || (waiting.is_empty() && !self.parts.nodes.may_forget()) {
+        let now_ms = self.now_ms();
+        if self.asking || (waiting.is_empty() && self.planner.waiting_long(LONG_WAIT_MS, now_ms).is_empty()) {
             return;
         }
         self.asking = true;
@@ -766,7 +767,7 @@ impl Pipeline {
         self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
     }
 
-    /// A chain that does not move may want what a node forgot, and what comes again only once it has moved.
+    /// A chain that does not move may want what waits here without need, or what a node forgot.
     fn look_at_chain(&mut self, chain: ChainView) {
         let now_ms = self.now_ms();
         if self.chain.0 != chain {
