@@ -146,6 +146,12 @@ pub trait Reader: Send {
 
     /// Offset of the next message that [`next`](Self::next) would return.
     fn position(&self) -> u64;
+
+    /// Reads on from `offset`. A reader whose seek failed or was not waited for reads nothing until one succeeds.
+    ///
+    /// # Errors
+    /// [`BrokerErrorKind::OutOfRange`]: the partition does not hold it.
+    async fn seek(&mut self, offset: u64) -> Result<(), BrokerError>;
 }
 
 /// A message to be produced.

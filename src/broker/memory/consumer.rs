@@ -283,4 +283,10 @@ impl Reader for MemoryReader {
     fn position(&self) -> u64 {
         self.position
     }
+
+    async fn seek(&mut self, offset: u64) -> Result<(), BrokerError> {
+        self.shared.lock().logs.get("seek", &self.partition)?.check("seek", &self.partition, offset)?;
+        self.position = offset;
+        Ok(())
+    }
 }

@@ -16,7 +16,7 @@ use super::{
         lookup::{known_high_watermark, watermarks_of},
         settings::KafkaSettings,
     },
-    Worker,
+    Sought, Worker,
     rebalance::{Context, next_epoch},
 };
 use crate::broker::{Batch, BrokerError, BrokerErrorKind, Polled, TopicPartition};
@@ -76,7 +76,7 @@ impl Worker {
         busy
     }
 
-    pub(super) fn seek(&mut self, at: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
+    pub(super) fn seek(&mut self, at: &TopicPartition, offset: u64) -> Result<Sought, BrokerError> {
         let timeout = self.settings.request_timeout;
         if !self.slots.contains_key(at) {
             return Err(BrokerError::not_assigned("seek", at));
@@ -98,7 +98,7 @@ impl Worker {
             }
         }
         self.shared.lock().discard(at);
-        Ok(epoch)
+        Ok(Sought { epoch, end: high })
     }
 
     /// Unassigns a partition and assigns it at `offset`; the group does not hear of it.
