@@ -168,7 +168,7 @@ impl Suite {
                     assert!(batch.high_watermark > batch.messages.last().unwrap().offset);
                     messages.extend(batch.messages);
                 }
-                Polled::End(at) => break assert_eq!(at, assigned.partition),
+                Polled::End(end) => break assert_eq!((end.partition, end.position), (assigned.partition, 0)),
                 other => panic!("{other:?}"),
             }
         }

@@ -103,7 +103,18 @@ pub enum Polled {
         lost: bool,
     },
     /// A partition has been read to its end (as far as is known): once each time that happens, also for an empty one.
-    End(TopicPartition),
+    End(End),
+}
+
+/// The end of a partition, as it was reached. Everything below it that is a message has been delivered under the epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// Which.
+    pub partition: TopicPartition,
+    /// Of the assignment.
+    pub epoch: u64,
+    /// Where reading goes on: past what lies at the end and is no message, the mark of a transaction.
+    pub position: u64,
 }
 
 /// A member of a consumer group.

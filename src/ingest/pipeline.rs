@@ -251,9 +251,10 @@ impl Pipeline {
             Polled::Messages(batch) => self.on_messages(batch),
             Polled::Assigned(assigned) => assigned.into_iter().for_each(|partition| self.on_assigned(partition)),
             Polled::Revoked { partitions, lost } => self.on_revoked(&partitions, lost).await?,
-            Polled::End(partition) => {
-                if let Some(state) = self.partitions.get_mut(&partition.partition) {
-                    state.at_end = true;
+            Polled::End(end) => {
+                let state = self.partitions.get_mut(&end.partition.partition);
+                if let Some(state) = state.filter(|state| state.epoch == end.epoch) {
+                    state.reach_end(end.position);
                 }
             }
         }

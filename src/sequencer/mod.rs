@@ -180,7 +180,11 @@ impl Sequencer {
                 partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
                 self.consumer.finish_revocation();
             }
-            Polled::End(_) => {}
+            Polled::End(end) => {
+                if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == end.epoch) {
+                    holding.state.reach_end(end.position);
+                }
+            }
         }
         Ok(())
     }

@@ -188,3 +188,25 @@ async fn the_children_of_missing_parents_are_contested_together() {
         assert!(took < Duration::from_secs(20), "{children} children of {parents} took {took:?}");
     }
 }
+
+/// Children of missing parents, read by two instances; every partition ends in what is no message.
+#[tokio::test(start_paused = true)]
+async fn a_partition_that_ends_in_the_mark_of_a_transaction_is_at_its_end() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let missing = spend(&[seed.coin(0)], 12, 1);
+    for vout in 0..12 {
+        world.validate(&spend(&[missing.coin(vout)], 1, 2)).await;
+    }
+    let running = [world.start(), world.start()];
+    for partition in 0..PARTITIONS {
+        world.broker.leave_gap(&TopicPartition { topic: "txs".into(), partition }, 2).unwrap();
+    }
+    world.until_consumed().await;
+    assert_eq!(world.count("dead-letters").await, 12);
+    assert_eq!(world.committed_txs().await, 13 + 2 * PARTITIONS as u64);
+    for instance in running {
+        instance.stop().await;
+    }
+    world.check("partitions that end in a mark").await;
+}

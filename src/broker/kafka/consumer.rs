@@ -248,8 +248,8 @@ impl Reader for KafkaReader {
                     return Ok(batch.messages);
                 }
                 // What lies before the end and was not delivered is no message: a mark of a transaction, or what one
-                // gave up. Only the end as it was before anything was fetched is certainly passed.
-                Ok(Polled::End(_)) => self.position = self.position.max(self.end),
+                // gave up. Of other gaps only the end as it was before anything was fetched is certainly passed.
+                Ok(Polled::End(end)) => self.position = self.position.max(self.end).max(end.position),
                 Ok(_) => {}
                 Err(error) => {
                     self.stuck = (error.kind == BrokerErrorKind::OutOfRange).then(|| error.clone());
