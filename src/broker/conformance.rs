@@ -11,8 +11,8 @@ use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::{
-    Assigned, Batch, Broker, BrokerErrorKind, Committed, Consumer, Message, NewTopic, Polled, Produce, TopicPartition,
-    partitioner::partition_of,
+    Assigned, Batch, Broker, BrokerErrorKind, Committed, Consumer, End, Message, NewTopic, Polled, Produce,
+    TopicPartition, partitioner::partition_of,
 };
 
 /// For how long nothing must happen where nothing may.
@@ -168,7 +168,9 @@ impl Suite {
                     assert!(batch.high_watermark > batch.messages.last().unwrap().offset);
                     messages.extend(batch.messages);
                 }
-                Polled::End(end) => break assert_eq!((end.partition, end.position), (assigned.partition, 0)),
+                Polled::End(End { partition, epoch, position }) => {
+                    break assert_eq!((partition, epoch, position), (assigned.partition, assigned.epoch, COUNT as u64));
+                }
                 other => panic!("{other:?}"),
             }
         }
