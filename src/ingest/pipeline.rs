@@ -706,7 +706,8 @@ impl Pipeline {
     /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
     fn ask_others(&mut self) {
         let waiting = self.planner.waiting_for_absent();
-        if self.asking || (waiting.is_empty() && !self.parts.nodes.may_forget()) {
+        let now_ms = self.now_ms();
+        if self.asking || (waiting.is_empty() && self.planner.waiting_long(LONG_WAIT_MS, now_ms).is_empty()) {
             return;
         }
         self.asking = true;
@@ -747,15 +748,18 @@ impl Pipeline {
             // A partition was taken away since: its next holder has not said anything yet.
             return;
         }
+        // What is to be read next there may be what the chain waits for. A coinbase that comes after all gives a second chance.
+        let at_bound = views.iter().any(|(_, view)| view.at_bound);
+        let grace_ms = self.settings.missing_parent_grace_ms;
+        let chain = if at_bound && self.chain_stands(grace_ms) { ChainView::AtEnd } else { others.chain };
         let mut waiting = self.planner.waiting_for_absent();
         waiting.retain(|(_, flight)| others.waiting.contains(flight));
         waiting.sort_unstable();
-        let grace_ms = self.settings.missing_parent_grace_ms;
         let now_ms = self.now_ms();
         for (event, flight) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
             let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
-            if !proves_missing(order, ties, &views, others.chain, grace_ms as i64) {
+            if !proves_missing(order, ties, &views, chain, grace_ms as i64) {
                 break;
             }
             self.planner.parent_is_missing(flight, ties, now_ms);
@@ -767,14 +771,20 @@ impl Pipeline {
         self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
     }
 
-    /// A chain that does not move may want what a node forgot, and what comes again only once it has moved.
+    /// A chain that does not move may want what waits here without need, or what a node forgot.
     fn look_at_chain(&mut self, chain: ChainView) {
         let now_ms = self.now_ms();
-        if self.chain.0 != chain {
+        if self.chain.0 != chain || chain == ChainView::Unknown {
             self.chain = (chain, now_ms);
-        } else if chain != ChainView::AtEnd && now_ms.saturating_sub(self.chain.1) >= LONG_WAIT_MS {
+        } else if self.chain_stands(LONG_WAIT_MS) {
             self.planner.look_at_own(LONG_WAIT_MS, now_ms);
         }
+    }
+
+    /// Whether the chain has been seen to stand at the same event for so long.
+    fn chain_stands(&self, for_ms: u64) -> bool {
+        let (view, since_ms) = self.chain;
+        matches!(view, ChainView::Behind(_)) && self.now_ms().saturating_sub(since_ms) >= for_ms
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.

@@ -380,16 +380,21 @@ impl Planner {
         }
     }
 
-    /// Over a store that forgets, those that have waited long look at their own records once more: the sequencer may want
-    /// what a node forgot, and they wait for a verdict that stands behind what it is about.
+    /// Those that have been seen to wait for so long.
+    pub fn waiting_long(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
+        let waiting = self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        let since = waiting.map(|flight| (flight.id, *flight.waits_since_ms.get_or_insert(now_ms)));
+        since.filter(|(_, since_ms)| now_ms.saturating_sub(*since_ms) >= long_ms).map(|(id, _)| id).collect()
+    }
+
+    /// Those that have waited long look at their own records once more: it may all be done already, by an earlier event or by
+    /// whoever had the partition before, and others wait for it here. And over a store that forgets, the sequencer may want
+    /// what a node forgot, while they wait for a verdict that stands behind what it is about.
     pub fn look_at_own(&mut self, long_ms: u64, now_ms: u64) {
-        if !self.store_forgets {
-            return;
-        }
-        for flight in self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits()) {
-            let since_ms = *flight.waits_since_ms.get_or_insert(now_ms);
-            if now_ms.saturating_sub(since_ms) >= long_ms {
-                self.actions.push_back(Action::ReadOwn(flight.id, flight.txid));
+        for id in self.waiting_long(long_ms, now_ms) {
+            if let Some(flight) = self.get(id) {
+                let txid = flight.txid;
+                self.actions.push_back(Action::ReadOwn(id, txid));
             }
         }
     }
@@ -413,9 +418,13 @@ impl Planner {
         }
         match own.map(Page::state) {
             _ if stage == Stage::Looking => self.launch(id),
-            Some(TxState::Stub(_)) if waits => {
+            Some(TxState::Stub(_)) if waits && forgets => {
                 self.wait_no_longer(id);
                 self.store_contested(id, Reason::Found);
+            }
+            Some(TxState::Live | TxState::Pruned(_)) if waits && !forgets => {
+                self.wait_no_longer(id);
+                self.finish(id, Completion::PassedOver);
             }
             _ if waits => {}
             Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
@@ -669,6 +678,10 @@ impl Planner {
     fn create_answered(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         match outcome {
+            // A partial transaction whose children were refused before it came. The spends that rode are not there.
+            Outcome::Applied(Reply::ContestDue) | Outcome::AlreadyApplied(Reply::ContestDue) => {
+                self.contest_or_end(id, Reason::Found, Completion::Live);
+            }
             Outcome::Applied(_) => {
                 let children = flight.children.clone();
                 for child in children {
@@ -732,11 +745,19 @@ impl Planner {
             Outcome::Rejected(Rejection::OtherKind) => return self.came_second(id, false),
             Outcome::Rejected(_) => false,
         };
-        // Also where its partitions were taken away: it may hold slots, which only a contest settles.
-        if publish && flight.mode == Mode::Normal {
-            self.publish_contest(id, reason, false);
+        if publish {
+            self.contest_or_end(id, reason, Completion::PassedOver)
         } else {
-            self.finish(id, Completion::PassedOver);
+            self.finish(id, Completion::PassedOver)
+        }
+    }
+
+    /// Contests it, also where its partitions were taken away: it may hold slots, which only a contest settles. A rebuild
+    /// contests nothing.
+    fn contest_or_end(&mut self, id: FlightId, reason: Reason, otherwise: Completion) {
+        match self.get(id).map(|flight| flight.mode) {
+            Some(Mode::Normal) => self.publish_contest(id, reason, false),
+            _ => self.finish(id, otherwise),
         }
     }
 
@@ -748,11 +769,11 @@ impl Planner {
     }
 
     /// The record is of another kind: a partial transaction came first where this is a whole one, or the other way round.
-    /// It is as the first event says, so there is nothing left to do, but for what a whole one has taken by then: the
-    /// sequencer gives that back. A partial one takes nothing.
+    /// It is as the first event says, so there is nothing left to do, but for what a whole one takes: the sequencer gives that
+    /// back, and bars the way of who had the partition before and does not know yet. A partial one takes nothing.
     fn came_second(&mut self, id: FlightId, contradicts: bool) {
         let Some(flight) = self.get(id) else { return };
-        if flight.mode == Mode::Normal && flight.may_hold_any() {
+        if flight.mode == Mode::Normal && matches!(flight.work, Work::Validated(_)) {
             self.publish_contest(id, Reason::Seeded, contradicts);
         } else if contradicts {
             self.mismatched(id);

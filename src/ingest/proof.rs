@@ -36,6 +36,8 @@ pub enum ChainView {
     AtEnd,
     /// Timestamp of the first event that has not been handled.
     Behind(i64),
+    /// It moves, or cannot be read: nobody has looked what is next.
+    Unknown,
 }
 
 /// What an unfinished event of the same millisecond in another partition means.
@@ -61,6 +63,7 @@ pub fn proves_missing(
     let chain_passed = match chain {
         ChainView::AtEnd => true,
         ChainView::Behind(timestamp_ms) => timestamp_ms > past,
+        ChainView::Unknown => false,
     };
     chain_passed
         && partitions.iter().all(|(number, view)| {
@@ -105,6 +108,7 @@ mod tests {
         );
         assert!(proven(view(None, 1_061), ChainView::Behind(1_061)));
         assert!(!proven(view(None, 1_061), ChainView::Behind(1_060)), "a coinbase may be on its way");
+        assert!(!proven(view(None, 1_061), ChainView::Unknown));
     }
 
     #[test]

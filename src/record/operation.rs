@@ -296,6 +296,9 @@ pub enum Reply {
     None,
     /// How the transaction stands (found for `AlreadyApplied`).
     State(TxState),
+    /// A partial transaction is live in the place of a stub, without the spends that came with it, and a contest is due:
+    /// whoever was refused for its absence may have a second chance.
+    ContestDue,
     /// After a change of slots.
     Slots {
         /// `ALL_SPENT`: every slot of this page is spent now.

@@ -106,6 +106,8 @@ impl Handler {
         let page = self.master(txid).await?.filter(|page| page.utxos.is_some() || page.pruned.is_some());
         let Some(mut page) = page else { return Ok(passed_over) };
         let (was_live, reopened) = match page.state() {
+            // A partial transaction that took the place of its stub.
+            TxState::Live if page.verdict() == Some(Verdict::Pending) => (false, false),
             TxState::Live => (true, false),
             TxState::Conflicting(Verdict::Pending) => (false, false),
             TxState::Conflicting(Verdict::Conflicting(reason)) if reopen.opens(reason) => (false, true),

@@ -35,7 +35,7 @@ impl ChainProgress for CommittedProgress {
             committed.and_then(|committed| ChainState::from_metadata(&committed.metadata).ok()).unwrap_or_default();
         if offset < self.broker.watermarks(&chain).await?.1 && self.moved_to(offset) {
             // It moves, so it will soon be further: no need to look at what is next.
-            return Ok(ChainView::Behind(i64::MIN));
+            return Ok(ChainView::Unknown);
         }
         let mut view = self.first_open(&chain, offset, |_| true).await?;
         // What the feed passes over (a repeat, or no event at all) never gets into the chain.
@@ -45,6 +45,7 @@ impl ChainProgress for CommittedProgress {
         {
             let partition = TopicPartition { topic: topic.as_str().into(), partition: 0 };
             view = match (view, self.first_open(&partition, next, is_new).await?) {
+                (ChainView::Unknown, _) | (_, ChainView::Unknown) => ChainView::Unknown,
                 (ChainView::AtEnd, other) | (other, ChainView::AtEnd) => other,
                 (ChainView::Behind(one), ChainView::Behind(other)) => ChainView::Behind(one.min(other)),
             };
@@ -77,8 +78,7 @@ impl CommittedProgress {
         while reader.position() < high {
             let messages = reader.next(WAIT).await?;
             if messages.is_empty() {
-                // What cannot be read yet proves nothing: as if it were as old as can be.
-                return Ok(ChainView::Behind(i64::MIN));
+                return Ok(ChainView::Unknown);
             }
             if let Some(message) = messages.iter().find(|message| is_open(message)) {
                 return Ok(ChainView::Behind(message.timestamp_ms));

@@ -81,8 +81,7 @@ impl Handler {
     }
 
     /// Settles what an event took whose transaction turned out to be a partial one, which spends nothing. A rebuild looks
-    /// before it takes anything. A parent that is not there is left alone: nobody has proven that it never comes, and a stub
-    /// would have it contested behind a block that may need it.
+    /// before it takes anything.
     pub(super) async fn give_back(&self, at: At, contest: &Contest) -> Result<(), Stop> {
         let is_whole = |page: Arc<Page>| matches!(page.body(), Some(Body::Transaction(_)));
         if at.making == Making::Replaying || self.master(contest.txid).await?.is_some_and(is_whole) {
@@ -92,7 +91,7 @@ impl Handler {
         let claimed = claimed_body(&message, contest).map_err(Stop::Halt)?;
         let Some(Body::Transaction(body)) = claimed.map(|claimed| claimed.body) else { return Ok(()) };
         let inputs = self.inputs_in(&contest.txid, &body)?;
-        self.settle_slots(at, contest.txid, &inputs, |_| false).await
+        self.settle_slots(at, contest.txid, &inputs, |_| true).await
     }
 
     /// Reads one message again, for as long as it takes.

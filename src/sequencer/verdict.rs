@@ -53,6 +53,9 @@ impl Handler {
                 let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
                 let settled = self.settle(at, steps.is_applied_again(), &members).await?;
                 self.second_chances(at, &settled, None, &members).await?;
+                if let Reason::MissingParent { parent } = reason {
+                    self.chance_if_it_came(at, txid, parent).await?;
+                }
                 self.tell_conflicting(at, members).await
             }
             DecisionBody::PassedOver { txid } => self.settle_passed_over(at, steps.is_applied_again(), txid).await,
@@ -436,6 +439,13 @@ impl Handler {
             }
         }
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
+    }
+
+    /// A missing parent that comes while its absence is decided on is live, and nobody decides on it. One that comes after its
+    /// child's slots were settled finds a stub, and is contested: its verdict gives the second chance.
+    async fn chance_if_it_came(&self, at: At, child: Txid, parent: Txid) -> Result<(), Stop> {
+        let came = self.master(parent).await?.is_some_and(|parent| parent.state() == TxState::Live);
+        if came && at.making != Making::Replaying { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
     }
 
     fn deserves_a_chance(

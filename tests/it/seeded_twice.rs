@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Body, Reason, TxState, Verdict};
+use utxo_store::record::{Body, Outcome, Reason, Rejection, TxState, Verdict};
 
-use crate::world::{Made, World, spend};
+use crate::{
+    regressions::held::{Held, is_spend},
+    world::{Made, World, spend},
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parent {
@@ -143,4 +146,93 @@ async fn a_rival_of_one_that_came_second_wins() {
         assert_eq!(world.page(&rival).await.unwrap().state(), TxState::Live, "at once: {at_once}");
         world.check(&format!("a rival of one that came second, at once: {at_once}")).await;
     }
+}
+
+/// Seed 5870. The partial event was complete before the instance died, so the whole one, read again, is the first of its
+/// transaction here. It waits for a parent, its child for it, and the block for the child; and while the block waits, the
+/// parent cannot be proven missing.
+/// Protects: who waits while the chain stands looks at its own record, over every store.
+#[tokio::test(start_paused = true)]
+async fn a_block_lists_the_child_of_one_that_came_second_and_waits_for_its_parent() {
+    let world = World::new().await;
+    let missing = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
+    let parent = spend(&[missing.coin(0)], 1, 2);
+    let tx = spend(&[parent.coin(0)], 1, 3);
+    let child = spend(&[tx.coin(0)], 1, 4);
+    world.produce_partial(&tx).await;
+    world.run_until_consumed().await;
+    let running = world.start();
+    for made in [&parent, &tx, &child] {
+        world.validate(made).await;
+    }
+    world.mine(1, &[&child]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(world.page(&child).await.unwrap().state(), TxState::Live);
+    world.check("the child of one that came second").await;
+}
+
+/// A partial transaction that comes late, when a child of it has lost for its absence, and behind a block that lists another
+/// child. Its contest would stand behind that block, which waited for ever.
+/// Protects: a partial transaction is live in the place of its stub; whoever lost has a second chance all the same.
+#[tokio::test(start_paused = true)]
+async fn a_partial_transaction_that_comes_behind_a_block_that_needs_it() {
+    for kill_after_ms in [None, Some(1), Some(2), Some(3), Some(5), Some(8)] {
+        let world = World::new().await;
+        let late = World::partial(1, 2);
+        let refused = spend(&[late.coin(0)], 1, 1);
+        let listed = spend(&[late.coin(1)], 1, 2);
+        let running = world.start();
+        world.validate(&refused).await;
+        world.until_consumed().await;
+        let missing = TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent: late.txid }));
+        assert_eq!(world.page(&refused).await.unwrap().state(), missing);
+        world.mine(1, &[&listed]).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        world.produce_partial(&late).await;
+        world.validate(&listed).await;
+        match kill_after_ms {
+            Some(kill_after_ms) => {
+                tokio::time::sleep(Duration::from_millis(kill_after_ms)).await;
+                running.kill().await;
+                world.run_until_consumed().await;
+            }
+            None => {
+                world.until_consumed().await;
+                running.stop().await;
+            }
+        }
+        for made in [&late, &listed, &refused] {
+            assert_eq!(world.page(made).await.unwrap().state(), TxState::Live, "{kill_after_ms:?} {}", made.txid);
+        }
+        world.check(&format!("a late partial transaction, killed after {kill_after_ms:?}")).await;
+    }
+}
+
+/// Seed 6787. When the whole event had its turn its parent was locked, so it held nothing; what an earlier instance had sent
+/// landed once the parent was unlocked.
+/// Protects: whatever a whole event that comes second has taken, it is contested, so that its slots are marked.
+#[tokio::test(start_paused = true)]
+async fn a_late_spend_of_one_that_came_second_and_held_nothing() {
+    let world = World::new().await;
+    let parent = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
+    let tx = spend(&[parent.coin(0)], 1, 2);
+    let (slot_of, spender) = (parent.txid, tx.txid);
+    let held = Held::the_first(&world, move |row| is_spend(row, slot_of, spender));
+    let zombie = held.before(&world).start();
+    world.validate_locked(&parent).await;
+    world.produce_partial(&tx).await;
+    world.until_consumed().await;
+    world.validate(&tx).await;
+    held.until_kept(1).await;
+    zombie.kill().await;
+
+    let running = world.start();
+    world.until_consumed().await;
+    world.mine(1, &[&parent]).await;
+    world.until_consumed().await;
+    let late = held.let_go().await;
+    assert!(matches!(late[..], [Outcome::Rejected(Rejection::Contested(0))]), "{late:?}");
+    running.stop().await;
+    world.check("a late spend of one that came second").await;
 }

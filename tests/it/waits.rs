@@ -181,6 +181,28 @@ async fn a_parent_behind_the_bound_of_another_partition_is_not_missing() {
     }
 }
 
+/// A block lists a transaction that lies behind the bound of a partition whose head waits in vain, and is as old as that head: the
+/// block waits for the transaction, the transaction for the head, and the head's parent might be what the block brings.
+#[tokio::test(start_paused = true)]
+async fn a_block_and_a_head_at_the_bound_do_not_wait_for_each_other() {
+    let mut world = World::new().await;
+    world.settings.pipeline.bounds = PartitionBounds { span: 10, bytes: 1 << 24 };
+    let seed = world.seed(1, 50).await;
+    world.run_until_consumed().await;
+    let missing = spend(&[seed.coin(0)], 1_800, 1);
+    let in_vain: Vec<Made> = (0..1_800).map(|vout| spend(&[missing.coin(vout)], 1, 2)).collect();
+    let in_first: Vec<&Made> = in_vain.iter().filter(|made| partition_of(made) == 0).collect();
+    for made in &in_first {
+        world.validate(made).await;
+    }
+    let listed = (1..50).map(|vout| spend(&[seed.coin(vout)], 1, 3)).find(|made| partition_of(made) == 0).unwrap();
+    world.validate(&listed).await;
+    world.mine(1, &[&listed]).await;
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &listed).await, Some(TxState::Live));
+    assert_eq!(world.count("dead-letters").await, in_first.len() as u64);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_children_of_missing_parents_are_contested_together() {
     for (parents, children) in [(1, 500), (50, 500)] {

@@ -1,10 +1,11 @@
-//! `Create`: puts a page where there is none.
+//! `Create`: puts a page where there is none. A partial transaction takes the place of a stub, too: it spends nothing, so nothing
+//! can stand against it.
 
 use std::sync::Arc;
 
-use crate::record::{Key, Page, Record, Rejection, Reply, Rules, TxState};
+use crate::record::{Body, Key, Page, Record, Rejection, Reply, Rules, Slot, TxState, Verdict};
 
-use super::{Effect, belongs, delete_at_height, optional_page};
+use super::{Effect, belongs, create_contested::with_marks_of, delete_at_height, optional_page, slots};
 
 pub(super) fn apply(
     rules: &Rules,
@@ -19,6 +20,11 @@ pub(super) fn apply(
     if let Some(page) = optional_page(record)? {
         is_said_of(page, new)?;
         return match page.state() {
+            TxState::Stub(Verdict::Pending) if is_partial(new) => {
+                *page = Arc::new(undecided(page, new));
+                Ok(Effect::applied(Reply::ContestDue))
+            }
+            TxState::Live if page.verdict() == Some(Verdict::Pending) => Ok(Effect::already(Reply::ContestDue, false)),
             state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already(Reply::State(state), false)),
             state @ (TxState::Creating | TxState::Stub(_) | TxState::Conflicting(_)) => Err(Rejection::Exists(state)),
         };
@@ -31,6 +37,23 @@ pub(super) fn apply(
     }
     *record = Some(Record::Page(new));
     Ok(Effect::applied(Reply::None))
+}
+
+fn is_partial(page: &Page) -> bool {
+    matches!(page.body(), Some(Body::Outputs(_)))
+}
+
+/// A partial transaction in the place of its stub: live, with what the sequencer wrote there. Its verdict stays pending until
+/// the contest that is due. Spends that ride on the create do not, since a slot may be marked.
+fn undecided(stub: &Page, new: &Page) -> Page {
+    let mut page = with_marks_of(stub, new);
+    let spent = |(slot, offset): (&Slot, u32)| slot.spender().map(|_| offset);
+    let riding: Vec<u32> = page.utxos.iter().flatten().zip(0..).filter_map(spent).collect();
+    riding.into_iter().for_each(|offset| slots::free(&mut page, offset));
+    if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
+        master.verdict = stub.verdict;
+    }
+    page
 }
 
 /// Whether what is there is said by `new`, too: neither contradicted, nor of another kind.
@@ -101,6 +124,39 @@ mod tests {
         let coinbase = |page: Page| Page { is_coinbase: true, ..page };
         let outcome = on_master(&mut record(partial(coinbase(live(2)))), &create(whole(coinbase(live(2))))).outcome;
         assert_eq!(outcome, already(Reply::State(TxState::Live)));
+    }
+
+    #[test]
+    fn a_partial_transaction_is_live_in_the_place_of_its_stub_and_its_contest_is_due_until_it_is_accepted() {
+        let mut there = stub(Verdict::Pending);
+        there.chain_pos = Some(stamp(4));
+        there.contested = [0, 9].into();
+        master(&mut there).conflicting_children.insert(txid(3));
+        let mut riding = with_body(live(2), Body::Outputs(vec![None, None]));
+        riding.utxos = Some(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]);
+        riding.spent_utxos = 1;
+        let mut record = record(there);
+        assert_eq!(on_master(&mut record, &create(riding.clone())).outcome, applied(Reply::ContestDue));
+        let page = self::page(&record);
+        assert_eq!((page.state(), page.chain_pos), (TxState::Live, Some(stamp(4))));
+        assert_eq!((&page.contested, page.spent_utxos), (&[0].into(), 0));
+        assert_eq!(page.utxos, Some(vec![Slot::Unspent(hash(0)), Slot::Unspent(hash(1))]), "a marked slot is not free");
+        assert!(page.master.as_ref().unwrap().conflicting_children.contains(&txid(3)));
+        assert_eq!(on_master(&mut record, &create(riding.clone())).outcome, already(Reply::ContestDue));
+        on_master(&mut record, &sequenced(5, Sequenced::Accept));
+        assert_eq!(on_master(&mut record, &create(riding)).outcome, already(Reply::State(TxState::Live)));
+    }
+
+    #[test]
+    fn a_whole_transaction_is_not_nor_one_with_a_verdict() {
+        for (verdict, body) in [
+            (Verdict::Pending, Body::Transaction(transaction(2))),
+            (Verdict::Accepted, Body::Outputs(vec![None, None])),
+            (Verdict::Conflicting(Reason::Command), Body::Outputs(vec![None, None])),
+        ] {
+            let outcome = on_master(&mut record(stub(verdict)), &create(with_body(live(2), body))).outcome;
+            assert_eq!(outcome, Outcome::Rejected(Rejection::Exists(TxState::Stub(verdict))));
+        }
     }
 
     #[test]

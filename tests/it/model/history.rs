@@ -140,6 +140,11 @@ impl History {
         live
     }
 
+    /// It spends nothing, so nothing can stand against it.
+    pub fn is_partial(&self, txid: &Txid) -> bool {
+        self.tx(txid).is_some_and(|tx| tx.seeded_at().is_some())
+    }
+
     pub fn is_pruned(&self, txid: &Txid) -> bool {
         matches!(self.standing(txid), Some(Standing::Pruned(_)))
     }

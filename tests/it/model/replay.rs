@@ -183,7 +183,7 @@ impl<'l> Replay<'l> {
             }
         }
         for txid in self.history.facts.txs.keys() {
-            let live = first.get(txid).copied().unwrap_or(true);
+            let live = first.get(txid).copied().unwrap_or(true) || self.history.is_partial(txid);
             let standing = if live { Standing::Uncontested } else { Standing::Pending };
             self.history.fates.insert(*txid, Fate::new(standing));
         }

@@ -116,7 +116,11 @@ impl Replay<'_> {
         let open = match standing {
             Some(Standing::Pending) => true,
             Some(Standing::Lost(reason)) => opens(opened, reason),
-            Some(Standing::Live | Standing::Uncontested) => self.history.rules.forgetful,
+            // A partial transaction that came after a child of it was decided: live, but the others are to have a chance.
+            Some(Standing::Live | Standing::Uncontested) => {
+                let late = self.history.is_partial(&txid) && !self.history.fate(&txid).accepted;
+                self.history.rules.forgetful || late
+            }
             Some(Standing::Pruned(_)) | None => false,
         };
         if !open {

@@ -6,7 +6,7 @@
 
 mod chain;
 mod contests;
-mod held;
+pub mod held;
 mod parents;
 mod zombies;
 

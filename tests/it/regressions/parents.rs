@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use super::has_lost;
+use utxo_store::record::{Sequenced, TxState};
+
+use super::{
+    has_lost,
+    held::{Held, is_sequenced},
+    state,
+};
 use crate::world::{World, spend};
 
 /// Seed 12: the child's event is older than that of its parent, and the grandparent never comes. The child waited for the
@@ -25,4 +31,30 @@ async fn a_child_before_its_parent_whose_own_parent_never_comes() {
     }
     running.stop().await;
     world.check("a child before its parent").await;
+}
+
+/// The verdict that a parent is missing is in the log, and before its place is taken by a stub the parent comes, and is live at
+/// once: nobody decides on it, so nobody would think of the child again.
+/// Protects: who lost for a parent that is live by the time its slots are settled has a second chance.
+#[tokio::test(start_paused = true)]
+async fn a_missing_parent_that_comes_between_the_verdict_and_its_stub() {
+    let world = World::new().await;
+    let parent = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
+    let child = spend(&[parent.coin(0)], 1, 2);
+    let of = parent.txid;
+    let held = Held::the_first(&world, move |row| {
+        is_sequenced(row, of, |operation| matches!(operation, Sequenced::Settle(_)))
+    });
+    let running = held.before(&world).start();
+    world.validate(&child).await;
+    held.until_kept(1).await;
+    world.validate(&parent).await;
+    while world.page(&parent).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!((state(&world, &parent).await, state(&world, &child).await), (TxState::Live, TxState::Live));
+    world.check("a missing parent that comes between the verdict and its stub").await;
 }

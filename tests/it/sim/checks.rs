@@ -4,7 +4,7 @@ use std::fmt;
 
 use utxo_store::{
     engine::Row,
-    record::{Body, Operation, Outcome, Page, Record, Sequenced, Slot, SpendingData, Stamp, TxState},
+    record::{Body, Operation, Outcome, Page, Record, Sequenced, Slot, SpendingData, Stamp, TxState, Verdict},
     tx::{Outpoint, Transaction, Txid},
 };
 
@@ -129,7 +129,7 @@ fn fast_path(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
             (before.state(), &row.operation),
             (TxState::Creating, Operation::ClearCreating)
                 | (TxState::Stub(_) | TxState::Pruned(_), Operation::CreateContested(_))
-        );
+        ) || takes_the_place_of_its_stub(before, after, &row.operation);
         if !adds {
             return Some(format!("the fast path made {:?} of {:?}", after.state(), before.state()));
         }
@@ -139,6 +139,12 @@ fn fast_path(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
         return Some("the fast path changed what only the sequencer changes".to_owned());
     }
     (!before.contested.is_subset(&after.contested)).then(|| "a mark is gone".to_owned())
+}
+
+/// A partial transaction spends nothing, so it is live where its stub was; its contest is due.
+fn takes_the_place_of_its_stub(before: &Page, after: &Page, operation: &Operation) -> bool {
+    let partial = matches!(operation, Operation::Create(_)) && matches!(after.body(), Some(Body::Outputs(_)));
+    partial && before.state() == TxState::Stub(Verdict::Pending) && after.verdict() == Some(Verdict::Pending)
 }
 
 /// What a stored transaction spends, by which input.
