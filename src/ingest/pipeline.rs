@@ -15,6 +15,7 @@ use crate::{
     clock::Clock,
     engine::{ErrorKind, RecordEngine},
     ingest::{
+        arrivals::Arrivals,
         dead_letters::DeadLetterLimits,
         dispatch::{DispatchSettings, Dispatcher, Done},
         flight::FlightId,
@@ -192,6 +193,11 @@ impl Pipeline {
             parts,
             consumer,
         }
+    }
+
+    /// Where to tell of transactions that come by no event of theirs.
+    pub fn arrivals(&self) -> Arrivals {
+        Arrivals::to(self.done_sender.clone())
     }
 
     /// Runs until `shutdown` (then drains, commits what is safe by then and leaves the group; the rest is read again by
@@ -521,6 +527,7 @@ impl Pipeline {
                 self.publishing -= 1;
                 self.complete(event, Completion::DeadLetter);
             }
+            Done::Came(txid) => self.planner.parent_came(&txid, self.parts.clock.now_ms()),
             Done::Others(others) => self.prove_missing_parents(others),
             Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
             Done::Fatal(error) => return Err(error),

@@ -11,7 +11,7 @@ use crate::{
     clock::Clock,
     engine::{EngineError, Row},
     event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
-    ingest::publish::bury_until_acknowledged,
+    ingest::{arrivals::Arrivals, publish::bury_until_acknowledged},
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
     sequencer::{
         decisions::DecisionError,
@@ -81,6 +81,8 @@ pub struct SequencerParts {
     pub nodes: Nodes,
     /// Whether it is still there as a whole.
     pub whole: Arc<dyn WholeStore>,
+    /// Who waits for what is created here.
+    pub arrivals: Arrivals,
 }
 
 /// Why the sequencer does not go on.

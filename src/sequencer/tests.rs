@@ -18,6 +18,7 @@ use crate::{
         memory::MemoryEngine,
     },
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
+    ingest::arrivals::Arrivals,
     store::{
         nodes::{Nodes, WholeStore},
         testing,
@@ -55,6 +56,7 @@ pub(super) async fn parts() -> SequencerParts {
     SequencerParts {
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
         whole: Arc::new(Whole),
+        arrivals: Arrivals::default(),
         producer: broker.producer().await.unwrap(),
         broker: Arc::new(broker),
         store,

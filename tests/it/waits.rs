@@ -211,6 +211,28 @@ async fn the_children_of_missing_parents_are_contested_together() {
     }
 }
 
+/// A coinbase comes with its block, by no event that the pipeline reads.
+#[tokio::test(start_paused = true)]
+async fn the_child_of_a_coinbase_does_not_wait_for_its_next_try() {
+    let mut world = World::new().await;
+    (world.settings.pipeline.plan.retry_min_ms, world.settings.pipeline.plan.retry_max_ms) = (3_600_000, 3_600_000);
+    let seed = world.seed(1, 1).await;
+    let late = spend(&[seed.coin(0)], 1, 1);
+    // The first block waits, and with it the second.
+    world.mine(1, &[&late]).await;
+    let second = world.mine(2, &[]).await;
+    let child = spend(&[second.coin(0)], 1, 2);
+    world.validate_at(&child, 300).await;
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(state(&world, &child).await, None);
+    world.validate(&late).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(state(&world, &child).await, Some(TxState::Live));
+    running.stop().await;
+    world.check("the child of a coinbase").await;
+}
+
 /// Children of missing parents, read by two instances; every partition ends in what is no message.
 #[tokio::test(start_paused = true)]
 async fn a_partition_that_ends_in_the_mark_of_a_transaction_is_at_its_end() {
