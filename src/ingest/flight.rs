@@ -5,7 +5,10 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     broker::Message,
     ingest::{
-        plan::{Barred, EventRef, Mode, barred_by, marks_for},
+        plan::{
+            EventRef, Mode,
+            barred::{Barred, barred_by, marks_for},
+        },
         prepare::{PreparedSeed, PreparedTx},
         proof::Ties,
     },
@@ -155,8 +158,8 @@ pub struct Flight {
     pub attempts: u32,
     /// When it was first parked.
     pub parked_since_ms: Option<u64>,
-    /// When it was first asked whether a parent of it is missing.
-    pub in_question_since_ms: Option<u64>,
+    /// The parent of which it is asked whether it is missing, and since when.
+    pub in_question: Option<(Txid, u64)>,
     /// When it was first seen to wait for others, where it then looks at its own record again.
     pub waits_since_ms: Option<u64>,
     /// Its own record was read and was not live.
@@ -190,7 +193,7 @@ impl Flight {
             behind: VecDeque::new(),
             attempts: 0,
             parked_since_ms: None,
-            in_question_since_ms: None,
+            in_question: None,
             waits_since_ms: None,
             own_state_read: false,
             awaits_registered: false,

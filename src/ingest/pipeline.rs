@@ -1,133 +1,38 @@
 //! The loop: poll → decode → plan → apply → complete → commit offsets.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+mod commits;
+mod parts;
+mod proofs;
 
-use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+pub use parts::{ChainProgress, PipelineError, PipelineParts, PipelineReport, PipelineSettings};
+pub use proofs::Others;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{Duration, Instant},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{Condition, Health},
-    broker::{Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
-    clock::Clock,
-    engine::{ErrorKind, RecordEngine},
+    api::Condition,
+    broker::{Assigned, Batch, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     ingest::{
         arrivals::Arrivals,
-        dead_letters::DeadLetterLimits,
-        dispatch::{DispatchSettings, Dispatcher, Done},
-        flight::FlightId,
-        partition::{Halt, PartitionBounds, PartitionState, never_read},
-        plan::{Action, EventRef, PlanCounts, PlanSettings, Planner},
-        prepare::{Poison, PrepareSettings, Prepared, prepare},
-        proof::{ChainView, PartitionView, Ties, proves_missing},
-        publish::{Publisher, mismatch},
+        dispatch::{Dispatcher, Done},
+        partition::{Halt, PartitionState, never_read},
+        plan::{Action, EventRef, PlanCounts, Planner},
+        prepare::{Poison, Prepared, prepare},
+        proof::ChainView,
+        publish::mismatch,
         replay::Modes,
     },
     record::{Reason, Record},
-    store::nodes::{Look, Nodes, WholeStore},
-    telemetry::{Completion, EventKind, Metrics, Rebalance},
+    telemetry::{Completion, EventKind, Rebalance},
     tx::Txid,
 };
-
-/// Everything that the loop needs to know. Units are in the names.
-#[derive(Debug, Clone)]
-pub struct PipelineSettings {
-    /// Topic of validated transactions.
-    pub topic: Arc<str>,
-    /// Group whose committed offsets count.
-    pub group: String,
-    /// What events are prepared for.
-    pub prepare: PrepareSettings,
-    /// Bounds and pauses of the planner.
-    pub plan: PlanSettings,
-    /// Batching.
-    pub dispatch: DispatchSettings,
-    /// Transactions that move at once; beyond it nothing more is read (it resumes at half). Those that wait count, too, as
-    /// long as a sixteenth of it moves.
-    pub max_active: usize,
-    /// What may be unfinished in a partition before it is paused.
-    pub bounds: PartitionBounds,
-    /// When dead letters halt a partition.
-    pub dead_letter_limits: DeadLetterLimits,
-    /// How long other partitions must have been read past an event before its parent is missing.
-    pub missing_parent_grace_ms: u64,
-    /// Between commits.
-    pub commit_interval: Duration,
-    /// How long a shutdown waits for what is moving.
-    pub drain_timeout: Duration,
-}
-
-/// What the pipeline works with.
-#[derive(Clone)]
-pub struct PipelineParts {
-    /// The log.
-    pub broker: Arc<dyn Broker>,
-    /// The state.
-    pub engine: Arc<dyn RecordEngine>,
-    /// Where contests and dead letters go.
-    pub publisher: Publisher,
-    /// What is known of the chain, for the proof of a missing parent.
-    pub chain: Arc<dyn ChainProgress>,
-    /// How each event is treated.
-    pub modes: Modes,
-    /// Whether the store has forgotten.
-    pub nodes: Nodes,
-    /// Whether it is still there as a whole.
-    pub whole: Arc<dyn WholeStore>,
-    /// Time.
-    pub clock: Clock,
-    /// Metrics.
-    pub metrics: Arc<Metrics>,
-    /// Health.
-    pub health: Arc<Health>,
-}
-
-/// Tells how far the chain has been handled, whoever handles it.
-#[async_trait::async_trait]
-pub trait ChainProgress: Send + Sync {
-    /// As of now.
-    async fn view(&self) -> Result<ChainView, BrokerError>;
-}
-
-/// Why the pipeline ended, when nobody asked it to.
-#[derive(Debug, thiserror::Error)]
-pub enum PipelineError {
-    /// The broker cannot go on.
-    #[error(transparent)]
-    Broker(#[from] BrokerError),
-    /// The store cannot go on.
-    #[error("store: {0}")]
-    Store(String),
-    /// What had to be in the log before its event completes is not there, and no retry heals that.
-    #[error("{what} cannot be published to `{topic}`: {error}")]
-    NotPublished {
-        /// What, with its transaction or place.
-        what: String,
-        /// Where it was to go.
-        topic: String,
-        /// Why not.
-        error: BrokerError,
-    },
-    /// A task of the pipeline died.
-    #[error("internal: {0}")]
-    Internal(String),
-}
-
-/// What a run of the pipeline did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PipelineReport {
-    /// Events completed.
-    pub completed: u64,
-    /// The most transactions that ever waited at once.
-    pub parked_max: u64,
-    /// Contests published.
-    pub contests: u64,
-    /// Dead letters published.
-    pub dead_letters: u64,
-}
 
 /// A chain that has stood still for so long may wait for what waits for it here.
 const LONG_WAIT_MS: u64 = 5_000;
@@ -400,18 +305,23 @@ impl Pipeline {
     }
 
     fn resume_all(&mut self) {
-        for (number, state) in &mut self.partitions {
-            let below_bound = state.over_half(&self.settings.bounds).is_none();
-            if below_bound {
-                self.planner.bound_left(*number);
-            }
-            let room = state.halted.is_none() && below_bound;
-            if state.paused && room && !self.throttled {
-                let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
-                match self.consumer.resume(&partition) {
-                    Ok(()) => state.paused = false,
-                    Err(error) => tracing::warn!(partition = number, %error, "cannot resume"),
-                }
+        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
+            self.resume(number);
+        }
+    }
+
+    /// Lets a partition go on that has room again.
+    fn resume(&mut self, number: i32) {
+        let Some(state) = self.partitions.get_mut(&number) else { return };
+        let below_bound = state.over_half(&self.settings.bounds).is_none();
+        if below_bound {
+            self.planner.bound_left(number);
+        }
+        if state.paused && below_bound && state.halted.is_none() && !self.throttled {
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+            match self.consumer.resume(&partition) {
+                Ok(()) => state.paused = false,
+                Err(error) => tracing::warn!(partition = number, %error, "cannot resume"),
             }
         }
     }
@@ -535,15 +445,6 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Others may be waiting for what was contested to be committed, and the next in line here may be proven missing now. Not
-    /// for every single contest, though.
-    fn contests_published(&mut self) {
-        if self.publishing == 0 && self.planner.counts().parked > 0 {
-            self.next_proof = Instant::now();
-            self.next_commit = self.next_commit.min(self.last_commit + self.settings.commit_interval / 10);
-        }
-    }
-
     /// Does what the planner asks for, sends what is due, and reads on when there is room again.
     fn act(&mut self) {
         while let Some(action) = self.planner.next_action() {
@@ -578,7 +479,7 @@ impl Pipeline {
             self.report.completed += 1;
             self.parts.metrics.completed.of(how).inc();
             if state.paused {
-                self.resume_all();
+                self.resume(event.partition);
             }
         }
     }
@@ -604,96 +505,6 @@ impl Pipeline {
         at.duration_since(self.started).as_millis() as u64
     }
 
-    /// Commits what is safe. Where a node has restarted nothing is: it is done again instead. The question comes first:
-    /// what was complete for longer than the lag when it was asked is in the store for good.
-    async fn commit(&mut self) -> Result<(), PipelineError> {
-        match self.parts.nodes.look().await {
-            Ok(Look::Same { asked }) => {
-                let before_ms = self.uptime_ms(asked).saturating_sub(self.parts.nodes.lag().as_millis() as u64);
-                self.partitions.values_mut().for_each(|state| state.tracker.settle(before_ms));
-                self.commit_safe().await
-            }
-            Ok(Look::Restarted) => self.rewind().await,
-            Err(error) if error.kind == ErrorKind::Fatal => Err(PipelineError::Store(error.to_string())),
-            Err(error) => {
-                tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
-                Ok(())
-            }
-        }
-    }
-
-    /// A node has forgotten: everything that is not committed is read and done again, under new epochs, so that no
-    /// completion from before counts.
-    async fn rewind(&mut self) -> Result<(), PipelineError> {
-        let store = |error: &dyn std::fmt::Display| PipelineError::Store(error.to_string());
-        self.parts.metrics.node_restarts.inc();
-        if let Modes::Rebuild(_) = self.parts.modes {
-            return Err(store(&"a node restarted while the store was rebuilt: begin again, with an empty set"));
-        }
-        self.parts.nodes.meet().await.map_err(|error| store(&error))?;
-        self.parts.whole.check().await.map_err(|error| store(&error))?;
-        self.planner.abandon();
-        self.chunks.clear();
-        self.unprepared = 0;
-        self.throttled = false;
-        for (number, state) in std::mem::take(&mut self.partitions) {
-            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-            let position = state.rewind_to();
-            tracing::warn!(%partition, position, "a node of the store restarted: read again from what is committed");
-            match self.consumer.seek(&partition, position).await {
-                Ok(epoch) => {
-                    if state.paused {
-                        self.consumer.resume(&partition)?;
-                    }
-                    self.partitions.insert(number, state.rewound(partition, epoch, position));
-                    // Only an instance that was started after a halt tries again.
-                    if let Some(halt) = state.halted {
-                        self.halt(number, halt);
-                    }
-                }
-                // It is being taken away, which is heard next.
-                Err(error) if error.kind == BrokerErrorKind::NotAssigned => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if self.partitions.values().all(|state| state.halted.is_none()) {
-            self.parts.health.set(Condition::PartitionsRunning, None);
-        }
-        Ok(())
-    }
-
-    /// Commits every safe prefix that has grown, with what other instances need for their proofs.
-    async fn commit_safe(&mut self) -> Result<(), PipelineError> {
-        let offsets: Vec<_> = self
-            .partitions
-            .iter()
-            .filter_map(|(number, state)| {
-                let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
-                Some((partition, state.to_commit(&self.settings.bounds)?))
-            })
-            .collect();
-        if offsets.is_empty() {
-            return Ok(());
-        }
-        match self.consumer.commit(&offsets).await {
-            Ok(()) => {
-                for (partition, committed) in offsets {
-                    if let Some(state) = self.partitions.get_mut(&partition.partition) {
-                        state.committed = Some(committed);
-                    }
-                }
-                self.parts.metrics.commits.inc();
-                self.parts.health.moved();
-            }
-            Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
-            Err(error) => {
-                tracing::warn!(%error, "offsets are not committed; tried again");
-                self.parts.metrics.commit_failures.inc();
-            }
-        }
-        Ok(())
-    }
-
     fn observe(&self) {
         let counts = self.planner.counts();
         self.parts.metrics.parked.set(counts.parked as i64);
@@ -708,90 +519,6 @@ impl Pipeline {
             // Nobody but a rebuild looks.
             self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits());
         }
-    }
-
-    /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
-    fn ask_others(&mut self) {
-        let waiting = self.planner.waiting_for_absent();
-        let now_ms = self.now_ms();
-        if self.asking || (waiting.is_empty() && self.planner.waiting_long(LONG_WAIT_MS, now_ms).is_empty()) {
-            return;
-        }
-        self.asking = true;
-        let waiting = waiting.into_iter().map(|(_, flight)| flight).collect();
-        let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
-        let (parts, done) = (self.parts.clone(), self.done_sender.clone());
-        let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
-        tokio::spawn(async move {
-            let others = how_far_others_are(&parts, topic, &group, &held, waiting).await;
-            // A pipeline that has ended meanwhile asks again when it starts.
-            let _ = done.send(Done::Others(others.map_err(|error| error.to_string())));
-        });
-    }
-
-    /// Contests what waits for a parent that will never come.
-    fn prove_missing_parents(&mut self, others: Result<Others, String>) {
-        self.asking = false;
-        let others = match others {
-            Ok(others) => others,
-            Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
-        };
-        self.look_at_chain(others.chain);
-        // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
-        let own = |(number, state): (&i32, &PartitionState)| {
-            let mut view = state.view(&self.settings.bounds);
-            // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
-            // be forgotten is not known any more; nor is what a halted partition has left where it is, or what lies
-            // beyond the bound of one that reads no further: that counts as read only for who is older than its head.
-            if !self.parts.nodes.may_forget() && state.halted.is_none() && !view.at_bound {
-                view.oldest_unfinished = self.oldest_unprepared(*number);
-            }
-            let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
-            (*number, PartitionView { at_end, ..view })
-        };
-        let mut views: Vec<(i32, PartitionView)> = self.partitions.iter().map(own).collect();
-        views.extend(others.partitions.iter().filter(|(number, _)| !self.partitions.contains_key(number)));
-        if views.len() < others.count {
-            // A partition was taken away since: its next holder has not said anything yet.
-            return;
-        }
-        // What is to be read next there may be what the chain waits for. A coinbase that comes after all gives a second chance.
-        let at_bound = views.iter().any(|(_, view)| view.at_bound);
-        let grace_ms = self.settings.missing_parent_grace_ms;
-        let chain = if at_bound && self.chain_stands(grace_ms) { ChainView::AtEnd } else { others.chain };
-        let mut waiting = self.planner.waiting_for_absent();
-        waiting.retain(|(_, flight)| others.waiting.contains(flight));
-        waiting.sort_unstable();
-        let now_ms = self.now_ms();
-        for (event, flight) in waiting {
-            let order = (event.timestamp_ms, event.partition, event.offset);
-            let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
-            if !proves_missing(order, ties, &views, chain, grace_ms as i64) {
-                break;
-            }
-            self.planner.parent_is_missing(flight, ties, now_ms);
-        }
-    }
-
-    /// The oldest that was read and that nobody has looked at.
-    fn oldest_unprepared(&self, number: i32) -> Option<(i64, u64)> {
-        self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
-    }
-
-    /// A chain that does not move may want what waits here without need, or what a node forgot.
-    fn look_at_chain(&mut self, chain: ChainView) {
-        let now_ms = self.now_ms();
-        if self.chain.0 != chain || chain == ChainView::Unknown {
-            self.chain = (chain, now_ms);
-        } else if self.chain_stands(LONG_WAIT_MS) {
-            self.planner.look_at_own(LONG_WAIT_MS, now_ms);
-        }
-    }
-
-    /// Whether the chain has been seen to stand at the same event for so long.
-    fn chain_stands(&self, for_ms: u64) -> bool {
-        let (view, since_ms) = self.chain;
-        matches!(view, ChainView::Behind(_)) && self.now_ms().saturating_sub(since_ms) >= for_ms
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.
@@ -834,44 +561,4 @@ async fn next_chunk(chunks: &mut VecDeque<Chunk>) -> Result<PreparedChunk, Pipel
     debug_assert_eq!(messages.len(), chunk.messages);
     chunks.pop_front();
     Ok(PreparedChunk { partition, epoch, messages })
-}
-
-/// How far everybody else is.
-#[derive(Debug)]
-pub struct Others {
-    /// Partitions of the topic.
-    count: usize,
-    /// Those that are not held here.
-    partitions: Vec<(i32, PartitionView)>,
-    /// Ends of those that are.
-    ends: BTreeMap<i32, u64>,
-    chain: ChainView,
-    /// Who was waiting when all this was asked for: of anybody who came later it proves nothing.
-    waiting: BTreeSet<FlightId>,
-}
-
-async fn how_far_others_are(
-    parts: &PipelineParts,
-    topic: Arc<str>,
-    group: &str,
-    held: &BTreeSet<i32>,
-    waiting: BTreeSet<FlightId>,
-) -> Result<Others, BrokerError> {
-    let count = parts.broker.partitions(&topic).await?.unwrap_or(0);
-    let foreign: Vec<TopicPartition> = (0..count)
-        .filter(|number| !held.contains(number))
-        .map(|partition| TopicPartition { topic: topic.clone(), partition })
-        .collect();
-    let committed = parts.broker.committed(group, &foreign).await?;
-    let mut partitions = Vec::new();
-    for (partition, committed) in foreign.iter().zip(committed) {
-        let view = PartitionState::foreign_view(parts.broker.as_ref(), partition, committed).await?;
-        partitions.push((partition.partition, view));
-    }
-    let mut ends = BTreeMap::new();
-    for number in held {
-        let partition = TopicPartition { topic: topic.clone(), partition: *number };
-        ends.insert(*number, parts.broker.watermarks(&partition).await?.1);
-    }
-    Ok(Others { count: count as usize, partitions, ends, chain: parts.chain.view().await?, waiting })
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use utxo_store::record::TxState;
+use utxo_store::record::{Reason, Sequenced, TxState};
 
 use super::{
     has_lost,
-    held::{Held, is_create_of, is_spend, is_spend_by, is_work_of},
-    holder, state,
+    held::{Held, is_create_of, is_sequenced, is_spend, is_spend_by, is_work_of},
+    holder, reason, state,
 };
 use crate::world::{World, spend};
 
@@ -181,4 +181,38 @@ async fn a_redelivered_loser_whose_child_died_with_it() {
     assert_eq!((world.count("chain").await, world.count("decisions").await), (events, decisions));
     assert!(has_lost(&world, &loser).await && has_lost(&world, &child).await);
     world.check("a redelivered loser").await;
+}
+
+/// A live transaction is about to fall to a block when a child takes an output of it.
+/// Protects: what falls is flagged first, and its slots are read then: whoever comes later is refused.
+#[tokio::test(start_paused = true)]
+async fn a_child_that_comes_just_before_its_parent_is_flagged() {
+    for deep in [false, true] {
+        let world = World::new().await;
+        let seed = world.seed(1, 1).await;
+        let (loser, rival) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(0)], 1, 2));
+        let member = spend(&[loser.coin(0)], 1, 3);
+        let falls = if deep { &member } else { &loser };
+        let child = spend(&[falls.coin(falls.outputs.len() as u32 - 1)], 1, 4);
+        let of = falls.txid;
+        let wanted = |operation: &Sequenced| matches!(operation, Sequenced::MarkConflicting { .. });
+        let held = Held::the_first(&world, move |row| is_sequenced(row, of, wanted));
+        let running = held.before(&world).start();
+        for made in [&loser, &member, &rival] {
+            world.validate(made).await;
+            world.until_consumed().await;
+        }
+        world.mine(1, &[&rival]).await;
+        held.until_kept(1).await;
+        world.validate(&child).await;
+        while world.page(&child).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(state(&world, &child).await, TxState::Live, "nothing says yet that its parent falls");
+        held.let_go().await;
+        world.until_consumed().await;
+        running.stop().await;
+        assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: of }), "deep: {deep}");
+        world.check("a child just before its parent is flagged").await;
+    }
 }

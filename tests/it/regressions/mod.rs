@@ -59,12 +59,16 @@ const HERE: &[(&str, &[Scenario])] = &[
     ),
     (
         "a child created while its parent becomes conflicting",
-        &[Scenario("contests", "a_child_that_is_created_while_its_parent_becomes_conflicting")],
+        &[
+            Scenario("contests", "a_child_that_is_created_while_its_parent_becomes_conflicting"),
+            Scenario("contests", "a_child_that_comes_just_before_its_parent_is_flagged"),
+        ],
     ),
     (
         "two sequencers evaluating one offset, and a zombie walking a cone",
         &[
             Scenario("zombies", "of_two_sequencers_at_one_offset_the_first_decision_counts"),
+            Scenario("zombies", "a_sequencer_carries_out_what_another_has_decided_meanwhile"),
             Scenario("zombies", "a_zombie_evaluates_an_offset_that_is_decided"),
             Scenario("zombies", "a_zombie_walks_a_cone_after_its_root_has_won"),
         ],
@@ -122,6 +126,16 @@ const HERE: &[(&str, &[Scenario])] = &[
         &[
             Scenario("pipeline", "a_missing_parent_is_proven_missing_and_a_late_one_gives_a_second_chance"),
             Scenario("parents", "a_child_before_its_parent_whose_own_parent_never_comes"),
+            Scenario("parents", "a_missing_parent_that_comes_between_the_verdict_and_its_stub"),
+            Scenario("parents", "a_late_spend_of_a_missing_parent_that_has_just_come"),
+        ],
+    ),
+    (
+        "a partial transaction whose whole event comes second, or that comes late itself (simulator, seeds 5870, 6787, 7597, 212)",
+        &[
+            Scenario("seeded_twice", "a_block_lists_the_child_of_one_that_came_second_and_waits_for_its_parent"),
+            Scenario("seeded_twice", "a_partial_transaction_that_comes_behind_a_block_that_needs_it"),
+            Scenario("seeded_twice", "a_late_spend_of_one_that_came_second_and_held_nothing"),
         ],
     ),
 ];
@@ -159,6 +173,7 @@ const FILES: &[(&str, &str)] = &[
     ("zombies", include_str!("zombies.rs")),
     ("forgetting", include_str!("../forgetting.rs")),
     ("pipeline", include_str!("../pipeline.rs")),
+    ("seeded_twice", include_str!("../seeded_twice.rs")),
 ];
 
 const MODEL: &[&str] = &[include_str!("../model/tests/pending.rs")];

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Sequenced, TxState};
+use utxo_store::record::{Outcome, Reason, Sequenced, TxState};
 
 use super::{
     has_lost,
-    held::{Held, is_sequenced},
-    state,
+    held::{Held, is_sequenced, is_spend},
+    holder, reason, state,
 };
 use crate::world::{World, spend};
 
@@ -16,21 +16,22 @@ use crate::world::{World, spend};
 /// Protects: a parent that came behind its child and waits itself is not waited for after the grace.
 #[tokio::test(start_paused = true)]
 async fn a_child_before_its_parent_whose_own_parent_never_comes() {
-    let world = World::new().await;
-    let seed = world.seed(1, 1).await;
-    let missing = spend(&[seed.coin(0)], 1, 1);
-    let parent = spend(&[missing.coin(0)], 1, 2);
-    let child = spend(&[parent.coin(0)], 1, 3);
-    let running = world.start();
-    world.validate(&child).await;
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    world.validate(&parent).await;
-    world.until_consumed().await;
-    for made in [&parent, &child] {
-        assert!(has_lost(&world, made).await, "{}", made.txid);
+    for world in [World::new().await, World::forgetful().await] {
+        let seed = world.seed(1, 1).await;
+        let missing = spend(&[seed.coin(0)], 1, 1);
+        let parent = spend(&[missing.coin(0)], 1, 2);
+        let child = spend(&[parent.coin(0)], 1, 3);
+        let running = world.start();
+        world.validate(&child).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        world.validate(&parent).await;
+        world.until_consumed().await;
+        for made in [&parent, &child] {
+            assert!(has_lost(&world, made).await, "{}", made.txid);
+        }
+        running.stop().await;
+        world.check("a child before its parent").await;
     }
-    running.stop().await;
-    world.check("a child before its parent").await;
 }
 
 /// The verdict that a parent is missing is in the log, and before its place is taken by a stub the parent comes, and is live at
@@ -57,4 +58,37 @@ async fn a_missing_parent_that_comes_between_the_verdict_and_its_stub() {
     running.stop().await;
     assert_eq!((state(&world, &parent).await, state(&world, &child).await), (TxState::Live, TxState::Live));
     world.check("a missing parent that comes between the verdict and its stub").await;
+}
+
+/// A spend is on its way when its parent is proven missing; the parent comes after all, and the spend lands on it at once.
+/// Protects: a parent that is missing by verdict becomes a stub, so that its slots can be marked and it waits for a verdict.
+#[tokio::test(start_paused = true)]
+async fn a_late_spend_of_a_missing_parent_that_has_just_come() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let winner = spend(&[seed.coin(1)], 1, 2);
+    let child = spend(&[parent.coin(0), seed.coin(1)], 1, 3);
+    let (slot_of, spender) = (parent.txid, child.txid);
+    let held = Held::the_first(&world, move |row| is_spend(row, slot_of, spender));
+    let zombie = held.before(&world).start();
+    world.validate(&winner).await;
+    world.until_consumed().await;
+    world.validate(&child).await;
+    held.until_kept(1).await;
+    zombie.kill().await;
+
+    let running = world.start();
+    world.until_consumed().await;
+    assert_eq!(reason(&world, &child).await, Some(Reason::MissingParent { parent: parent.txid }));
+    world.validate(&parent).await;
+    while world.page(&parent).await.is_none_or(|page| page.utxos.is_none()) {
+        tokio::task::yield_now().await;
+    }
+    let late = held.let_go().await;
+    assert!(matches!(late[..], [Outcome::Rejected(_)]), "{late:?}");
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!((state(&world, &parent).await, holder(&world, &parent.coin(0)).await), (TxState::Live, None));
+    world.check("a late spend of a missing parent").await;
 }

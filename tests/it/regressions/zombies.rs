@@ -88,6 +88,33 @@ async fn of_two_sequencers_at_one_offset_the_first_decision_counts() {
     world.check("two decisions").await;
 }
 
+/// While a sequencer looks, another one writes its decision, with another reason that holds as well.
+/// Protects: a sequencer carries out what counts in the log, not what it has decided itself.
+#[tokio::test(start_paused = true)]
+async fn a_sequencer_carries_out_what_another_has_decided_meanwhile() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let rivals = [spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1)], 1, 2)];
+    let loser = spend(&[seed.coin(0), seed.coin(1)], 1, 3);
+    let parent = seed.txid;
+    let held = Held::the_first(&world, move |row| is_sequenced(row, parent, |op| matches!(op, Sequenced::Respend(_))));
+    let running = held.before(&world).start();
+    for rival in &rivals {
+        world.validate(rival).await;
+    }
+    world.until_consumed().await;
+    world.validate(&loser).await;
+    held.until_kept(1).await;
+    let reason = Reason::DoubleSpend { input: 1, winner: rivals[1].txid };
+    let body = DecisionBody::Conflicting { txid: loser.txid, reason, height: 0, live: false };
+    world.produce("decisions", b"", Decision { chain_offset: 0, step: 0, body }.encode()).await;
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(super::reason(&world, &loser).await, Some(reason));
+    world.check("what another has decided meanwhile").await;
+}
+
 /// A sequencer is about to take a slot for a contestant; another decides, and a block decides otherwise again.
 /// Protects: a record refuses what bears an earlier stamp.
 #[tokio::test(start_paused = true)]

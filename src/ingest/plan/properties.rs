@@ -11,8 +11,11 @@ use super::*;
 use crate::{
     broker::Message,
     event::{Seeded, SeededOutput, Validated},
-    ingest::prepare::{PrepareSettings, Prepared, prepare},
-    record::{HeldSlot, Phase, Sequenced, Stamp},
+    ingest::{
+        prepare::{PrepareSettings, Prepared, prepare},
+        proof::Ties,
+    },
+    record::{self, HeldSlot, Phase, Record, Sequenced, Stamp, Verdict},
     seeded::Seeded as Random,
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder},
 };

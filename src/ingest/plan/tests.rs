@@ -6,8 +6,11 @@ use super::*;
 use crate::{
     broker::Message,
     event::Validated,
-    ingest::prepare::{PrepareSettings, Prepared, prepare},
-    record::SpendingData,
+    ingest::{
+        prepare::{PrepareSettings, Prepared, prepare},
+        proof::Ties,
+    },
+    record::{Marks, SpendingData, Verdict},
     tx::{Network, Outpoint, Output, TransactionBuilder},
 };
 

@@ -1,0 +1,113 @@
+//! What the pipeline works with, and what it answers.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    api::Health,
+    broker::{Broker, BrokerError},
+    clock::Clock,
+    engine::RecordEngine,
+    ingest::{
+        dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds, plan::PlanSettings,
+        prepare::PrepareSettings, proof::ChainView, publish::Publisher, replay::Modes,
+    },
+    store::nodes::{Nodes, WholeStore},
+    telemetry::Metrics,
+};
+
+/// Everything that the loop needs to know. Units are in the names.
+#[derive(Debug, Clone)]
+pub struct PipelineSettings {
+    /// Topic of validated transactions.
+    pub topic: Arc<str>,
+    /// Group whose committed offsets count.
+    pub group: String,
+    /// What events are prepared for.
+    pub prepare: PrepareSettings,
+    /// Bounds and pauses of the planner.
+    pub plan: PlanSettings,
+    /// Batching.
+    pub dispatch: DispatchSettings,
+    /// Transactions that move at once; beyond it nothing more is read (it resumes at half). Those that wait count, too, as
+    /// long as a sixteenth of it moves.
+    pub max_active: usize,
+    /// What may be unfinished in a partition before it is paused.
+    pub bounds: PartitionBounds,
+    /// When dead letters halt a partition.
+    pub dead_letter_limits: DeadLetterLimits,
+    /// How long other partitions must have been read past an event before its parent is missing.
+    pub missing_parent_grace_ms: u64,
+    /// Between commits.
+    pub commit_interval: Duration,
+    /// How long a shutdown waits for what is moving.
+    pub drain_timeout: Duration,
+}
+
+/// What the pipeline works with.
+#[derive(Clone)]
+pub struct PipelineParts {
+    /// The log.
+    pub broker: Arc<dyn Broker>,
+    /// The state.
+    pub engine: Arc<dyn RecordEngine>,
+    /// Where contests and dead letters go.
+    pub publisher: Publisher,
+    /// What is known of the chain, for the proof of a missing parent.
+    pub chain: Arc<dyn ChainProgress>,
+    /// How each event is treated.
+    pub modes: Modes,
+    /// Whether the store has forgotten.
+    pub nodes: Nodes,
+    /// Whether it is still there as a whole.
+    pub whole: Arc<dyn WholeStore>,
+    /// Time.
+    pub clock: Clock,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Health.
+    pub health: Arc<Health>,
+}
+
+/// Tells how far the chain has been handled, whoever handles it.
+#[async_trait::async_trait]
+pub trait ChainProgress: Send + Sync {
+    /// As of now.
+    async fn view(&self) -> Result<ChainView, BrokerError>;
+}
+
+/// Why the pipeline ended, when nobody asked it to.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// The broker cannot go on.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// The store cannot go on.
+    #[error("store: {0}")]
+    Store(String),
+    /// What had to be in the log before its event completes is not there, and no retry heals that.
+    #[error("{what} cannot be published to `{topic}`: {error}")]
+    NotPublished {
+        /// What, with its transaction or place.
+        what: String,
+        /// Where it was to go.
+        topic: String,
+        /// Why not.
+        error: BrokerError,
+    },
+    /// A task of the pipeline died.
+    #[error("internal: {0}")]
+    Internal(String),
+}
+
+/// What a run of the pipeline did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PipelineReport {
+    /// Events completed.
+    pub completed: u64,
+    /// The most transactions that ever waited at once.
+    pub parked_max: u64,
+    /// Contests published.
+    pub contests: u64,
+    /// Dead letters published.
+    pub dead_letters: u64,
+}

@@ -1,0 +1,154 @@
+//! Asks how far everybody else is, and contests what is proven to wait for a parent that never comes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use tokio::time::Instant;
+
+use super::{LONG_WAIT_MS, Pipeline, PipelineParts};
+use crate::{
+    broker::{BrokerError, TopicPartition},
+    ingest::{
+        dispatch::Done,
+        flight::FlightId,
+        partition::PartitionState,
+        proof::{ChainView, PartitionView, Ties, proves_missing},
+    },
+};
+
+/// How far everybody else is.
+#[derive(Debug)]
+pub struct Others {
+    /// Partitions of the topic.
+    count: usize,
+    /// Those that are not held here.
+    partitions: Vec<(i32, PartitionView)>,
+    /// Ends of those that are.
+    ends: BTreeMap<i32, u64>,
+    chain: ChainView,
+    /// Who was waiting when all this was asked for: of anybody who came later it proves nothing.
+    waiting: BTreeSet<FlightId>,
+}
+
+async fn how_far_others_are(
+    parts: &PipelineParts,
+    topic: Arc<str>,
+    group: &str,
+    held: &BTreeSet<i32>,
+    waiting: BTreeSet<FlightId>,
+) -> Result<Others, BrokerError> {
+    let count = parts.broker.partitions(&topic).await?.unwrap_or(0);
+    let foreign: Vec<TopicPartition> = (0..count)
+        .filter(|number| !held.contains(number))
+        .map(|partition| TopicPartition { topic: topic.clone(), partition })
+        .collect();
+    let committed = parts.broker.committed(group, &foreign).await?;
+    let mut partitions = Vec::new();
+    for (partition, committed) in foreign.iter().zip(committed) {
+        let view = PartitionState::foreign_view(parts.broker.as_ref(), partition, committed).await?;
+        partitions.push((partition.partition, view));
+    }
+    let mut ends = BTreeMap::new();
+    for number in held {
+        let partition = TopicPartition { topic: topic.clone(), partition: *number };
+        ends.insert(*number, parts.broker.watermarks(&partition).await?.1);
+    }
+    Ok(Others { count: count as usize, partitions, ends, chain: parts.chain.view().await?, waiting })
+}
+
+impl Pipeline {
+    /// Others may be waiting for what was contested to be committed, and the next in line here may be proven missing now. Not
+    /// for every single contest, though.
+    pub(super) fn contests_published(&mut self) {
+        if self.publishing == 0 && self.planner.counts().parked > 0 {
+            self.next_proof = Instant::now();
+            self.next_commit = self.next_commit.min(self.last_commit + self.settings.commit_interval / 10);
+        }
+    }
+
+    /// Asks, beside the loop, how far the others are: whether a parent is missing follows from that.
+    pub(super) fn ask_others(&mut self) {
+        let waiting = self.planner.waiting_for_absent();
+        let now_ms = self.now_ms();
+        if self.asking || (waiting.is_empty() && self.planner.waiting_long(LONG_WAIT_MS, now_ms).is_empty()) {
+            return;
+        }
+        self.asking = true;
+        let waiting = waiting.into_iter().map(|(_, flight)| flight).collect();
+        let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
+        let (parts, done) = (self.parts.clone(), self.done_sender.clone());
+        let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
+        tokio::spawn(async move {
+            let others = how_far_others_are(&parts, topic, &group, &held, waiting).await;
+            // A pipeline that has ended meanwhile asks again when it starts.
+            let _ = done.send(Done::Others(others.map_err(|error| error.to_string())));
+        });
+    }
+
+    /// Contests what waits for a parent that will never come.
+    pub(super) fn prove_missing_parents(&mut self, others: Result<Others, String>) {
+        self.asking = false;
+        let others = match others {
+            Ok(others) => others,
+            Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
+        };
+        self.look_at_chain(others.chain);
+        // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
+        let own = |(number, state): (&i32, &PartitionState)| {
+            let mut view = state.view(&self.settings.bounds);
+            // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
+            // be forgotten is not known any more; nor is what a halted partition has left where it is, or what lies
+            // beyond the bound of one that reads no further: that counts as read only for who is older than its head.
+            if !self.parts.nodes.may_forget() && state.halted.is_none() && !view.at_bound {
+                view.oldest_unfinished = self.oldest_unprepared(*number);
+            }
+            let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
+            (*number, PartitionView { at_end, ..view })
+        };
+        let mut views: Vec<(i32, PartitionView)> = self.partitions.iter().map(own).collect();
+        views.extend(others.partitions.iter().filter(|(number, _)| !self.partitions.contains_key(number)));
+        if views.len() < others.count {
+            // A partition was taken away since: its next holder has not said anything yet.
+            return;
+        }
+        // What is to be read next there may be what the chain waits for. A coinbase that comes after all gives a second chance.
+        let at_bound = views.iter().any(|(_, view)| view.at_bound);
+        let grace_ms = self.settings.missing_parent_grace_ms;
+        let chain = if at_bound && self.chain_stands(grace_ms) { ChainView::AtEnd } else { others.chain };
+        let mut waiting = self.planner.waiting_for_absent();
+        waiting.retain(|(_, flight)| others.waiting.contains(flight));
+        waiting.sort_unstable();
+        let now_ms = self.now_ms();
+        for (event, flight) in waiting {
+            let order = (event.timestamp_ms, event.partition, event.offset);
+            let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
+            if !proves_missing(order, ties, &views, chain, grace_ms as i64) {
+                break;
+            }
+            self.planner.parent_is_missing(flight, ties, now_ms);
+        }
+    }
+
+    /// The oldest that was read and that nobody has looked at.
+    pub(super) fn oldest_unprepared(&self, number: i32) -> Option<(i64, u64)> {
+        self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
+    }
+
+    /// A chain that does not move may want what waits here without need, or what a node forgot.
+    pub(super) fn look_at_chain(&mut self, chain: ChainView) {
+        let now_ms = self.now_ms();
+        if self.chain.0 != chain || chain == ChainView::Unknown {
+            self.chain = (chain, now_ms);
+        } else if self.chain_stands(LONG_WAIT_MS) {
+            self.planner.look_at_own(LONG_WAIT_MS, now_ms);
+        }
+    }
+
+    /// Whether the chain has been seen to stand at the same event for so long.
+    pub(super) fn chain_stands(&self, for_ms: u64) -> bool {
+        let (view, since_ms) = self.chain;
+        matches!(view, ChainView::Behind(_)) && self.now_ms().saturating_sub(since_ms) >= for_ms
+    }
+}

@@ -1,0 +1,89 @@
+//! Parents that may never come. What proves it is in [`proof`](crate::ingest::proof); here is who asks, and what follows.
+
+use super::{EventRef, Mode, Planner};
+use crate::{
+    ingest::{
+        flight::{Flight, FlightId, Stage},
+        proof::Ties,
+    },
+    tx::Txid,
+};
+
+impl Planner {
+    /// The transactions that wait for a parent that may never come, by their first event: one that is absent, or one that
+    /// is in flight here, came behind them, and waits itself.
+    pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId)> {
+        let waiting = self.flights.iter().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        waiting
+            .filter(|flight| match flight.stage {
+                Stage::Parked => flight.absent_parents().next().is_some(),
+                _ => self.parent_behind(flight).is_some(),
+            })
+            .filter_map(|flight| Some((flight.first_event()?, flight.id)))
+            .collect()
+    }
+
+    /// A parent in flight that waits itself, and whose own event stands behind that of its child. The child cannot wait for
+    /// it: whatever the parent waits for is proven missing only after the child, which is older, has ended. `None`, too,
+    /// while a parent is in flight whose event is older: that one comes to its end without the child.
+    pub(super) fn parent_behind(&self, child: &Flight) -> Option<Txid> {
+        let first = child.first_event()?;
+        let flight_of = |id: FlightId| self.flights.get(id.index as usize)?.as_ref();
+        let mut behind = None;
+        for parent in child.parents().filter_map(|parent| self.first_flight(&parent)).filter_map(flight_of) {
+            match parent.first_event() {
+                Some(event) if event < first => return None,
+                _ if parent.waits() => behind = behind.or(Some(parent.txid)),
+                _ => {}
+            }
+        }
+        behind
+    }
+
+    /// For how long it has been asked whether this parent of the transaction is missing, ms.
+    pub fn has_waited_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
+        let flight = self.flights.get(id.index as usize).and_then(Option::as_ref).filter(|flight| flight.id == id);
+        let parent = flight.and_then(|flight| flight.absent_parents().next().or_else(|| self.parent_behind(flight)));
+        let (Some(parent), Some(flight)) = (parent, self.get(id)) else { return 0 };
+        let asked = flight.in_question.filter(|(asked, _)| *asked == parent);
+        let (_, since_ms) = *flight.in_question.insert(asked.unwrap_or((parent, now_ms)));
+        now_ms.saturating_sub(since_ms)
+    }
+
+    /// What a parked transaction waits for is proven to have come already, or never: it tries once more, and is contested if
+    /// a parent is still absent. (Its last try may be older than the proof, and the parent have come in between.) A parent
+    /// that came behind it and waits here counts as missing, but only where ties are broken.
+    pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        if flight.stage == Stage::Parked {
+            let awaited: Vec<Txid> = flight.awaited_parents().collect();
+            if flight.absent_parents().next().is_none()
+                || awaited.iter().any(|parent| self.by_txid.contains_key(parent))
+            {
+                return;
+            }
+        } else {
+            let flight = self.flights[id.index as usize].as_ref();
+            let behind = flight.filter(|flight| flight.waits()).and_then(|flight| self.parent_behind(flight));
+            if behind.is_none() || ties == Ties::Wait {
+                return;
+            }
+        }
+        self.wait_no_longer(id);
+        if let Some(flight) = self.get(id) {
+            flight.last_try = Some(ties);
+        }
+        self.ready.push_back(id);
+        self.settle_ready(now_ms);
+    }
+
+    /// The parent that is absent still, after the last try. One that is in flight may be about to come, unless it stands
+    /// behind its child and waits itself.
+    pub(super) fn missing_at_last(&mut self, id: FlightId, none_in_flight: bool) -> Option<Txid> {
+        let ties = self.get(id)?.last_try.take()?;
+        let flight = self.flights.get(id.index as usize)?.as_ref()?;
+        let absent = flight.absent_parents().next()?;
+        let is_behind = || self.parent_behind(flight).filter(|behind| flight.absent_parents().any(|it| it == *behind));
+        if none_in_flight { Some(absent) } else { is_behind().filter(|_| ties == Ties::Break) }
+    }
+}

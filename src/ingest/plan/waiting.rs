@@ -1,0 +1,178 @@
+//! Transactions that wait: for a parent in flight here, or parked until their next try.
+
+use super::{Action, EventRef, Mode, Planner};
+use crate::{
+    ingest::flight::{Flight, FlightId, Stage},
+    record::{Reason, Rejection, Verdict},
+    telemetry::Completion,
+    tx::Txid,
+};
+
+impl Planner {
+    pub(super) fn await_parents(&mut self, id: FlightId, remaining: u32) {
+        if let Some(flight) = self.get(id) {
+            flight.stage = Stage::AwaitingParents { remaining };
+            self.count_waiting(1);
+        }
+    }
+
+    /// A parked flight waits for a parent that has just arrived instead.
+    pub(super) fn unpark(&mut self, id: FlightId) -> bool {
+        let Some(flight) = self.get(id) else { return false };
+        if let Stage::Parked = flight.stage {
+            flight.stage = Stage::AwaitingParents { remaining: 1 };
+            self.parked.remove(id);
+            return true;
+        }
+        false
+    }
+
+    /// Whoever waited goes on, and those that it waited for must not start it when they end.
+    pub(super) fn wait_no_longer(&mut self, id: FlightId) {
+        if self.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
+            self.parked.remove(id);
+        } else {
+            for parent in self.parents_in_flight(id, |_| true) {
+                if let Some(parent) = self.get(parent) {
+                    parent.children.retain(|child| *child != id);
+                }
+            }
+        }
+        self.count_waiting(-1);
+    }
+
+    pub(super) fn count_waiting(&mut self, by: isize) {
+        self.waiting = self.waiting.saturating_add_signed(by);
+        self.parked_max = self.parked_max.max(self.waiting);
+    }
+
+    pub(super) fn park(&mut self, id: FlightId, now_ms: u64) {
+        if self.get(id).is_some_and(|flight| flight.events.is_empty()) {
+            // Its partitions were taken away: whoever has them now reads the event again.
+            return self.finish(id, Completion::PassedOver);
+        }
+        if self.get(id).is_some_and(|flight| flight.gives_way()) {
+            return self.finish(id, Completion::PassedOver);
+        }
+        // A parent with a verdict is not waited for, even where a later event of it is in flight.
+        let won = self.get(id).is_some_and(|flight| flight.mode == Mode::RebuildWon);
+        let in_flight = self.parents_in_flight(id, |group| match group.refusal {
+            None => false,
+            Some(Rejection::Conflicting(Verdict::Conflicting(_))) => won,
+            Some(_) => true,
+        });
+        if let Some(parent) = self.missing_at_last(id, in_flight.is_empty()) {
+            return self.store_contested(id, Reason::MissingParent { parent });
+        }
+        if !in_flight.is_empty() {
+            let remaining = in_flight.len() as u32;
+            for parent in in_flight {
+                if let Some(parent) = self.get(parent) {
+                    parent.children.push(id);
+                }
+            }
+            return self.await_parents(id, remaining);
+        }
+        let settings = self.settings;
+        let at_bound = self.is_at_bound(id);
+        let Some(flight) = self.get(id) else { return };
+        let since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
+        if let Some(parent) = flight.locked_parent()
+            && flight.mode == Mode::Normal
+            && (at_bound || now_ms.saturating_sub(since_ms) >= settings.flag_grace_ms)
+        {
+            return self.store_contested(id, Reason::Locked { parent });
+        }
+        let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(settings.retry_max_ms);
+        flight.attempts += 1;
+        flight.stage = Stage::Parked;
+        let registered = std::mem::replace(&mut flight.awaits_registered, true);
+        let absent: Vec<Txid> = if registered { Vec::new() } else { flight.absent_parents().collect() };
+        for parent in absent {
+            self.awaited.entry(parent).or_default().push(id);
+        }
+        self.parked.insert(id, now_ms + pause);
+        self.count_waiting(1);
+    }
+
+    pub(super) fn is_at_bound(&self, id: FlightId) -> bool {
+        let flight = self.flights.get(id.index as usize).and_then(Option::as_ref);
+        flight.is_some_and(|flight| flight.events.iter().any(|event| self.at_bound.contains(&event.partition)))
+    }
+
+    /// A partition was read to its bound and is paused there. What waits on a flag on its behalf is contested at once: the
+    /// block that lifts the flag may wait for what is not read.
+    pub fn bound_reached(&mut self, partition: i32, now_ms: u64) {
+        if !self.at_bound.insert(partition) {
+            return;
+        }
+        let on_flag = |flight: &&Flight| flight.stage == Stage::Parked && flight.locked_parent().is_some();
+        let waiting: Vec<FlightId> = self.flights.iter().flatten().filter(on_flag).map(|flight| flight.id).collect();
+        for id in waiting {
+            if self.is_at_bound(id) {
+                self.wait_no_longer(id);
+                self.ready.push_back(id);
+            }
+        }
+        self.settle_ready(now_ms);
+    }
+
+    /// A partition that was paused at its bound has room again.
+    pub fn bound_left(&mut self, partition: i32) {
+        self.at_bound.remove(&partition);
+    }
+
+    /// Tries again what has been parked long enough.
+    pub fn retry_due(&mut self, now_ms: u64) {
+        while let Some(id) = self.parked.pop_due(now_ms) {
+            self.count_waiting(-1);
+            self.ready.push_back(id);
+        }
+        self.settle_ready(now_ms);
+    }
+
+    /// A transaction came that no event here brings: those that are parked until it does try again now.
+    pub fn parent_came(&mut self, parent: &Txid, now_ms: u64) {
+        for id in self.awaited.get(parent).cloned().unwrap_or_default() {
+            if self.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
+                self.wait_no_longer(id);
+                self.ready.push_back(id);
+            }
+        }
+        self.settle_ready(now_ms);
+    }
+
+    /// When [`retry_due`](Self::retry_due) has something to do, ms since the epoch.
+    pub fn next_due_ms(&self) -> Option<u64> {
+        self.parked.next_due_ms()
+    }
+
+    /// Those that have been seen to wait for so long.
+    pub fn waiting_long(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
+        let waiting = self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        let since = waiting.map(|flight| (flight.id, *flight.waits_since_ms.get_or_insert(now_ms)));
+        since.filter(|(_, since_ms)| now_ms.saturating_sub(*since_ms) >= long_ms).map(|(id, _)| id).collect()
+    }
+
+    /// Those that have waited long look at their own records once more: it may all be done already, by an earlier event or by
+    /// whoever had the partition before, and others wait for it here. And over a store that forgets, the sequencer may want
+    /// what a node forgot, while they wait for a verdict that stands behind what it is about.
+    pub fn look_at_own(&mut self, long_ms: u64, now_ms: u64) {
+        for id in self.waiting_long(long_ms, now_ms) {
+            if let Some(flight) = self.get(id) {
+                let txid = flight.txid;
+                self.actions.push_back(Action::ReadOwn(id, txid));
+            }
+        }
+    }
+
+    /// One of those that wait for a record, with what it waits for, in a line: the one whose event came first.
+    pub fn one_that_waits(&self) -> Option<String> {
+        let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
+        let (event, flight) =
+            parked.filter_map(|flight| Some((flight.first_event()?, flight))).min_by_key(|(it, _)| *it)?;
+        let txid = flight.work.txid();
+        let EventRef { partition, offset, .. } = event;
+        Some(format!("{txid} (partition {partition}, offset {offset}) waits for {}", flight.what_bars_it()))
+    }
+}
