@@ -164,7 +164,8 @@ pub async fn run(
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-        Some(Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), ChainMode::Live, consumer))
+        let parts = sequencer_parts(&settings, &parts, producer, nodes, &pipeline);
+        Some(Sequencer::new(parts, ChainMode::Live, consumer))
     } else {
         None
     };
@@ -210,7 +211,7 @@ pub async fn rebuild(
         consumer,
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), mode, chain);
+    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes, &pipeline), mode, chain);
     tokio::select! {
         biased;
         rebuilt = together(pipeline, Some(sequencer), shutdown) => rebuilt,
@@ -326,6 +327,7 @@ fn sequencer_parts(
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
     nodes: Nodes,
+    pipeline: &Pipeline,
 ) -> SequencerParts {
     SequencerParts {
         broker: parts.broker.clone(),
@@ -338,6 +340,7 @@ fn sequencer_parts(
         health: parts.health.clone(),
         nodes,
         whole: Arc::new(Whole { store: parts.store.clone() }),
+        arrivals: pipeline.arrivals(),
     }
 }
 

@@ -124,7 +124,7 @@ impl Broker for KafkaBroker {
         let source = Source::Manual { partition: partition.clone(), offset };
         let handle =
             off_the_runtime("read", self.settings.request_timeout, move || start(config, settings, source)).await?;
-        Ok(Box::new(KafkaReader { handle, position: offset, end: high, stuck: None }))
+        Ok(Box::new(KafkaReader { handle, partition: partition.clone(), position: offset, end: high, stuck: None }))
     }
 
     async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {

@@ -38,6 +38,8 @@ pub enum Done {
     DeadLetterPublished(EventRef),
     /// How far everybody else is, or why that cannot be told.
     Others(Result<Others, String>),
+    /// A transaction came by no event of its own.
+    Came(Txid),
     /// The store did not answer, or does again.
     StoreReachable(Result<(), String>),
     /// Nothing can go on.

@@ -24,5 +24,6 @@ mod run;
 mod seeded_twice;
 mod sequencing;
 mod sim;
+mod transactional;
 mod waits;
 mod world;
