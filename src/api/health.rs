@@ -52,6 +52,11 @@ pub struct Health {
 }
 
 impl Condition {
+    /// Whether nothing can be expected to move while it is unmet. The others name a part that stands; the rest has to go on.
+    fn excuses_all(self) -> bool {
+        matches!(self, Condition::Assigned | Condition::StoreReachable)
+    }
+
     /// As reports name it.
     pub fn name(self) -> &'static str {
         match self {
@@ -65,7 +70,7 @@ impl Condition {
 }
 
 impl Health {
-    /// Health that fails when, with work at hand, no watermark moves for `stall_limit`.
+    /// Health that fails when, with work at hand, nothing moves for `stall_limit`.
     pub fn new(clock: Clock, stall_limit: Duration) -> Self {
         let starting =
             [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
@@ -83,10 +88,14 @@ impl Health {
     /// Says that a condition holds (`None`) or why it does not.
     pub fn set(&self, condition: Condition, reason: Option<String>) {
         let mut unmet = self.unmet();
-        match reason {
+        let before = match reason {
             None => unmet.remove(&condition),
             Some(reason) => unmet.insert(condition, reason),
         };
+        // What stood for it needs time to move again.
+        if before.is_some() && condition.excuses_all() {
+            self.moved();
+        }
     }
 
     /// When the process started, ms since the epoch.
@@ -94,7 +103,7 @@ impl Health {
         self.started_ms
     }
 
-    /// Some watermark moved.
+    /// Something came to an end: an answer of the store, an acknowledgement, an event.
     pub fn moved(&self) {
         self.moved_at_ms.store(self.clock.now_ms(), Relaxed);
     }
@@ -113,11 +122,14 @@ impl Health {
         Report { ok: reasons.is_empty(), reasons }
     }
 
-    /// Alive: idle, or moving, or standing for a reason that it names (which a restart would not mend).
+    /// Alive: idle, or moving, or kept from moving by what a restart would not mend: no store, or no partition. A halted
+    /// partition, or chain, is no excuse for the others; who works on them says so by [`set_idle`](Self::set_idle).
     pub fn live(&self) -> Report {
         let standing = Duration::from_millis(self.clock.now_ms().saturating_sub(self.moved_at_ms.load(Relaxed)));
-        let ok = self.idle.load(Relaxed) || standing <= self.stall_limit || !self.unmet().is_empty();
-        let reason = || ("stalled", format!("no watermark has moved for {} s", standing.as_secs()));
+        let ok = self.idle.load(Relaxed)
+            || standing <= self.stall_limit
+            || self.unmet().keys().any(|condition| condition.excuses_all());
+        let reason = || ("stalled", format!("nothing has moved for {} s", standing.as_secs()));
         Report { ok, reasons: (!ok).then(reason).into_iter().collect() }
     }
 
@@ -164,10 +176,17 @@ mod tests {
         tokio::time::advance(Duration::from_secs(61)).await;
         let report = health.live();
         assert!(!report.ok);
-        assert_eq!(report.reasons["stalled"], "no watermark has moved for 61 s");
+        assert_eq!(report.reasons["stalled"], "nothing has moved for 61 s");
         health.set_idle(false);
         assert!(!health.live().ok, "busy as before is no progress");
         health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
         assert!(health.live().ok, "a restart does not mend the store");
+        health.set(Condition::StoreReachable, None);
+        assert!(health.live().ok, "what stood for the store may go on first");
+        tokio::time::advance(Duration::from_secs(61)).await;
+        for condition in [Condition::PartitionsRunning, Condition::ChainRunning, Condition::ChainFed] {
+            health.set(condition, Some("halted".to_owned()));
+        }
+        assert!(!health.live().ok, "what stands elsewhere is no reason for the rest to stand");
     }
 }

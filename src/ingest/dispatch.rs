@@ -40,7 +40,7 @@ pub enum Done {
     Others(Result<Others, String>),
     /// A transaction came by no event of its own.
     Came(Txid),
-    /// The store did not answer, or does again.
+    /// One of the tasks that work on the store gets no answer; or has one again, after it had none.
     StoreReachable(Result<(), String>),
     /// Nothing can go on.
     Fatal(PipelineError),
@@ -174,14 +174,35 @@ impl Backoff {
     }
 }
 
-/// Reports an error; `true` when the rows can be sent again.
-fn report(done: &mpsc::UnboundedSender<Done>, error: &EngineError) -> bool {
-    if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) {
-        return done.send(Done::StoreReachable(Err(error.to_string()))).is_ok();
+/// Where one task tells how the store answers it: each trouble once, and its end once.
+struct Reporter {
+    done: mpsc::UnboundedSender<Done>,
+    in_trouble: bool,
+}
+
+impl Reporter {
+    fn new(done: mpsc::UnboundedSender<Done>) -> Self {
+        Reporter { done, in_trouble: false }
     }
-    // The pipeline may have ended already; then nobody needs to know.
-    let _ = done.send(Done::Fatal(PipelineError::Store(error.to_string())));
-    false
+
+    /// `false`: the pipeline has ended, and nobody needs to know.
+    fn tell(&self, done: Done) -> bool {
+        self.done.send(done).is_ok()
+    }
+
+    /// What came of a try; `true` when what failed can be sent again.
+    fn tried(&mut self, failed: Option<&EngineError>) -> bool {
+        match failed {
+            Some(error) if !matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
+                self.tell(Done::Fatal(PipelineError::Store(error.to_string())));
+                false
+            }
+            Some(error) => {
+                std::mem::replace(&mut self.in_trouble, true) || self.tell(Done::StoreReachable(Err(error.to_string())))
+            }
+            None => !std::mem::take(&mut self.in_trouble) || self.tell(Done::StoreReachable(Ok(()))),
+        }
+    }
 }
 
 async fn apply_until_done(
@@ -192,7 +213,7 @@ async fn apply_until_done(
     mut rows: Vec<Row>,
 ) {
     let mut backoff = Backoff::new(&settings);
-    let mut failed_before = false;
+    let mut reporter = Reporter::new(done);
     loop {
         let results = engine.apply(&rows).await;
         let mut outcomes = Vec::with_capacity(results.len());
@@ -209,14 +230,7 @@ async fn apply_until_done(
             }
         }
         let last = again.0.is_empty();
-        if failed_before && last && done.send(Done::StoreReachable(Ok(()))).is_err() {
-            return;
-        }
-        if done.send(Done::Rows { outcomes, last }).is_err() || last {
-            return;
-        }
-        failed_before = true;
-        if error.is_some_and(|error| !report(&done, &error)) {
+        if !reporter.tried(error.as_ref()) || !reporter.tell(Done::Rows { outcomes, last }) || last {
             return;
         }
         (tokens, rows) = again;
@@ -231,6 +245,7 @@ async fn read_until_done(
     mut reads: Vec<(FlightId, Txid)>,
 ) {
     let mut backoff = Backoff::new(&settings);
+    let mut reporter = Reporter::new(done);
     loop {
         let keys: Vec<Key> = reads.iter().map(|(_, txid)| Key::master(*txid)).collect();
         let results = engine.read(&keys).await;
@@ -246,10 +261,7 @@ async fn read_until_done(
                 }
             }
         }
-        if done.send(Done::Reads(records)).is_err() || again.is_empty() {
-            return;
-        }
-        if error.is_some_and(|error| !report(&done, &error)) {
+        if !reporter.tried(error.as_ref()) || !reporter.tell(Done::Reads(records)) || again.is_empty() {
             return;
         }
         reads = again;

@@ -60,6 +60,10 @@ pub struct Pipeline {
     done: mpsc::UnboundedReceiver<Done>,
     publishing: usize,
     asking: bool,
+    /// Tasks that get no answer of the store.
+    unanswered: usize,
+    /// Something has come to an end since that was last looked at.
+    moved: bool,
     throttled: bool,
     /// Where the chain stands, and since when that has been seen.
     chain: (ChainView, u64),
@@ -87,6 +91,8 @@ impl Pipeline {
             done,
             publishing: 0,
             asking: false,
+            unanswered: 0,
+            moved: false,
             throttled: false,
             chain: (ChainView::AtEnd, 0),
             started: now,
@@ -328,6 +334,7 @@ impl Pipeline {
 
     fn on_prepared(&mut self, chunk: PreparedChunk) {
         self.unprepared -= chunk.messages.len();
+        self.moved = true;
         let now_ms = self.now_ms();
         for (message, result) in chunk.messages {
             let Some(state) = self.partitions.get_mut(&chunk.partition).filter(|state| state.epoch == chunk.epoch)
@@ -416,6 +423,7 @@ impl Pipeline {
         let now_ms = self.now_ms();
         match done {
             Done::Rows { outcomes, last } => {
+                self.moved |= !outcomes.is_empty();
                 for (token, outcome) in outcomes {
                     self.planner.outcome(token, outcome, now_ms);
                 }
@@ -424,6 +432,7 @@ impl Pipeline {
                 }
             }
             Done::Reads(records) => {
+                self.moved |= !records.is_empty();
                 for (flight, own) in records {
                     self.planner.own_record(flight, own.as_ref().and_then(Record::page), now_ms);
                 }
@@ -439,10 +448,21 @@ impl Pipeline {
             }
             Done::Came(txid) => self.planner.parent_came(&txid, self.parts.clock.now_ms()),
             Done::Others(others) => self.prove_missing_parents(others),
-            Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
+            Done::StoreReachable(answer) => self.on_store(answer),
             Done::Fatal(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// It is reachable once nobody is without an answer any more: the first to have one does not speak for the others.
+    fn on_store(&mut self, answer: Result<(), String>) {
+        match answer {
+            Ok(()) => self.unanswered = self.unanswered.saturating_sub(1),
+            Err(_) => self.unanswered += 1,
+        }
+        if answer.is_err() || self.unanswered == 0 {
+            self.parts.health.set(Condition::StoreReachable, answer.err());
+        }
     }
 
     /// Does what the planner asks for, sends what is due, and reads on when there is room again.
@@ -476,6 +496,7 @@ impl Pipeline {
         let at_ms = self.uptime_ms(Instant::now());
         if let Some(state) = self.partitions.get_mut(&event.partition).filter(|state| state.epoch == event.epoch) {
             state.tracker.complete(event.offset, at_ms);
+            self.moved = true;
             self.report.completed += 1;
             self.parts.metrics.completed.of(how).inc();
             if state.paused {
@@ -505,12 +526,15 @@ impl Pipeline {
         at.duration_since(self.started).as_millis() as u64
     }
 
-    fn observe(&self) {
+    fn observe(&mut self) {
         let counts = self.planner.counts();
         self.parts.metrics.parked.set(counts.parked as i64);
         self.parts.metrics.parked_max.set(counts.parked_max as i64);
         self.parts.metrics.in_flight.set((counts.active + counts.parked) as i64);
-        self.parts.health.set_idle(self.partitions.values().all(|state| state.tracker.unfinished() == 0));
+        self.parts.health.set_idle(self.rests());
+        if std::mem::take(&mut self.moved) {
+            self.parts.health.moved();
+        }
         let now_ms = self.now_ms();
         for state in self.partitions.values() {
             state.show(now_ms);
@@ -519,6 +543,15 @@ impl Pipeline {
             // Nobody but a rebuild looks.
             self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits());
         }
+    }
+
+    /// Whether there is nothing at hand that would have to come to an end by itself: nothing at all, but in a partition that is
+    /// halted; or only what waits, and is tried again.
+    fn rests(&self) -> bool {
+        let running = self.partitions.values().filter(|state| state.halted.is_none());
+        let all_done = running.map(|state| state.tracker.unfinished()).sum::<usize>() == 0;
+        let moving = self.planner.counts().active + self.unprepared + self.publishing > 0 || !self.dispatcher.is_idle();
+        all_done || (!moving && self.planner.next_due_ms().is_some())
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.

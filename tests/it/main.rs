@@ -12,6 +12,7 @@ mod demo;
 mod differential;
 mod forgetting;
 mod halts;
+mod health;
 mod kafka;
 mod kafka_server;
 mod large;

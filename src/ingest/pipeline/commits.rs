@@ -89,7 +89,6 @@ impl Pipeline {
                     }
                 }
                 self.parts.metrics.commits.inc();
-                self.parts.health.moved();
             }
             Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
             Err(error) => {

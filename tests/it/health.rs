@@ -1,0 +1,129 @@
+//! What readiness and liveness say while something is wrong, and that what cannot go on ends the instance.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use utxo_store::{
+    engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set},
+    record::{Key, Outcome, Record},
+};
+
+use crate::world::{Running, World, spend};
+
+/// What an engine does about a key.
+type Trouble = Box<dyn Fn(&Key) -> Option<EngineError> + Send>;
+
+/// An engine that has trouble with some keys.
+struct Troubled {
+    inner: Arc<dyn RecordEngine>,
+    applies: Mutex<Trouble>,
+    reads: Mutex<Trouble>,
+}
+
+impl Troubled {
+    fn over(inner: Arc<dyn RecordEngine>) -> Arc<Self> {
+        Arc::new(Troubled { inner, applies: Mutex::new(Box::new(|_| None)), reads: Mutex::new(Box::new(|_| None)) })
+    }
+
+    fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
+        *self.applies.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
+    }
+
+    fn fail_reads(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
+        *self.reads.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
+    }
+}
+
+fn no_answer() -> EngineError {
+    EngineError { kind: ErrorKind::Retryable, operation: "test", key: String::new(), message: "no answer".into() }
+}
+
+#[async_trait::async_trait]
+impl RecordEngine for Troubled {
+    fn name(&self) -> &'static str {
+        "troubled"
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        let failed: Vec<_> = rows.iter().map(|row| self.applies.lock().unwrap()(&row.key)).collect();
+        let mut results = Vec::new();
+        for (row, failed) in rows.iter().zip(failed) {
+            results.push(match failed {
+                Some(error) => Err(error),
+                None => self.inner.apply(std::slice::from_ref(row)).await.remove(0),
+            });
+        }
+        results
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        let failed: Vec<_> = keys.iter().map(|key| self.reads.lock().unwrap()(key)).collect();
+        let read = self.inner.read(keys).await;
+        failed.into_iter().zip(read).map(|(failed, read)| failed.map_or(read, Err)).collect()
+    }
+
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        self.inner.query(index, from, to, limit).await
+    }
+
+    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        self.inner.scan(set, cursor, limit).await
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.inner.close().await
+    }
+}
+
+/// A world over an engine that can be made to have trouble.
+async fn troubled() -> (World, Arc<Troubled>) {
+    let world = World::new().await;
+    let engine = Troubled::over(world.memory.clone());
+    (world.over(engine.clone()), engine)
+}
+
+/// What is unmet, after a while.
+async fn reasons_after(seconds: u64, running: &Running) -> Vec<&'static str> {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+    running.health.ready().reasons.keys().copied().collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_that_failed_and_came_is_over() {
+    let (world, engine) = troubled().await;
+    let seed = world.seed(1, 1).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let running = world.start();
+    world.until_consumed().await;
+    engine.fail_reads(|_| true);
+    // It waits for its parent, and so looks at its own record.
+    world.validate(&spend(&[parent.coin(0)], 1, 2)).await;
+    assert_eq!(reasons_after(2, &running).await, ["store_reachable"]);
+    engine.fail_reads(|_| false);
+    assert_eq!(reasons_after(2, &running).await, [""; 0]);
+    world.validate(&parent).await;
+    world.until_consumed().await;
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_store_is_reachable_when_the_last_has_an_answer() {
+    let (mut world, engine) = troubled().await;
+    world.settings.pipeline.dispatch.batch_size = 1;
+    let running = world.start();
+    engine.fail_applies(|key| matches!(key, Key::Page(..)));
+    for tag in 1..=3 {
+        world.seed(tag, 1).await;
+    }
+    assert_eq!(reasons_after(5, &running).await, ["store_reachable"]);
+    let third = World::partial(3, 1).txid;
+    engine.fail_applies(move |key| *key == Key::master(third));
+    assert_eq!(reasons_after(5, &running).await, ["store_reachable"]);
+    assert!(running.health.live().ok);
+    engine.fail_applies(|_| false);
+    assert_eq!(reasons_after(5, &running).await, [""; 0]);
+    world.until_consumed().await;
+    running.stop().await;
+}
