@@ -18,6 +18,7 @@ pub mod record;
 pub mod seeded;
 pub mod sequencer;
 pub mod store;
+pub mod tasks;
 pub mod telemetry;
 pub mod text;
 pub mod tx;

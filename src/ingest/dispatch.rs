@@ -12,6 +12,7 @@ use crate::{
         plan::{EventRef, Token},
     },
     record::{Key, Outcome, Record},
+    tasks,
     tx::Txid,
 };
 
@@ -44,6 +45,15 @@ pub enum Done {
     StoreReachable(Result<(), String>),
     /// Nothing can go on.
     Fatal(PipelineError),
+}
+
+/// Runs a task of the pipeline, which ends the pipeline should it panic.
+pub fn spawn(what: &'static str, done: &mpsc::UnboundedSender<Done>, work: impl Future<Output = ()> + Send + 'static) {
+    let done = done.clone();
+    tasks::spawn(what, work, move |why| {
+        // The pipeline may have ended already; then nobody needs to know.
+        let _ = done.send(Done::Fatal(PipelineError::Internal(why)));
+    });
 }
 
 /// Limits of a [`Dispatcher`].
@@ -140,12 +150,14 @@ impl Dispatcher {
         let (rows, tokens) = (take_first(&mut self.rows, size), take_first(&mut self.tokens, size));
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
-        tokio::spawn(apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows));
+        let work = apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows);
+        spawn("writing to the store", &self.done, work);
     }
 
     fn send_reads(&mut self) {
         let reads = std::mem::take(&mut self.reads);
-        tokio::spawn(read_until_done(self.engine.clone(), self.settings, self.done.clone(), reads));
+        let work = read_until_done(self.engine.clone(), self.settings, self.done.clone(), reads);
+        spawn("reading from the store", &self.done, work);
     }
 }
 

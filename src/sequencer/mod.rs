@@ -31,6 +31,7 @@ use crate::{
     engine::ErrorKind,
     ingest::partition::{Halt, PartitionBounds, PartitionState, never_read},
     store::nodes::Look,
+    tasks,
     telemetry::Rebalance,
 };
 
@@ -231,12 +232,16 @@ impl Sequencer {
             self.progress_sender.clone(),
         );
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
+        let (progress, epoch) = (self.progress_sender.clone(), assigned.epoch);
         self.holding = Some(Holding {
             state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition), false),
             partition: assigned.partition,
             epoch: assigned.epoch,
             messages,
-            task: tokio::spawn(worker.run(received)),
+            task: tasks::spawn("the worker of the chain", worker.run(received), move |why| {
+                // Without a receiver the sequencer has ended, and nobody needs to know.
+                let _ = progress.send((epoch, Progress::Stopped(Stop::Died(why))));
+            }),
             handled: VecDeque::new(),
             latest: None,
             next: assigned.position,

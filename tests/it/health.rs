@@ -84,6 +84,46 @@ async fn troubled() -> (World, Arc<Troubled>) {
     (world.over(engine.clone()), engine)
 }
 
+/// Why the instance ended.
+async fn end_of(running: Running) -> String {
+    let ended = tokio::time::timeout(Duration::from_secs(60), running.task).await.expect("it goes on");
+    ended.unwrap().expect_err("it was asked to stop").to_string()
+}
+
+/// A task that dies without a word leaves whoever waits for it waiting for ever.
+#[tokio::test(start_paused = true)]
+async fn a_panic_ends_the_instance() {
+    let (world, engine) = troubled().await;
+    let running = world.start();
+    world.seed(1, 1).await;
+    world.until_consumed().await;
+    *engine.applies.lock().unwrap() = Box::new(|_| panic!("out of order"));
+    world.seed(2, 1).await;
+    let why = end_of(running).await;
+    assert!(why.contains("writing to the store panicked: out of order"), "{why}");
+
+    let (world, engine) = troubled().await;
+    let running = world.start();
+    let seed = world.seed(1, 1).await;
+    world.until_consumed().await;
+    *engine.reads.lock().unwrap() = Box::new(|_| panic!("out of order"));
+    world.validate(&spend(&[spend(&[seed.coin(0)], 1, 1).coin(0)], 1, 2)).await;
+    let why = end_of(running).await;
+    assert!(why.contains("reading from the store panicked: out of order"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_the_chain_ends_the_instance() {
+    let (world, engine) = troubled().await;
+    let running = world.start();
+    world.seed(1, 1).await;
+    world.until_consumed().await;
+    *engine.applies.lock().unwrap() = Box::new(|_| panic!("out of order"));
+    world.mine(1, &[]).await;
+    let why = end_of(running).await;
+    assert!(why.contains("the worker of the chain panicked: out of order"), "{why}");
+}
+
 /// What is unmet, after a while.
 async fn reasons_after(seconds: u64, running: &Running) -> Vec<&'static str> {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
