@@ -18,6 +18,7 @@ use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
     clock::Clock,
     ingest::{
+        halts::EarlierHalts,
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
         replay::Modes,
@@ -64,6 +65,8 @@ pub struct InstanceParts {
     pub metrics: Arc<Metrics>,
     /// Health.
     pub health: Arc<Health>,
+    /// Which halts this process lifts: the same one for all that it runs, one after the other.
+    pub earlier_halts: Arc<EarlierHalts>,
     /// Random, for a store that is made now.
     pub store_id: [u8; 16],
 }
@@ -316,6 +319,7 @@ fn pipeline_parts(
         modes,
         nodes: nodes.clone(),
         whole: Arc::new(Whole { store: parts.store.clone() }),
+        earlier_halts: parts.earlier_halts.clone(),
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),

@@ -48,7 +48,6 @@ pub struct Health {
     unmet: Mutex<BTreeMap<Condition, String>>,
     idle: AtomicBool,
     moved_at_ms: AtomicU64,
-    started_ms: u64,
 }
 
 impl Condition {
@@ -74,10 +73,8 @@ impl Health {
     pub fn new(clock: Clock, stall_limit: Duration) -> Self {
         let starting =
             [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
-        let started_ms = clock.now_ms();
         Self {
-            moved_at_ms: AtomicU64::new(started_ms),
-            started_ms,
+            moved_at_ms: AtomicU64::new(clock.steady_ms()),
             clock,
             stall_limit,
             unmet: Mutex::new(starting.into()),
@@ -98,14 +95,9 @@ impl Health {
         }
     }
 
-    /// When the process started, ms since the epoch.
-    pub fn started_ms(&self) -> u64 {
-        self.started_ms
-    }
-
     /// Something came to an end: an answer of the store, an acknowledgement, an event.
     pub fn moved(&self) {
-        self.moved_at_ms.store(self.clock.now_ms(), Relaxed);
+        self.moved_at_ms.store(self.clock.steady_ms(), Relaxed);
     }
 
     /// Whether there is nothing to do. The time to a stall begins when there is something again.
@@ -125,7 +117,7 @@ impl Health {
     /// Alive: idle, or moving, or kept from moving by what a restart would not mend: no store, or no partition. A halted
     /// partition, or chain, is no excuse for the others; who works on them says so by [`set_idle`](Self::set_idle).
     pub fn live(&self) -> Report {
-        let standing = Duration::from_millis(self.clock.now_ms().saturating_sub(self.moved_at_ms.load(Relaxed)));
+        let standing = Duration::from_millis(self.clock.steady_ms().saturating_sub(self.moved_at_ms.load(Relaxed)));
         let ok = self.idle.load(Relaxed)
             || standing <= self.stall_limit
             || self.unmet().keys().any(|condition| condition.excuses_all());

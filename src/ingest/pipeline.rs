@@ -142,8 +142,9 @@ impl Pipeline {
         Ok(self.report)
     }
 
+    /// Steady, for everything that takes time.
     fn now_ms(&self) -> u64 {
-        self.parts.clock.now_ms()
+        self.parts.clock.steady_ms()
     }
 
     /// Whether every partition has been completed safely up to where this run was to end.
@@ -188,13 +189,13 @@ impl Pipeline {
         if self.throttled {
             self.pause(number);
         }
-        let standing = |committed| Halt::standing(committed, self.parts.health.started_ms());
+        let standing = |committed| self.parts.earlier_halts.standing(number, committed);
         if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
-            self.halt(number, halt);
+            self.stay_halted(number, halt);
         }
         if let Some(low) = self.partitions.get(&number).and_then(PartitionState::begins_above) {
             let why = never_read(&self.settings.group, low);
-            self.halt(number, Halt { why, since_ms: self.now_ms() });
+            self.halt(number, why);
         }
     }
 
@@ -213,7 +214,7 @@ impl Pipeline {
             if !(low..=high).contains(&position) {
                 found = true;
                 let why = format!("offset {position} is next, but the topic holds {low} to {high}");
-                self.halt(number, Halt { why, since_ms: self.now_ms() });
+                self.halt(number, why);
             }
         }
         if found { Ok(()) } else { Err(error.into()) }
@@ -359,7 +360,7 @@ impl Pipeline {
                 Err(poison) => self.bury(event, &message, poison),
             }
             if let Some(why) = stop {
-                self.halt(chunk.partition, Halt { why, since_ms: now_ms });
+                self.halt(chunk.partition, why);
             }
         }
     }
@@ -403,11 +404,16 @@ impl Pipeline {
             return;
         };
         if let Some(why) = state.dead_letters.count_root(&self.settings.dead_letter_limits, root, now_ms) {
-            self.halt(event.partition, Halt { why, since_ms: now_ms });
+            self.halt(event.partition, why);
         }
     }
 
-    fn halt(&mut self, number: i32, halt: Halt) {
+    fn halt(&mut self, number: i32, why: String) {
+        let since_ms = self.parts.clock.now_ms();
+        self.stay_halted(number, Halt { why, since_ms });
+    }
+
+    fn stay_halted(&mut self, number: i32, halt: Halt) {
         let Halt { why, since_ms } = &halt;
         tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
         self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
@@ -446,7 +452,7 @@ impl Pipeline {
                 self.publishing -= 1;
                 self.complete(event, Completion::DeadLetter);
             }
-            Done::Came(txid) => self.planner.parent_came(&txid, self.parts.clock.now_ms()),
+            Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
             Done::StoreReachable(answer) => self.on_store(answer),
             Done::Fatal(error) => return Err(error),
@@ -535,9 +541,9 @@ impl Pipeline {
         if std::mem::take(&mut self.moved) {
             self.parts.health.moved();
         }
-        let now_ms = self.now_ms();
+        let wall_ms = self.parts.clock.now_ms();
         for state in self.partitions.values() {
-            state.show(now_ms);
+            state.show(wall_ms);
         }
         if self.parts.modes.ends().is_some() {
             // Nobody but a rebuild looks.

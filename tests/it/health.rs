@@ -7,7 +7,7 @@ use std::{
 
 use utxo_store::{
     engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set},
-    record::{Key, Outcome, Record},
+    record::{Key, Outcome, Record, TxState},
 };
 
 use crate::world::{Running, World, spend};
@@ -166,4 +166,25 @@ async fn the_store_is_reachable_when_the_last_has_an_answer() {
     assert_eq!(reasons_after(5, &running).await, [""; 0]);
     world.until_consumed().await;
     running.stop().await;
+}
+
+/// Its wall clock is put back by an hour: nothing takes an hour longer.
+#[tokio::test(start_paused = true)]
+async fn a_wall_clock_that_is_put_back_holds_up_nothing() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    world.validate_locked(&parent).await;
+    let running = world.start();
+    world.until_consumed().await;
+    let child = spend(&[parent.coin(0)], 1, 2);
+    world.validate(&child).await;
+    // A block that waits has to say so, too.
+    world.mine(1, &[&spend(&[seed.coin(0)], 1, 9)]).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    world.clock.step(-3_600_000);
+    assert_eq!(reasons_after(30, &running).await, ["chain_running"]);
+    let state = world.page(&child).await.map(|page| page.state());
+    assert!(matches!(state, Some(TxState::Conflicting(_))), "its grace is over: {state:?}");
+    running.kill().await;
 }

@@ -260,6 +260,7 @@ impl World {
             clock: self.clock.clone(),
             metrics: Arc::new(Metrics::new()),
             health: Arc::new(Health::new(self.clock.clone(), Duration::from_secs(600))),
+            earlier_halts: Arc::default(),
             store_id: [7; 16],
         }
     }

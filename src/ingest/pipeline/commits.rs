@@ -54,7 +54,7 @@ impl Pipeline {
                     self.partitions.insert(number, state.rewound(partition, epoch, position));
                     // Only an instance that was started after a halt tries again.
                     if let Some(halt) = state.halted {
-                        self.halt(number, halt);
+                        self.stay_halted(number, halt);
                     }
                 }
                 // It is being taken away, which is heard next.

@@ -142,7 +142,7 @@ impl Planner {
         self.settle_ready(now_ms);
     }
 
-    /// When [`retry_due`](Self::retry_due) has something to do, ms since the epoch.
+    /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it.
     pub fn next_due_ms(&self) -> Option<u64> {
         self.parked.next_due_ms()
     }
