@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -27,6 +28,43 @@ pub enum Condition {
     ChainRunning,
     /// No block or reorg is missing that the chain would go on with.
     ChainFed,
+    /// What is done is committed, by the pipeline: else a restart would do all of it again.
+    OffsetsCommitted,
+    /// The same of the sequencer.
+    ChainCommitted,
+}
+
+/// Follows the commits of one group: a few may fail, which heals by itself; many in a row are for somebody to look at.
+#[derive(Debug)]
+pub struct Commits {
+    condition: Condition,
+    failed: u32,
+}
+
+/// So many in a row may fail without a word: a rebalance, or a node that restarts, takes a few.
+const MAY_FAIL: u32 = 10;
+
+impl Commits {
+    /// Speaks for [`Condition::OffsetsCommitted`] or [`Condition::ChainCommitted`].
+    pub fn new(condition: Condition) -> Self {
+        Commits { condition, failed: 0 }
+    }
+
+    /// Nothing was committed, and why.
+    pub fn failed(&mut self, health: &Health, why: impl Display) {
+        self.failed = self.failed.saturating_add(1);
+        if self.failed >= MAY_FAIL {
+            let why = format!("nothing was committed {} times in a row: {why}", self.failed);
+            health.set(self.condition, Some(why));
+        }
+    }
+
+    /// Everything was that could be.
+    pub fn succeeded(&mut self, health: &Health) {
+        if std::mem::take(&mut self.failed) >= MAY_FAIL {
+            health.set(self.condition, None);
+        }
+    }
 }
 
 /// An answer about health.
@@ -64,6 +102,8 @@ impl Condition {
             Condition::PartitionsRunning => "partitions_running",
             Condition::ChainRunning => "chain_running",
             Condition::ChainFed => "chain_fed",
+            Condition::OffsetsCommitted => "offsets_committed",
+            Condition::ChainCommitted => "chain_committed",
         }
     }
 }

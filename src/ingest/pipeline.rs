@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::Condition,
+    api::{Commits, Condition},
     broker::{Assigned, Batch, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     ingest::{
         arrivals::Arrivals,
@@ -68,6 +68,7 @@ pub struct Pipeline {
     /// Where the chain stands, and since when that has been seen.
     chain: (ChainView, u64),
     started: Instant,
+    commits: Commits,
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
@@ -96,6 +97,7 @@ impl Pipeline {
             throttled: false,
             chain: (ChainView::AtEnd, 0),
             started: now,
+            commits: Commits::new(Condition::OffsetsCommitted),
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,

@@ -6,11 +6,15 @@ use std::{
 };
 
 use utxo_store::{
-    engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set},
+    broker::BrokerErrorKind,
+    engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
     record::{Key, Outcome, Record, TxState},
 };
 
-use crate::world::{Running, World, spend};
+use crate::{
+    troubled_broker::{Asked, TroubledBroker, start_on},
+    world::{Running, World, spend},
+};
 
 /// What an engine does about a key.
 type Trouble = Box<dyn Fn(&Key) -> Option<EngineError> + Send>;
@@ -187,4 +191,35 @@ async fn a_wall_clock_that_is_put_back_holds_up_nothing() {
     let state = world.page(&child).await.map(|page| page.state());
     assert!(matches!(state, Some(TxState::Conflicting(_))), "its grace is over: {state:?}");
     running.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_cannot_commit_is_not_ready() {
+    let world = World::new().await;
+    let (broker, rules) = TroubledBroker::over(&world);
+    rules.refuse(|asked, _| (asked == Asked::Commit).then_some(BrokerErrorKind::Refused));
+    let running = start_on(&world, broker);
+    world.seed(1, 1).await;
+    world.mine(1, &[]).await;
+    assert_eq!(reasons_after(10, &running).await, ["chain_committed", "offsets_committed"]);
+    let why = running.health.ready().reasons["offsets_committed"].clone();
+    assert!(why.contains("Commit of txs/") && why.contains("is refused"), "{why}");
+    rules.refuse(|_, _| None);
+    assert_eq!(reasons_after(5, &running).await, [""; 0]);
+    world.until_consumed().await;
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_know_what_the_store_has_forgotten_commits_nothing_and_is_not_ready() {
+    let world = World::forgetful().await;
+    let running = world.start();
+    world.seed(1, 1).await;
+    world.until_consumed().await;
+    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    let unmet = reasons_after(30, &running).await;
+    assert!(unmet.contains(&"chain_committed") && unmet.contains(&"offsets_committed"), "{unmet:?}");
+    world.nodes.set(Faults::default());
+    assert_eq!(reasons_after(30, &running).await, [""; 0]);
+    running.stop().await;
 }

@@ -26,5 +26,6 @@ mod seeded_twice;
 mod sequencing;
 mod sim;
 mod transactional;
+mod troubled_broker;
 mod waits;
 mod world;
