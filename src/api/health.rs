@@ -74,6 +74,9 @@ pub struct Report {
     pub ok: bool,
     /// What is not, and why.
     pub reasons: BTreeMap<&'static str, String>,
+    /// Which event waits for longer than usual, and for what: worth a look, but nothing is wrong here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
 }
 
 /// The health of a process; shared by those who know and those who ask.
@@ -84,6 +87,7 @@ pub struct Health {
     clock: Clock,
     stall_limit: Duration,
     unmet: Mutex<BTreeMap<Condition, String>>,
+    waits: Mutex<Option<String>>,
     idle: AtomicBool,
     moved_at_ms: AtomicU64,
 }
@@ -118,6 +122,7 @@ impl Health {
             clock,
             stall_limit,
             unmet: Mutex::new(starting.into()),
+            waits: Mutex::default(),
             idle: AtomicBool::new(true),
         }
     }
@@ -151,7 +156,7 @@ impl Health {
     pub fn ready(&self) -> Report {
         let reasons: BTreeMap<_, _> =
             self.unmet().iter().map(|(condition, reason)| (condition.name(), reason.clone())).collect();
-        Report { ok: reasons.is_empty(), reasons }
+        Report { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
     }
 
     /// Alive: idle, or moving, or kept from moving by what a restart would not mend: no store, or no partition. A halted
@@ -162,7 +167,16 @@ impl Health {
             || standing <= self.stall_limit
             || self.unmet().keys().any(|condition| condition.excuses_all());
         let reason = || ("stalled", format!("nothing has moved for {} s", standing.as_secs()));
-        Report { ok, reasons: (!ok).then(reason).into_iter().collect() }
+        Report { ok, reasons: (!ok).then(reason).into_iter().collect(), waits: self.waits().clone() }
+    }
+
+    /// Says which event waits for longer than usual, and for what; no condition of anything.
+    pub fn set_wait(&self, what: Option<String>) {
+        *self.waits() = what;
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Option<String>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unmet(&self) -> MutexGuard<'_, BTreeMap<Condition, String>> {

@@ -64,6 +64,8 @@ pub struct Pipeline {
     unanswered: usize,
     /// Something has come to an end since that was last looked at.
     moved: bool,
+    /// The wait that was last written to the log.
+    told_wait: Option<String>,
     throttled: bool,
     /// Where the chain stands, and since when that has been seen.
     chain: (ChainView, u64),
@@ -94,6 +96,7 @@ impl Pipeline {
             asking: false,
             unanswered: 0,
             moved: false,
+            told_wait: None,
             throttled: false,
             chain: (ChainView::AtEnd, 0),
             started: now,
@@ -549,8 +552,25 @@ impl Pipeline {
         }
         if self.parts.modes.ends().is_some() {
             // Nobody but a rebuild looks.
-            self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits());
+            self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits().map(|(_, what)| what));
+        } else {
+            self.tell_long_wait();
         }
+    }
+
+    /// A wait beyond the grace of a missing parent is somebody else's doing: of a partition that nobody holds, of a chain that stands.
+    /// It is said, and no reason to be unready: neither a restart nor another instance would end it.
+    fn tell_long_wait(&mut self) {
+        let grace_ms = self.settings.missing_parent_grace_ms;
+        let waited = |(since_ms, what): (u64, String)| (self.now_ms().saturating_sub(since_ms), what);
+        let wait = self.planner.one_that_waits().map(waited).filter(|(waited_ms, _)| *waited_ms >= grace_ms);
+        self.parts.metrics.longest_wait_seconds.set(wait.as_ref().map_or(0, |(ms, _)| (ms / 1_000) as i64));
+        let what = wait.map(|(_, what)| what);
+        if what.is_some() && what != self.told_wait {
+            tracing::warn!(what, "an event waits for longer than the grace of a missing parent");
+            self.told_wait.clone_from(&what);
+        }
+        self.parts.health.set_wait(what);
     }
 
     /// Whether there is nothing at hand that would have to come to an end by itself: nothing at all, but in a partition that is

@@ -6,14 +6,14 @@ use std::{
 };
 
 use utxo_store::{
-    broker::BrokerErrorKind,
+    broker::{BrokerErrorKind, partitioner::partition_of},
     engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
     record::{Key, Outcome, Record, TxState},
 };
 
 use crate::{
     troubled_broker::{Asked, TroubledBroker, start_on},
-    world::{Running, World, spend},
+    world::{PARTITIONS, Running, World, spend},
 };
 
 /// What an engine does about a key.
@@ -24,11 +24,14 @@ struct Troubled {
     inner: Arc<dyn RecordEngine>,
     applies: Mutex<Trouble>,
     reads: Mutex<Trouble>,
+    /// Is never answered about.
+    hangs: Mutex<Option<Key>>,
 }
 
 impl Troubled {
     fn over(inner: Arc<dyn RecordEngine>) -> Arc<Self> {
-        Arc::new(Troubled { inner, applies: Mutex::new(Box::new(|_| None)), reads: Mutex::new(Box::new(|_| None)) })
+        let none = || -> Mutex<Trouble> { Mutex::new(Box::new(|_| None)) };
+        Arc::new(Troubled { inner, applies: none(), reads: none(), hangs: Mutex::default() })
     }
 
     fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
@@ -51,6 +54,10 @@ impl RecordEngine for Troubled {
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        let hangs = *self.hangs.lock().unwrap();
+        if rows.iter().any(|row| Some(row.key) == hangs) {
+            std::future::pending::<()>().await;
+        }
         let failed: Vec<_> = rows.iter().map(|row| self.applies.lock().unwrap()(&row.key)).collect();
         let mut results = Vec::new();
         for (row, failed) in rows.iter().zip(failed) {
@@ -222,4 +229,45 @@ async fn who_does_not_know_what_the_store_has_forgotten_commits_nothing_and_is_n
     world.nodes.set(Faults::default());
     assert_eq!(reasons_after(30, &running).await, [""; 0]);
     running.stop().await;
+}
+
+/// A block that waits keeps a parent from being proven missing, for ever: a restart would not end that.
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_named_and_no_stall() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let running = world.start();
+    world.until_consumed().await;
+    world.mine(1, &[&spend(&[seed.coin(0)], 1, 1)]).await;
+    let child = spend(&[spend(&[seed.coin(1)], 1, 2).coin(0)], 1, 3);
+    world.validate(&child).await;
+    assert_eq!(reasons_after(2, &running).await, [""; 0]);
+    assert_eq!(running.health.ready().waits, None, "not longer than usual");
+    // Longer than anything may stall.
+    assert_eq!(reasons_after(1_500, &running).await, ["chain_running"]);
+    let report = running.health.live();
+    let named = |waits: &Option<String>| waits.as_ref().is_some_and(|waits| waits.contains(&child.txid.to_string()));
+    assert!(report.ok && named(&report.waits) && named(&running.health.ready().waits), "{report:?}");
+    assert!(running.metrics.longest_wait_seconds.get() > 1_000);
+    running.kill().await;
+}
+
+/// One partition is halted. What moves in another, and never ends, is a stall all the same.
+#[tokio::test(start_paused = true)]
+async fn a_halt_neither_is_a_stall_nor_hides_one() {
+    let (mut world, engine) = troubled().await;
+    world.settings.pipeline.dead_letter_limits.consecutive = 3;
+    let running = world.start();
+    for _ in 0..20 {
+        world.produce("txs", b"poison", vec![9]).await;
+    }
+    assert_eq!(reasons_after(1_500, &running).await, ["partitions_running"]);
+    assert!(running.health.live().ok);
+    let poisoned = partition_of(b"poison", PARTITIONS);
+    let tag = (1..).find(|tag| partition_of(&[*tag; 32], PARTITIONS) != poisoned).unwrap();
+    *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(tag, 1).txid));
+    world.seed(tag, 1).await;
+    assert_eq!(reasons_after(1_500, &running).await, ["partitions_running"]);
+    assert!(!running.health.live().ok);
+    running.kill().await;
 }
