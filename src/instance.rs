@@ -2,11 +2,7 @@
 
 mod frontier;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -310,12 +306,11 @@ fn pipeline_parts(
             retry_pause: settings.pipeline.dispatch.retry_pause,
             metrics: parts.metrics.clone(),
         },
-        chain: Arc::new(CommittedProgress {
-            broker: parts.broker.clone(),
-            group: chain_group(&settings.pipeline.group),
-            topics: settings.topics.clone(),
-            last: Mutex::default(),
-        }),
+        chain: Arc::new(CommittedProgress::new(
+            parts.broker.clone(),
+            chain_group(&settings.pipeline.group),
+            settings.topics.clone(),
+        )),
         modes,
         nodes: nodes.clone(),
         whole: Arc::new(Whole { store: parts.store.clone() }),

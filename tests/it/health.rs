@@ -271,3 +271,18 @@ async fn a_halt_neither_is_a_stall_nor_hides_one() {
     assert!(!running.health.live().ok);
     running.kill().await;
 }
+
+/// A chain that stands is looked at for every proof: with readers that are kept.
+#[tokio::test(start_paused = true)]
+async fn a_chain_that_stands_is_looked_at_without_opening_it_again() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let (broker, rules) = TroubledBroker::over(&world);
+    let running = start_on(&world, broker);
+    world.mine(1, &[&spend(&[seed.coin(0)], 1, 1)]).await;
+    world.validate(&spend(&[spend(&[seed.coin(1)], 1, 2).coin(0)], 1, 3)).await;
+    assert_eq!(reasons_after(60, &running).await, ["chain_running"]);
+    let opened = rules.opened("chain") + rules.opened("block-mined");
+    assert!(opened < 10, "{opened}");
+    running.kill().await;
+}

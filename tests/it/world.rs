@@ -344,12 +344,8 @@ impl World {
     /// Whether the groups have committed the end of every topic that they consume.
     pub async fn consumed(&self) -> bool {
         let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
-        let progress = CommittedProgress {
-            broker: Arc::new(self.broker.clone()),
-            group: chain_group(GROUP),
-            topics: self.settings.topics.clone(),
-            last: std::sync::Mutex::default(),
-        };
+        let progress =
+            CommittedProgress::new(Arc::new(self.broker.clone()), chain_group(GROUP), self.settings.topics.clone());
         self.caught_up(GROUP, &txs).await && progress.view().await.unwrap() == ChainView::AtEnd
     }
 
