@@ -5,6 +5,7 @@
 //! map.
 
 pub mod api;
+pub mod backoff;
 pub mod broker;
 pub mod cli;
 pub mod clock;

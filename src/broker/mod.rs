@@ -8,6 +8,7 @@ pub mod kafka;
 pub mod memory;
 pub mod partitioner;
 pub mod replay;
+pub mod retry;
 
 use std::{fmt, sync::Arc, time::Duration};
 

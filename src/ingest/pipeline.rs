@@ -70,6 +70,8 @@ pub struct Pipeline {
     /// Where the chain stands, and since when that has been seen.
     chain: (ChainView, u64),
     started: Instant,
+    /// The log did not say which partition this befell.
+    gone: Option<BrokerError>,
     commits: Commits,
     last_commit: Instant,
     next_commit: Instant,
@@ -100,6 +102,7 @@ impl Pipeline {
             throttled: false,
             chain: (ChainView::AtEnd, 0),
             started: now,
+            gone: None,
             commits: Commits::new(Condition::OffsetsCommitted),
             last_commit: now,
             next_commit: now + settings.commit_interval,
@@ -215,7 +218,15 @@ impl Pipeline {
         for number in self.partitions.keys().copied().collect::<Vec<_>>() {
             let Some(position) = self.partitions.get(&number).map(|state| state.tracker.position()) else { continue };
             let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-            let (low, high) = self.parts.broker.watermarks(&partition).await?;
+            let (low, high) = match self.parts.broker.watermarks(&partition).await {
+                Ok(ends) => ends,
+                Err(why) if why.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, %why, "which partition that is, is asked again");
+                    self.gone = Some(error);
+                    return Ok(());
+                }
+                Err(why) => return Err(why.into()),
+            };
             if !(low..=high).contains(&position) {
                 found = true;
                 let why = format!("offset {position} is next, but the topic holds {low} to {high}");
@@ -524,6 +535,9 @@ impl Pipeline {
             self.next_commit = now + self.settings.commit_interval;
             self.commit().await?;
             self.observe();
+            if let Some(error) = self.gone.take() {
+                self.on_gone(error).await?;
+            }
         }
         if now >= self.next_proof && self.planner.counts().parked > 0 {
             self.next_proof = now + self.settings.commit_interval;

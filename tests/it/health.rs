@@ -6,7 +6,7 @@ use std::{
 };
 
 use utxo_store::{
-    broker::{BrokerErrorKind, partitioner::partition_of},
+    broker::{Broker, BrokerErrorKind, TopicPartition, partitioner::partition_of},
     engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
     record::{Key, Outcome, Record, TxState},
 };
@@ -285,4 +285,54 @@ async fn a_chain_that_stands_is_looked_at_without_opening_it_again() {
     let opened = rules.opened("chain") + rules.opened("block-mined");
     assert!(opened < 10, "{opened}");
     running.kill().await;
+}
+
+/// Neither ends the instance: what may be retried is, and readiness says what is waited for.
+#[tokio::test(start_paused = true)]
+async fn a_log_that_is_slow_to_answer_is_waited_for() {
+    let world = World::new().await;
+    let (broker, rules) = TroubledBroker::over(&world);
+    let running = start_on(&world, broker);
+    world.mine(1, &[]).await;
+    world.until_consumed().await;
+    for topic in ["decisions", "block-mined"] {
+        rules.refuse(move |asked, partition| {
+            (asked != Asked::Commit && partition.topic.as_ref() == topic).then_some(BrokerErrorKind::Retryable)
+        });
+        let listed = world.seed(topic.len() as u8, 1).await;
+        let sequence = world.count("block-mined").await + 1;
+        world.mine(sequence, &[&listed]).await;
+        let unmet = reasons_after(60, &running).await;
+        let expected = if topic == "decisions" { "chain_running" } else { "chain_fed" };
+        assert!(!running.task.is_finished() && unmet == [expected], "{unmet:?}");
+        rules.refuse(|_, _| None);
+        world.until_consumed().await;
+        assert_eq!(reasons_after(5, &running).await, [""; 0]);
+    }
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_gone_is_found_once_the_log_answers() {
+    let world = World::new().await;
+    for tag in 1..=40 {
+        world.seed(tag, 1).await;
+    }
+    world.run_until_consumed().await;
+    for tag in 41..=80 {
+        world.seed(tag, 1).await;
+    }
+    let partition = TopicPartition { topic: "txs".into(), partition: 1 };
+    let (_, end) = world.broker.watermarks(&partition).await.unwrap();
+    world.broker.truncate(&partition, end - 1).unwrap();
+    let (broker, rules) = TroubledBroker::over(&world);
+    rules.refuse(|asked, partition| {
+        (asked == Asked::Watermarks && partition.topic.as_ref() == "txs").then_some(BrokerErrorKind::Retryable)
+    });
+    let running = start_on(&world, broker);
+    reasons_after(5, &running).await;
+    assert!(!running.task.is_finished());
+    rules.refuse(|_, _| None);
+    assert_eq!(reasons_after(5, &running).await, ["partitions_running"]);
+    running.stop().await;
 }
