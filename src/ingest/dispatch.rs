@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
+    backoff::Backoff,
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     ingest::{
         flight::FlightId,
@@ -169,21 +170,9 @@ fn take_first<T>(all: &mut Vec<T>, count: usize) -> Vec<T> {
     std::mem::replace(all, rest)
 }
 
-/// Pauses between tries: doubling, bounded.
-struct Backoff {
-    next: Duration,
-    longest: Duration,
-}
-
-impl Backoff {
-    fn new(settings: &DispatchSettings) -> Self {
-        Backoff { next: settings.retry_pause.0, longest: settings.retry_pause.1 }
-    }
-
-    async fn pause(&mut self) {
-        tokio::time::sleep(self.next).await;
-        self.next = (self.next * 2).min(self.longest);
-    }
+/// The pauses of a task: by what it begins with, so that two tasks, or two instances, do not try again in step.
+fn backoff(settings: &DispatchSettings, first: Option<&Key>) -> Backoff {
+    Backoff::of(settings.retry_pause, first.map(|key| key.to_string()).unwrap_or_default().as_bytes())
 }
 
 /// Where one task tells how the store answers it: each trouble once, and its end once.
@@ -224,7 +213,7 @@ async fn apply_until_done(
     mut tokens: Vec<Token>,
     mut rows: Vec<Row>,
 ) {
-    let mut backoff = Backoff::new(&settings);
+    let mut backoff = backoff(&settings, rows.first().map(|row| &row.key));
     let mut reporter = Reporter::new(done);
     loop {
         let results = engine.apply(&rows).await;
@@ -256,7 +245,7 @@ async fn read_until_done(
     done: mpsc::UnboundedSender<Done>,
     mut reads: Vec<(FlightId, Txid)>,
 ) {
-    let mut backoff = Backoff::new(&settings);
+    let mut backoff = backoff(&settings, reads.first().map(|(_, txid)| Key::master(*txid)).as_ref());
     let mut reporter = Reporter::new(done);
     loop {
         let keys: Vec<Key> = reads.iter().map(|(_, txid)| Key::master(*txid)).collect();
