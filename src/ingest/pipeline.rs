@@ -24,7 +24,7 @@ use crate::{
         dispatch::{Dispatcher, Done},
         partition::{Halt, PartitionState, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
-        prepare::{Poison, Prepared, prepare},
+        prepare::{Poison, Prepared, check_place, prepare},
         proof::ChainView,
         publish::mismatch,
         replay::Modes,
@@ -255,7 +255,7 @@ impl Pipeline {
             self.planner.bound_reached(number, now_ms);
         }
         self.unprepared += messages.len();
-        let settings = self.settings.prepare;
+        let (settings, partitions) = (self.settings.prepare, self.settings.partitions);
         let count = messages.len();
         let oldest_ms = messages.iter().map(|message| message.timestamp_ms).min().unwrap_or(i64::MIN);
         let oldest = (oldest_ms, messages.first().map_or(0, |message| message.offset));
@@ -263,7 +263,9 @@ impl Pipeline {
             messages
                 .into_iter()
                 .map(|message| {
-                    let result = prepare(&settings, &message);
+                    let result = prepare(&settings, &message).and_then(|prepared| {
+                        partitions.map_or(Ok(()), |count| check_place(number, count, &message)).map(|()| prepared)
+                    });
                     (message, result)
                 })
                 .collect()
