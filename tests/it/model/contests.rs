@@ -119,7 +119,8 @@ impl Replay<'_> {
             }
         }
         for (txid, offset) in std::mem::take(&mut self.chances) {
-            if self.reconsidered.get(&txid).is_none_or(|last| *last <= offset) {
+            let lost = matches!(self.history.standing(&txid), Some(Standing::Lost(_)));
+            if lost && self.reconsidered.get(&txid).is_none_or(|last| *last <= offset) {
                 self.complain_of(txid, format!("deserves a second chance since chain offset {offset}, and gets none"));
             }
         }
