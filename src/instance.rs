@@ -20,7 +20,7 @@ use crate::{
     ingest::{
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
-        replay::Modes,
+        replay::{LastVerdicts, Modes},
     },
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
@@ -164,7 +164,8 @@ pub async fn run(
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-        Some(Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), ChainMode::Live, consumer))
+        let parts = sequencer_parts(&settings, &parts, producer, nodes, Arc::default());
+        Some(Sequencer::new(parts, ChainMode::Live, consumer))
     } else {
         None
     };
@@ -203,6 +204,7 @@ pub async fn rebuild(
     let chain_ends = BTreeMap::from([(0, chain_frontier)]);
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
     let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
+    let verdicts = rebuild.verdicts.clone();
     let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
@@ -210,7 +212,7 @@ pub async fn rebuild(
         consumer,
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes), mode, chain);
+    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes, verdicts), mode, chain);
     tokio::select! {
         biased;
         rebuilt = together(pipeline, Some(sequencer), shutdown) => rebuilt,
@@ -326,6 +328,7 @@ fn sequencer_parts(
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
     nodes: Nodes,
+    verdicts: Arc<LastVerdicts>,
 ) -> SequencerParts {
     SequencerParts {
         broker: parts.broker.clone(),
@@ -338,6 +341,7 @@ fn sequencer_parts(
         health: parts.health.clone(),
         nodes,
         whole: Arc::new(Whole { store: parts.store.clone() }),
+        verdicts,
     }
 }
 

@@ -13,33 +13,52 @@ use crate::{
     tx::{InvalidTransaction, PreviousOutput, Transaction, Txid},
 };
 
+/// What the stored outputs of its parents say of the claims of a stored transaction.
+pub(super) enum Proof {
+    /// They are true, or it claims nothing.
+    AsStored,
+    /// It is to be stored like this.
+    Otherwise(ClaimedBody),
+    /// What it spends is not there: which parent.
+    Unknown(Txid),
+}
+
 impl Handler {
-    /// The transaction as its parents' stored outputs prove it, where it is stored with other claims. `None`, too, where
-    /// what it spends is not there: whoever evaluates it says which input that is.
-    pub(super) async fn proven_claims(&self, page: &Page) -> Result<Option<ClaimedBody>, Stop> {
-        let Some(Body::Transaction(stored)) = page.body() else { return Ok(None) };
+    /// The transaction as its parents' stored outputs prove it.
+    pub(super) async fn prove_claims(&self, page: &Page) -> Result<Proof, Stop> {
+        let Some(Body::Transaction(stored)) = page.body() else { return Ok(Proof::AsStored) };
         let txid = page.txid;
         let tx = Transaction::parse(stored)
             .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
         let outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
             Ok(outputs) => outputs,
-            Err(ReadError::NoPreviousTransaction { .. } | ReadError::NoPreviousOutput { .. }) => return Ok(None),
+            Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
+                return Ok(Proof::Unknown(outpoint.txid));
+            }
             Err(ReadError::Engine(error)) => return Err(error.into()),
             Err(error) => return Err(Stop::Halt(format!("what {txid} spends cannot be read: {error}"))),
         };
         if agree(&tx, &outputs) {
-            return Ok(None);
+            return Ok(Proof::AsStored);
         }
         let claimed = claiming(&tx, &outputs);
-        claimed.map(Some).map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
+        claimed.map(Proof::Otherwise).map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
     }
 
-    /// Stores it as its parents prove it, before it becomes live: by then it has its slots, so that its parents are there.
-    /// What is live keeps its own.
+    /// Stores it as its parents prove it, before it becomes live: what is live keeps its own. By then it has its slots, so that its
+    /// parents are there; one that a node forgot since is waited for.
     pub(super) async fn adopt_proven(&self, at: At, txid: Txid) -> Result<(), Stop> {
-        let page = self.master(txid).await?;
-        let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_))) else { return Ok(()) };
-        let Some(proven) = self.proven_claims(&page).await? else { return Ok(()) };
+        let proof = self.wait_until(at, "a listed transaction spends what is not there", || async {
+            let page = self.master(txid).await?;
+            let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_))) else {
+                return Ok(Ok(Proof::AsStored));
+            };
+            Ok(match self.prove_claims(&page).await? {
+                Proof::Unknown(parent) => Err(parent.to_string()),
+                proof => Ok(proof),
+            })
+        });
+        let Proof::Otherwise(proven) = proof.await? else { return Ok(()) };
         tracing::warn!(%txid, "its event claims wrongly what it spends: a block proves what that is");
         let row = at.row(Phase::Apply, Key::master(txid), Sequenced::ReplaceBody(proven));
         self.apply_decided(at, vec![row]).await

@@ -50,6 +50,7 @@ pub(super) async fn parts() -> SequencerParts {
     SequencerParts {
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
         whole: Arc::new(Whole),
+        verdicts: Arc::default(),
         producer: broker.producer().await.unwrap(),
         broker: Arc::new(broker),
         store,
