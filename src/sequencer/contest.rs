@@ -91,12 +91,13 @@ impl Handler {
                     // Should it wait for what this very decision gives it: a stub makes it come.
                     self.contest_holders(at, Phase::Apply, vec![txid]).await?;
                 }
-                self.adopt_body(at, steps.is_applied_again(), contest).await?;
+                let has_won = matches!(body, DecisionBody::Accepted { .. });
+                self.adopt_body(at, steps.is_applied_again(), contest, has_won).await?;
             }
             self.carry_out(at, steps, body.clone()).await?;
             // What was live keeps its body until it has fallen.
             if let Some(contest) = contest.filter(|_| was_live(&body) || steps.is_applied_again()) {
-                self.adopt_body(at, steps.is_applied_again(), contest).await?;
+                self.adopt_body(at, steps.is_applied_again(), contest, false).await?;
             }
             // What was applied would refuse an evaluation that is stamped before it.
             phase = Phase::Apply;

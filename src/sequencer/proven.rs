@@ -45,12 +45,12 @@ impl Handler {
         claimed.map(Proof::Otherwise).map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
     }
 
-    /// Stores it as its parents prove it, before it becomes live: what is live keeps its own. By then it has its slots, so that its
-    /// parents are there; one that a node forgot since is waited for.
+    /// Stores it as its parents prove it, before it becomes live: what is live by its own claims keeps them. By then it has its slots,
+    /// so that its parents are there; one that a node forgot since is waited for.
     pub(super) async fn adopt_proven(&self, at: At, txid: Txid) -> Result<(), Stop> {
         let proof = self.wait_until(at, "a listed transaction spends what is not there", || async {
             let page = self.master(txid).await?;
-            let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_))) else {
+            let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
                 return Ok(Ok(Proof::AsStored));
             };
             Ok(match self.prove_claims(&page).await? {
