@@ -147,8 +147,9 @@ impl Handler {
         let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
             return Ok(passed_over);
         };
+        let is_sure = !was_live && !self.parts.nodes.may_forget();
+        let inputs = if is_sure { inputs } else { self.bar_by_fallen_parents(inputs).await? };
         if was_live {
-            let inputs = self.bar_by_fallen_parents(inputs).await?;
             return self.judge_live(&page, &inputs).await;
         }
         match evaluate(txid, false, self.height(), &inputs) {
@@ -158,8 +159,8 @@ impl Handler {
         }
     }
 
-    /// A slot that names a live transaction says nothing of its parent: that may have been live once more, before its
-    /// verdict was applied again.
+    /// A slot that names a transaction says nothing of its parent: over a store that forgets that may have been live once more,
+    /// before its verdict was applied again.
     async fn bar_by_fallen_parents(&self, mut inputs: Vec<Input>) -> Result<Vec<Input>, Stop> {
         let parents = distinct(inputs.iter().map(|input| input.outpoint.txid));
         let masters = self.masters(&parents).await?;

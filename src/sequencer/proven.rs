@@ -7,7 +7,7 @@ use crate::{
     record::{Body, ClaimedBody, Key, Page, Phase, Sequenced, StoredOutput, TxState},
     sequencer::{
         Stop,
-        handler::{At, Handler},
+        handler::{At, Handler, Patience},
     },
     store::read::ReadError,
     tx::{InvalidTransaction, PreviousOutput, Transaction, Txid},
@@ -47,14 +47,20 @@ impl Handler {
 
     /// Stores it as its parents prove it, before it becomes live: what is live by its own claims keeps them. By then it has its slots,
     /// so that its parents are there; one that a node forgot since is waited for.
-    pub(super) async fn adopt_proven(&self, at: At, txid: Txid) -> Result<(), Stop> {
-        let proof = self.wait_until(at, "a listed transaction spends what is not there", || async {
+    pub(super) async fn adopt_proven(&self, at: At, applied_again: bool, txid: Txid) -> Result<(), Stop> {
+        let patience = Patience::new(applied_again);
+        let proof = self.wait_until(at, "what proves the claims of a transaction is not there", || async {
             let page = self.master(txid).await?;
             let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
                 return Ok(Ok(Proof::AsStored));
             };
             Ok(match self.prove_claims(&page).await? {
-                Proof::Unknown(parent) => Err(parent.to_string()),
+                Proof::Unknown(parent) => {
+                    if patience.is_over() {
+                        self.call_for(at, vec![parent]).await?;
+                    }
+                    Err(parent.to_string())
+                }
                 proof => Ok(proof),
             })
         });

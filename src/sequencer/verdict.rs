@@ -92,7 +92,7 @@ impl Handler {
         if wins {
             self.respend(at, steps.is_applied_again(), txid, inputs).await?;
             if by_block {
-                self.adopt_proven(at, txid).await?;
+                self.adopt_proven(at, steps.is_applied_again(), txid).await?;
             }
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
             self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
@@ -140,15 +140,17 @@ impl Handler {
         members: &[Loser],
         visited: &BTreeSet<Txid>,
     ) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
-            let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
-            self.wait_for_bodies(at, false, &txids).await?;
-            // What was live claimed nothing that is wrong, whatever its first event says.
-            for loser in members.iter().filter(|loser| loser.was_live) {
-                self.adopt_proven(at, loser.txid).await?;
-            }
+        let replaying = at.making == Making::Replaying;
+        if !replaying && !applied_again {
+            return Ok(());
         }
-        if !applied_again {
+        let awaited = members.iter().filter(|loser| replaying || loser.was_live).map(|loser| loser.txid);
+        self.wait_for_bodies(at, applied_again, &awaited.collect::<Vec<_>>()).await?;
+        // What was live claimed nothing that is wrong, whatever the event says by which it is stored now.
+        for loser in members.iter().filter(|loser| loser.was_live) {
+            self.adopt_proven(at, applied_again, loser.txid).await?;
+        }
+        if replaying {
             return Ok(());
         }
         for chunk in members.chunks(BODIES_AT_ONCE) {
