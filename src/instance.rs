@@ -20,7 +20,7 @@ use crate::{
     ingest::{
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
-        replay::{LastVerdicts, Modes},
+        replay::Modes,
     },
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
@@ -164,7 +164,7 @@ pub async fn run(
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-        let parts = sequencer_parts(&settings, &parts, producer, nodes, Arc::default());
+        let parts = sequencer_parts(&settings, &parts, producer, nodes, &pipeline);
         Some(Sequencer::new(parts, ChainMode::Live, consumer))
     } else {
         None
@@ -212,7 +212,8 @@ pub async fn rebuild(
         consumer,
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes, verdicts), mode, chain);
+    let parts = sequencer_parts(&settings, &parts, producer, nodes, &pipeline);
+    let sequencer = Sequencer::new(SequencerParts { verdicts, ..parts }, mode, chain);
     tokio::select! {
         biased;
         rebuilt = together(pipeline, Some(sequencer), shutdown) => rebuilt,
@@ -328,7 +329,7 @@ fn sequencer_parts(
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
     nodes: Nodes,
-    verdicts: Arc<LastVerdicts>,
+    pipeline: &Pipeline,
 ) -> SequencerParts {
     SequencerParts {
         broker: parts.broker.clone(),
@@ -341,7 +342,8 @@ fn sequencer_parts(
         health: parts.health.clone(),
         nodes,
         whole: Arc::new(Whole { store: parts.store.clone() }),
-        verdicts,
+        arrivals: pipeline.arrivals(),
+        verdicts: Arc::default(),
     }
 }
 

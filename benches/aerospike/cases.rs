@@ -186,7 +186,7 @@ fn create(page: &Arc<Page>) -> Row {
 }
 
 fn spend(txid: Txid, slot: SpendSlot) -> Row {
-    let spend = Spend { spender: Txid([0xAB; 32]), height: 200, slots: vec![slot], marks: Marks::Respect };
+    let spend = Spend { spender: Txid([0xAB; 32]), height: 200, slots: vec![slot].into(), marks: Marks::Respect };
     Row { key: Key::master(txid), operation: Operation::Spend(spend) }
 }
 

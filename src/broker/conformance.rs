@@ -11,8 +11,8 @@ use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::{
-    Assigned, Batch, Broker, BrokerErrorKind, Committed, Consumer, Message, NewTopic, Polled, Produce, TopicPartition,
-    partitioner::partition_of,
+    Assigned, Batch, Broker, BrokerErrorKind, Committed, Consumer, End, Message, NewTopic, Polled, Produce,
+    TopicPartition, partitioner::partition_of,
 };
 
 /// For how long nothing must happen where nothing may.
@@ -52,7 +52,7 @@ async fn run_expecting(broker: Arc<dyn Broker>, prefix: &str, revoked: usize) {
     suite.a_seek_reads_under_a_new_epoch().await;
     suite.a_revocation_waits_and_fences().await;
     suite.foreign_partitions_are_refused().await;
-    suite.a_reader_knows_its_position().await;
+    suite.a_reader_knows_its_position_and_seeks().await;
     suite.a_position_out_of_range_is_an_error().await;
     suite.messages_go_where_they_belong().await;
     suite.a_paused_partition_is_silent().await;
@@ -168,7 +168,9 @@ impl Suite {
                     assert!(batch.high_watermark > batch.messages.last().unwrap().offset);
                     messages.extend(batch.messages);
                 }
-                Polled::End(at) => break assert_eq!(at, assigned.partition),
+                Polled::End(End { partition, epoch, position }) => {
+                    break assert_eq!((partition, epoch, position), (assigned.partition, assigned.epoch, COUNT as u64));
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -313,7 +315,7 @@ impl Suite {
         member.consumer.close().await.unwrap();
     }
 
-    async fn a_reader_knows_its_position(&self) {
+    async fn a_reader_knows_its_position_and_seeks(&self) {
         let at = self.at("reader", 0);
         self.fill("reader", 0, 30).await;
         assert_eq!(self.broker.watermarks(&at).await.unwrap(), (0, 30));
@@ -328,6 +330,15 @@ impl Suite {
         assert_eq!(offsets, (4..30).collect::<Vec<_>>());
         assert!(reader.next(QUIET).await.unwrap().is_empty());
         self.fill("reader", 0, 1).await;
+        assert_eq!(reader.next(PATIENCE).await.unwrap()[0].offset, 30);
+        for offset in [7, 3, 29, 30, 0, 31] {
+            reader.seek(offset).await.unwrap();
+            assert_eq!(reader.position(), offset);
+            let next = reader.next(if offset < 31 { PATIENCE } else { QUIET }).await.unwrap();
+            assert_eq!(next.first().map(|message| message.offset), Some(offset).filter(|offset| *offset < 31));
+        }
+        assert_eq!(reader.seek(32).await.unwrap_err().kind, BrokerErrorKind::OutOfRange);
+        reader.seek(30).await.unwrap();
         assert_eq!(reader.next(PATIENCE).await.unwrap()[0].offset, 30);
         let error = self.broker.read(&at, 32).await.err().unwrap();
         assert_eq!(error.kind, BrokerErrorKind::OutOfRange, "{error}");

@@ -14,8 +14,9 @@ mod settings;
 mod worker;
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -53,6 +54,8 @@ pub struct KafkaBroker {
     settings: Arc<KafkaSettings>,
     /// Answers questions about topics; a member of no group.
     metadata: Arc<BaseConsumer>,
+    /// Answer what each group has committed, and are no members of it. A client is a handful of threads and connections.
+    groups: Arc<Mutex<HashMap<String, Arc<BaseConsumer>>>>,
 }
 
 impl KafkaBroker {
@@ -64,7 +67,7 @@ impl KafkaBroker {
             .set("allow.auto.create.topics", "false")
             .create()
             .map_err(|error| translate("connect", &settings.brokers, &error))?;
-        Ok(KafkaBroker { settings: Arc::new(settings), metadata: Arc::new(metadata) })
+        Ok(KafkaBroker { settings: Arc::new(settings), metadata: Arc::new(metadata), groups: Arc::default() })
     }
 
     pub(super) fn settings(&self) -> &KafkaSettings {
@@ -81,8 +84,7 @@ impl KafkaBroker {
         // librdkafka keeps to the bound itself, and can name the cause: it gets a moment more.
         off_the_runtime(operation, bound + Duration::from_secs(1), move || {
             let answer = question(&metadata, bound);
-            // Serves the log lines that have gathered.
-            while metadata.poll(Duration::ZERO).is_some() {}
+            serve_log(&metadata);
             answer
         })
         .await
@@ -124,7 +126,7 @@ impl Broker for KafkaBroker {
         let source = Source::Manual { partition: partition.clone(), offset };
         let handle =
             off_the_runtime("read", self.settings.request_timeout, move || start(config, settings, source)).await?;
-        Ok(Box::new(KafkaReader { handle, position: offset, end: high, stuck: None }))
+        Ok(Box::new(KafkaReader { handle, partition: partition.clone(), position: offset, end: high, stuck: None }))
     }
 
     async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {
@@ -157,11 +159,8 @@ impl Broker for KafkaBroker {
         group: &str,
         partitions: &[TopicPartition],
     ) -> Result<Vec<Option<Committed>>, BrokerError> {
-        let (config, partitions) = (self.settings.reading(group, 1), partitions.to_vec());
-        let name = group.to_owned();
+        let (client, partitions) = (self.client_of(group)?, partitions.to_vec());
         self.ask("look up committed offsets", move |_, bound| {
-            let client: BaseConsumer =
-                config.create().map_err(|error| translate("look up committed offsets", &name, &error))?;
             // The coordinator of a group may just be moving, or being made.
             let until = Instant::now() + bound;
             loop {
@@ -169,7 +168,10 @@ impl Broker for KafkaBroker {
                     Err(error) if error.kind == BrokerErrorKind::Retryable && Instant::now() < until => {
                         std::thread::sleep(COORDINATOR_PAUSE);
                     }
-                    told => return told,
+                    told => {
+                        serve_log(&client);
+                        return told;
+                    }
                 }
             }
         })
@@ -187,6 +189,17 @@ impl Broker for KafkaBroker {
 }
 
 impl KafkaBroker {
+    fn client_of(&self, group: &str) -> Result<Arc<BaseConsumer>, BrokerError> {
+        // Nothing is left half done under the lock, so a panic elsewhere does not spoil it.
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = groups.get(group) {
+            return Ok(client.clone());
+        }
+        let client = self.settings.reading(group, 1).create();
+        let client: BaseConsumer = client.map_err(|error| translate("look up committed offsets", group, &error))?;
+        Ok(groups.entry(group.to_owned()).or_insert(Arc::new(client)).clone())
+    }
+
     /// Whether a topic exists; refuses one that exists otherwise than asked for.
     async fn exists_as(&self, topic: &NewTopic) -> Result<bool, BrokerError> {
         match self.partitions(&topic.name).await? {
@@ -241,6 +254,11 @@ impl KafkaBroker {
             Err(BrokerError::new(BrokerErrorKind::Retryable, "create topics", message))
         })
     }
+}
+
+/// Writes the log lines that have gathered in a client that nobody polls.
+fn serve_log(client: &BaseConsumer) {
+    while client.poll(Duration::ZERO).is_some() {}
 }
 
 #[cfg(test)]

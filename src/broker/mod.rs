@@ -103,7 +103,18 @@ pub enum Polled {
         lost: bool,
     },
     /// A partition has been read to its end (as far as is known): once each time that happens, also for an empty one.
-    End(TopicPartition),
+    End(End),
+}
+
+/// The end of a partition, as it was reached. Everything below it that is a message has been delivered under the epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// Which.
+    pub partition: TopicPartition,
+    /// Of the assignment.
+    pub epoch: u64,
+    /// Where reading goes on: past what lies at the end and is no message, the mark of a transaction.
+    pub position: u64,
 }
 
 /// A member of a consumer group.
@@ -146,6 +157,12 @@ pub trait Reader: Send {
 
     /// Offset of the next message that [`next`](Self::next) would return.
     fn position(&self) -> u64;
+
+    /// Reads on from `offset`. A reader whose seek failed or was not waited for reads nothing until one succeeds.
+    ///
+    /// # Errors
+    /// [`BrokerErrorKind::OutOfRange`]: the partition does not hold it.
+    async fn seek(&mut self, offset: u64) -> Result<(), BrokerError>;
 }
 
 /// A message to be produced.

@@ -9,7 +9,8 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Committed, Consumer, Message, Polled, Reader, TopicPartition,
+    Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Committed, Consumer, End, Message, Polled, Reader,
+    TopicPartition,
 };
 
 struct Source {
@@ -95,7 +96,8 @@ impl Consumer for ReplayConsumer {
                 self.sources.values_mut().find(|source| source.reader.position() >= source.end && !source.end_told);
             if let Some(source) = ended {
                 source.end_told = true;
-                return Ok(Polled::End(source.partition.clone()));
+                let (partition, position) = (source.partition.clone(), source.end);
+                return Ok(Polled::End(End { partition, epoch: self.epoch, position }));
             }
             let Some(number) = self.turn() else {
                 tokio::time::sleep(WAIT).await;

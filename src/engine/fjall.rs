@@ -8,6 +8,7 @@
 
 mod committer;
 mod job;
+mod known;
 mod open;
 mod recent;
 mod tables;

@@ -33,11 +33,16 @@ impl DeadLetterGauge {
         let second = now_ms / 1_000;
         self.roots.retain(|_, counted| *counted + WINDOW_SECONDS > second);
         let is_known = self.roots.insert(root, second).is_some();
-        if is_known { None } else { self.count(limits, true, now_ms) }
+        // As an event it was counted when it was read.
+        if is_known { None } else { self.note(limits, 0, true, now_ms) }
     }
 
     /// Counts an event. `Some(why)` when the partition must halt.
     pub fn count(&mut self, limits: &DeadLetterLimits, is_dead_letter: bool, now_ms: u64) -> Option<String> {
+        self.note(limits, 1, is_dead_letter, now_ms)
+    }
+
+    fn note(&mut self, limits: &DeadLetterLimits, more: u64, is_dead_letter: bool, now_ms: u64) -> Option<String> {
         let second = now_ms / 1_000;
         while self.seconds.front().is_some_and(|(then, ..)| then + WINDOW_SECONDS <= second) {
             self.seconds.pop_front();
@@ -46,7 +51,7 @@ impl DeadLetterGauge {
             self.seconds.push_back((second, 0, 0));
         }
         if let Some((_, events, dead)) = self.seconds.back_mut() {
-            *events += 1;
+            *events += more;
             *dead += u64::from(is_dead_letter);
         }
         if !is_dead_letter {
@@ -58,6 +63,8 @@ impl DeadLetterGauge {
             return Some(format!("{} dead letters in a row", self.in_a_row));
         }
         let (events, dead) = self.seconds.iter().fold((0, 0), |sum, second| (sum.0 + second.1, sum.1 + second.2));
+        // Of some it was read more than a minute ago.
+        let events = events.max(dead);
         let share = dead as f64 / events as f64;
         (dead >= u64::from(limits.consecutive) && share > limits.ratio)
             .then(|| format!("{dead} of the {events} events of the last minute are dead letters"))
@@ -104,6 +111,18 @@ mod tests {
         assert_eq!(count(2, 0), None);
         assert!(count(3, 0).is_some());
         assert!(count(1, 61_000).is_some(), "it is a root of the next minute, too");
+    }
+
+    #[test]
+    fn what_turns_out_later_is_the_same_event() {
+        let mut gauge = DeadLetterGauge::default();
+        let halted = (1..=3).find_map(|root| {
+            (0..19).for_each(|_| assert_eq!(gauge.count(&LIMITS, false, 0), None));
+            gauge.count_root(&LIMITS, Txid([root; 32]), 0)
+        });
+        assert_eq!(halted.unwrap(), "3 of the 57 events of the last minute are dead letters");
+        let mut late = DeadLetterGauge::default();
+        assert_eq!((1..=2).find_map(|root| late.count_root(&LIMITS, Txid([root; 32]), 0)), None);
     }
 
     fn calm_reset(gauge: &mut DeadLetterGauge, minute: u64) -> bool {

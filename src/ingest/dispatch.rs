@@ -15,6 +15,11 @@ use crate::{
     tx::Txid,
 };
 
+/// So many batches may be on their way, each so small a part of a full one at least, before only full ones leave. What
+/// moves in step (chains: each link waits for the one before) never fills more than one batch, and would wait for the
+/// store and have the store wait for it in turn.
+const EARLY: usize = 4;
+
 /// What comes back to the pipeline from the tasks that it started.
 #[derive(Debug)]
 pub enum Done {
@@ -33,6 +38,8 @@ pub enum Done {
     DeadLetterPublished(EventRef),
     /// How far everybody else is, or why that cannot be told.
     Others(Result<Others, String>),
+    /// A transaction came by no event of its own.
+    Came(Txid),
     /// The store did not answer, or does again.
     StoreReachable(Result<(), String>),
     /// Nothing can go on.
@@ -94,7 +101,8 @@ impl Dispatcher {
         self.reads.push((flight, txid));
     }
 
-    /// Sends what is due: everything when nothing else is on its way or the oldest row has waited long enough.
+    /// Sends what is due: full batches; everything when nothing else is on its way or the oldest row has waited long enough;
+    /// and a good part of a batch while little is on its way.
     pub fn flush(&mut self) {
         if !self.reads.is_empty() {
             self.send_reads();
@@ -102,7 +110,8 @@ impl Dispatcher {
         while !self.rows.is_empty() && self.in_flight < self.settings.in_flight_batches {
             let full = self.rows.len() >= self.settings.batch_size;
             let old = self.oldest.is_some_and(|since| since.elapsed() >= self.settings.batch_age);
-            if !(full || old || self.in_flight == 0) {
+            let early = self.rows.len() * EARLY >= self.settings.batch_size && self.in_flight < EARLY;
+            if !(full || old || early || self.in_flight == 0) {
                 return;
             }
             self.send();
@@ -245,5 +254,39 @@ async fn read_until_done(
         }
         reads = again;
         backoff.pause().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::null::NullEngine,
+        record::{Operation, Rules},
+    };
+
+    #[tokio::test]
+    async fn a_good_part_of_a_batch_leaves_while_little_is_on_its_way() {
+        let settings = DispatchSettings {
+            batch_size: 16,
+            batch_age: Duration::from_secs(3_600),
+            in_flight_batches: 8,
+            retry_pause: (Duration::ZERO, Duration::ZERO),
+        };
+        let (done, _outcomes) = mpsc::unbounded_channel();
+        let mut dispatcher = Dispatcher::new(Arc::new(NullEngine::new(Rules { retention: 288 })), settings, done);
+        let mut gathered = |rows| {
+            for _ in 0..rows {
+                let row = Row { key: Key::master(Txid::default()), operation: Operation::ClearCreating };
+                dispatcher.push(Token::Create(FlightId { index: 0, generation: 0 }), row);
+            }
+            dispatcher.flush();
+            (dispatcher.in_flight, dispatcher.rows.len())
+        };
+        assert_eq!(gathered(1), (1, 0), "nothing was on its way");
+        assert_eq!(gathered(3), (1, 3));
+        assert_eq!([gathered(1), gathered(4), gathered(4)], [(2, 0), (3, 0), (4, 0)]);
+        assert_eq!(gathered(15), (4, 15), "enough is on its way");
+        assert_eq!(gathered(1), (5, 0), "full");
     }
 }

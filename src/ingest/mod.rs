@@ -3,6 +3,7 @@
 //! [`pipeline`] is the loop; [`plan`] says what each transaction does next and is pure, as are [`offsets`], [`parked`],
 //! [`proof`], [`dead_letters`] and [`replay`].
 
+pub mod arrivals;
 pub mod dead_letters;
 pub mod dispatch;
 pub mod flight;

@@ -67,6 +67,11 @@ impl OffsetTracker {
         true
     }
 
+    /// The end was reached at `position`: what lies below it and was not delivered is no message.
+    pub fn pass(&mut self, position: u64) {
+        self.position = self.position.max(position);
+    }
+
     /// Everything that the message at `offset` asks for is in the store, as of `at_ms` (any clock that never goes back).
     /// Repeats are ignored.
     pub fn complete(&mut self, offset: u64, at_ms: u64) {
@@ -197,6 +202,19 @@ mod tests {
         tracker.complete(1_000, 0);
         tracker.complete(0, 0);
         assert_eq!(tracker.watermark(), 9);
+    }
+
+    #[test]
+    fn what_is_no_message_at_the_end_is_passed() {
+        let mut tracker = OffsetTracker::new(0);
+        tracker.pass(2);
+        assert_eq!((tracker.watermark(), tracker.safe(), tracker.position()), (2, 2, 2));
+        assert!(!tracker.deliver(1, 0, 1) && tracker.deliver(2, 0, 1));
+        tracker.pass(4);
+        assert_eq!((tracker.watermark(), tracker.safe(), tracker.position(), tracker.span()), (2, 2, 4, 1));
+        tracker.pass(3);
+        tracker.complete(2, 0);
+        assert_eq!((tracker.watermark(), tracker.safe(), tracker.position()), (4, 4, 4));
     }
 
     #[test]

@@ -107,6 +107,13 @@ impl PartitionState {
         self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len())
     }
 
+    /// Everything has been read.
+    pub fn reach_end(&mut self, position: u64) {
+        self.tracker.pass(position);
+        self.high_watermark = self.high_watermark.max(position);
+        self.at_end = true;
+    }
+
     /// Whether a message is known to have been read under an earlier assignment.
     pub fn is_replayed(&self, message: &Message) -> bool {
         message.offset < self.read_before

@@ -20,6 +20,7 @@ use crate::{
     api::Condition,
     broker::{Assigned, Batch, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     ingest::{
+        arrivals::Arrivals,
         dispatch::{Dispatcher, Done},
         partition::{Halt, PartitionState, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
@@ -99,6 +100,11 @@ impl Pipeline {
         }
     }
 
+    /// Where to tell of transactions that come by no event of theirs.
+    pub fn arrivals(&self) -> Arrivals {
+        Arrivals::to(self.done_sender.clone())
+    }
+
     /// Runs until `shutdown` (then drains, commits what is safe by then and leaves the group; the rest is read again by
     /// whoever comes next, rather than keep a shutdown waiting for the durability lag), until everything that was asked for is done, or
     /// until it cannot go on.
@@ -156,9 +162,10 @@ impl Pipeline {
             Polled::Messages(batch) => self.on_messages(batch),
             Polled::Assigned(assigned) => assigned.into_iter().for_each(|partition| self.on_assigned(partition)),
             Polled::Revoked { partitions, lost } => self.on_revoked(&partitions, lost).await?,
-            Polled::End(partition) => {
-                if let Some(state) = self.partitions.get_mut(&partition.partition) {
-                    state.at_end = true;
+            Polled::End(end) => {
+                let state = self.partitions.get_mut(&end.partition.partition);
+                if let Some(state) = state.filter(|state| state.epoch == end.epoch) {
+                    state.reach_end(end.position);
                 }
             }
         }
@@ -298,18 +305,23 @@ impl Pipeline {
     }
 
     fn resume_all(&mut self) {
-        for (number, state) in &mut self.partitions {
-            let below_bound = state.over_half(&self.settings.bounds).is_none();
-            if below_bound {
-                self.planner.bound_left(*number);
-            }
-            let room = state.halted.is_none() && below_bound;
-            if state.paused && room && !self.throttled {
-                let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
-                match self.consumer.resume(&partition) {
-                    Ok(()) => state.paused = false,
-                    Err(error) => tracing::warn!(partition = number, %error, "cannot resume"),
-                }
+        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
+            self.resume(number);
+        }
+    }
+
+    /// Lets a partition go on that has room again.
+    fn resume(&mut self, number: i32) {
+        let Some(state) = self.partitions.get_mut(&number) else { return };
+        let below_bound = state.over_half(&self.settings.bounds).is_none();
+        if below_bound {
+            self.planner.bound_left(number);
+        }
+        if state.paused && below_bound && state.halted.is_none() && !self.throttled {
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+            match self.consumer.resume(&partition) {
+                Ok(()) => state.paused = false,
+                Err(error) => tracing::warn!(partition = number, %error, "cannot resume"),
             }
         }
     }
@@ -425,6 +437,7 @@ impl Pipeline {
                 self.publishing -= 1;
                 self.complete(event, Completion::DeadLetter);
             }
+            Done::Came(txid) => self.planner.parent_came(&txid, self.parts.clock.now_ms()),
             Done::Others(others) => self.prove_missing_parents(others),
             Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
             Done::Fatal(error) => return Err(error),
@@ -466,7 +479,7 @@ impl Pipeline {
             self.report.completed += 1;
             self.parts.metrics.completed.of(how).inc();
             if state.paused {
-                self.resume_all();
+                self.resume(event.partition);
             }
         }
     }

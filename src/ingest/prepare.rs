@@ -43,7 +43,7 @@ pub struct SpendGroup {
     /// Its page.
     pub page: u32,
     /// The slots, in the order of the inputs.
-    pub slots: Vec<SpendSlot>,
+    pub slots: Arc<Vec<SpendSlot>>,
 }
 
 impl SpendGroup {
@@ -197,12 +197,12 @@ pub fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) ->
             }
         };
         match place {
-            Some(place) => groups[place].slots.push(slot),
+            Some(place) => Arc::make_mut(&mut groups[place].slots).push(slot),
             None => {
                 if !places.is_empty() {
                     places.insert((parent, page), groups.len());
                 }
-                groups.push(SpendGroup { parent, page, slots: vec![slot] });
+                groups.push(SpendGroup { parent, page, slots: Arc::new(vec![slot]) });
             }
         }
     }

@@ -72,8 +72,7 @@ impl Frontier {
         for &number in self.validated.keys() {
             ends.insert(number, parts.broker.watermarks(&validated_of(settings, number)).await?.1);
         }
-        let mut rebuild =
-            Rebuild { frontier: self.validated, verdicts, stop_at_frontier: true, raised: None };
+        let mut rebuild = Rebuild { frontier: self.validated, verdicts, stop_at_frontier: true, raised: None };
         if rebuild.frontier != ends {
             let mut named = decided.named;
             named.retain(|_, chain_offset| *chain_offset < chain);

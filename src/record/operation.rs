@@ -201,7 +201,7 @@ pub struct Spend {
     /// Height of the block that the spender can first be in.
     pub height: u32,
     /// What it takes; all or nothing.
-    pub slots: Vec<SpendSlot>,
+    pub slots: Arc<Vec<SpendSlot>>,
     /// Whether marks bar the way.
     pub marks: Marks,
 }

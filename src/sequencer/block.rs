@@ -171,6 +171,9 @@ impl Handler {
             )));
         }
         let wrong = |why: String| Stop::Halt(format!("the coinbase of block {}: {why}", hex_reversed(&block.hash)));
+        if !matches!(outcomes[0], Outcome::Rejected(_)) {
+            self.parts.arrivals.came(txid);
+        }
         match &outcomes[0] {
             Outcome::Applied(Reply::None) => Ok(()),
             // A stub: a child of it was read, and found without its parent, before the block.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     api::Health,
@@ -11,10 +11,11 @@ use crate::{
     clock::Clock,
     engine::{EngineError, Row},
     event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
-    ingest::{publish::bury_until_acknowledged, replay::LastVerdicts},
+    ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
     sequencer::{
         decisions::DecisionError,
+        reread::Readers,
         state::ChainState,
         steps::Making,
         waiting::{LOOK_AGAIN, Waiting, names},
@@ -80,6 +81,8 @@ pub struct SequencerParts {
     pub nodes: Nodes,
     /// Whether it is still there as a whole.
     pub whole: Arc<dyn WholeStore>,
+    /// Who waits for what is created here.
+    pub arrivals: Arrivals,
     /// What a rebuild ends with; empty, and not asked, where there is none.
     pub verdicts: Arc<LastVerdicts>,
 }
@@ -155,9 +158,16 @@ pub struct Handler {
     pub parts: SequencerParts,
     /// The chain, as of the last handled event.
     pub state: ChainState,
+    /// For events that are read again.
+    pub(super) readers: Mutex<Readers>,
 }
 
 impl Handler {
+    /// Handles what comes after `state`.
+    pub fn new(parts: SequencerParts, state: ChainState) -> Self {
+        Handler { parts, state, readers: Mutex::default() }
+    }
+
     /// The page and slot of an outpoint.
     pub fn place(&self, outpoint: Outpoint) -> (Key, u32) {
         let size = self.parts.store.settings.utxo_batch_size;

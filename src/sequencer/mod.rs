@@ -12,6 +12,7 @@ pub mod handler;
 mod parts;
 pub mod progress;
 mod proven;
+mod reread;
 mod source;
 pub mod state;
 pub mod steps;
@@ -108,6 +109,7 @@ impl Sequencer {
                     self.on_progress(epoch, progress).and_then(|()| self.pace())
                 }
                 polled = self.consumer.poll() => match polled {
+                    Ok(Polled::Assigned(assigned)) => unless(&shutdown, self.take_hold_of(assigned)).await,
                     Ok(polled) => self.on_polled(polled).await,
                     Err(error) => Err(error.into()),
                 },
@@ -118,7 +120,7 @@ impl Sequencer {
                 }
             };
             let step = match step {
-                Err(Stop::NodeRestarted) => self.rewind().await,
+                Err(Stop::NodeRestarted) => unless(&shutdown, self.rewind()).await,
                 step => step,
             };
             if let Err(stop) = step.or_else(|stop| self.halt(stop)) {
@@ -159,11 +161,7 @@ impl Sequencer {
                 }
                 self.pace()?;
             }
-            Polled::Assigned(assigned) => {
-                for assigned in assigned {
-                    self.take_hold(assigned).await?;
-                }
-            }
+            Polled::Assigned(assigned) => self.take_hold_of(assigned).await?,
             Polled::Revoked { partitions, lost } => {
                 let change = if lost { Rebalance::Lost } else { Rebalance::Revoked };
                 self.parts.metrics.rebalances.of(change).inc();
@@ -182,7 +180,18 @@ impl Sequencer {
                 partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
                 self.consumer.finish_revocation();
             }
-            Polled::End(_) => {}
+            Polled::End(end) => {
+                if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == end.epoch) {
+                    holding.state.reach_end(end.position);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn take_hold_of(&mut self, assigned: Vec<Assigned>) -> Result<(), Stop> {
+        for assigned in assigned {
+            self.take_hold(assigned).await?;
         }
         Ok(())
     }
@@ -387,6 +396,12 @@ impl Holding {
         }
         self.handled.front().filter(|(at, _)| *at + lag <= asked).map(|(_, committed)| committed.clone())
     }
+}
+
+/// Gives up, at a shutdown, what may wait for the store or the log for as long as they do not answer. Until the chain is taken
+/// hold of there is nothing to commit.
+async fn unless(shutdown: &CancellationToken, work: impl Future<Output = Result<(), Stop>>) -> Result<(), Stop> {
+    shutdown.run_until_cancelled(work).await.unwrap_or(Ok(()))
 }
 
 /// What the group of a sequencer is called: its own, so that rebalances of validated transactions leave the chain alone.

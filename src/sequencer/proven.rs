@@ -42,7 +42,9 @@ impl Handler {
             return Ok(Proof::AsStored);
         }
         let claimed = claiming(&tx, &outputs);
-        claimed.map(Proof::Otherwise).map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
+        claimed
+            .map(Proof::Otherwise)
+            .map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
     }
 
     /// Stores it as its parents prove it, before it becomes live: what is live by its own claims keeps them. By then it has its slots,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    broker::{BrokerError, BrokerErrorKind, Message, TopicPartition},
+    broker::{BrokerErrorKind, Message, TopicPartition},
     engine::Row,
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
     ingest::prepare::{PrepareSettings, Prepared, prepare},
@@ -11,7 +11,9 @@ use crate::{
     sequencer::{
         Stop,
         handler::{At, Handler},
+        reread::Reread,
         steps::Making,
+        waiting::Waiting,
     },
     store::{StoreSettings, canonical::BodyHash},
     tx::{Transaction, Txid},
@@ -101,21 +103,29 @@ impl Handler {
         self.settle_slots(at, contest.txid, &inputs, |_| true).await
     }
 
-    /// Reads one message again.
-    async fn source(&self, position: &Position) -> Result<Message, Stop> {
+    /// Reads one message again, for as long as it takes.
+    pub(super) async fn source(&self, position: &Position) -> Result<Message, Stop> {
         let partition = TopicPartition { topic: position.topic.as_str().into(), partition: position.partition };
-        let offset = position.offset;
-        let mut reader = self.parts.broker.read(&partition, offset).await?;
-        let wait = std::time::Duration::from_secs(10);
-        match reader.next(wait).await?.into_iter().next() {
-            Some(message) if message.offset == offset => Ok(message),
-            Some(_) => Err(Stop::Halt(format!(
-                "offset {offset} of {partition} is gone: its topic no longer holds what the chain refers to"
-            ))),
-            None => {
-                let message = format!("offset {offset} of {partition} does not come");
-                Err(BrokerError::new(BrokerErrorKind::Retryable, "read again", message).into())
+        let what = format!("offset {} of {partition}", position.offset);
+        let mut waiting = Waiting::new(&self.parts, "an event that is read again");
+        let mut readers = self.readers.lock().await;
+        loop {
+            match readers.get(self.parts.broker.as_ref(), &partition, position.offset).await {
+                Ok(Reread::Found(message)) => return Ok(message),
+                Ok(Reread::Gone) => {
+                    let why = "is gone: its topic no longer holds what the chain refers to";
+                    return Err(Stop::Halt(format!("{what} {why}")));
+                }
+                Ok(Reread::NoAnswer) => tracing::warn!("{what} does not come; asked for again"),
+                Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, "{what} cannot be read; tried again");
+                }
+                Err(error) if error.kind == BrokerErrorKind::Refused => {
+                    return Err(Stop::Halt(format!("{what} cannot be read: {error}")));
+                }
+                Err(error) => return Err(error.into()),
             }
+            waiting.look_again(&what).await;
         }
     }
 }

@@ -12,7 +12,13 @@ use crate::{
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
+    engine::{
+        conformance::RULES,
+        fault::{FaultEngine, Faults},
+        memory::MemoryEngine,
+    },
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
+    ingest::arrivals::Arrivals,
     store::{
         nodes::{Nodes, WholeStore},
         testing,
@@ -50,6 +56,7 @@ pub(super) async fn parts() -> SequencerParts {
     SequencerParts {
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
         whole: Arc::new(Whole),
+        arrivals: Arrivals::default(),
         verdicts: Arc::default(),
         producer: broker.producer().await.unwrap(),
         broker: Arc::new(broker),
@@ -119,4 +126,21 @@ async fn behind_a_block_that_waits_only_so_much_is_read_and_then_all_of_it() {
     assert_eq!(committed[0].as_ref().map(|committed| committed.offset), Some(repeats as u64 + 1));
     shutdown.cancel();
     running.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_wait_for_nodes_that_do_not_answer() {
+    let parts = parts().await;
+    let memory = Arc::new(MemoryEngine::forgetful(RULES, parts.clock.clone(), Duration::from_secs(1)));
+    let engine = Arc::new(FaultEngine::forgetful(memory, parts.clock.clone(), 1));
+    engine.set(Faults { failed_read: 1.0, ..Faults::default() });
+    let parts = SequencerParts { nodes: Nodes::new(engine, Duration::from_secs(5)), ..parts };
+    let consumer = parts.broker.subscribe("g.chain", &["chain".to_owned()]).await.unwrap();
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(Sequencer::new(parts.clone(), ChainMode::Live, consumer).run(shutdown.clone()));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let reasons = format!("{:?}", parts.health.ready().reasons);
+    assert!(reasons.contains("the nodes of the store"), "{reasons}");
+    shutdown.cancel();
+    tokio::time::timeout(Duration::from_secs(5), running).await.unwrap().unwrap().unwrap();
 }

@@ -49,7 +49,7 @@ impl Worker {
         position: u64,
         progress: mpsc::UnboundedSender<(u64, Progress)>,
     ) -> Self {
-        Worker { handler: Handler { parts, state }, mode, epoch, position, progress }
+        Worker { handler: Handler::new(parts, state), mode, epoch, position, progress }
     }
 
     /// Runs until it is aborted or cannot go on.

@@ -69,7 +69,12 @@ fn spend(number: u32, slot: u32, spender: u32) -> Row {
     let slot = SpendSlot { offset: slot, input: 0, utxo_hash: hash(slot), satoshis: 1, script: Default::default() };
     on(
         number,
-        Operation::Spend(Spend { spender: txid(spender), height: 200, slots: vec![slot], marks: Marks::Respect }),
+        Operation::Spend(Spend {
+            spender: txid(spender),
+            height: 200,
+            slots: vec![slot].into(),
+            marks: Marks::Respect,
+        }),
     )
 }
 

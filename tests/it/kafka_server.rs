@@ -6,6 +6,7 @@ use std::{
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -80,6 +81,9 @@ impl Drop for KafkaServer {
 
 /// The folder of Kafka's jars, fetched on first use.
 fn libraries() -> PathBuf {
+    // Two tests that fetch into one folder at once spoil it for each other.
+    static FETCHING: Mutex<()> = Mutex::new(());
+    let _alone = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kafka").join(VERSION);
     if folder.join("complete").exists() {
         return folder;

@@ -6,6 +6,7 @@
 
 mod aerospike;
 mod aerospike_server;
+mod applied_again;
 mod bad_input;
 mod cli;
 mod demo;
@@ -24,5 +25,6 @@ mod run;
 mod seeded_twice;
 mod sequencing;
 mod sim;
+mod transactional;
 mod waits;
 mod world;

@@ -1,5 +1,7 @@
 //! The pipeline and the sequencer on a log and a store in memory.
 
+use std::sync::Arc;
+
 use utxo_store::{
     broker::Message,
     engine::Row,
@@ -271,7 +273,7 @@ async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
     let message = Message { offset: 0, timestamp_ms: 1, key, payload: event.into(), headers: vec![] };
     let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!() };
     let mut taken = tx.spend(&tx.groups[0], Marks::Respect);
-    taken.slots.truncate(1);
+    Arc::make_mut(&mut taken.slots).truncate(1);
     let mut page = Page::clone(&tx.page);
     page.conflicting = true;
     page.master.as_mut().unwrap().verdict = Some(Verdict::Pending);

@@ -10,7 +10,6 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions},
     client::DefaultClientContext,
     consumer::{BaseConsumer, CommitMode, Consumer as _},
-    producer::{BaseProducer, BaseRecord, Producer as _},
 };
 use serde_json::Value;
 use utxo_store::{
@@ -29,7 +28,7 @@ use crate::{
     run::{Bench, block_on, until},
 };
 
-fn plain(args: &[&str]) -> Command {
+pub fn plain(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
     command.args(args);
     command
@@ -210,45 +209,4 @@ fn what_is_too_large_for_its_topic_is_split_or_named() {
         text.contains("error: produce: transaction ") && text.contains("more than topic utxo.validated-txs"),
         "{text}"
     );
-}
-
-/// The end of a partition can be the mark of a transaction: no message, and yet it has an offset. Whoever reads "to the end"
-/// must come to an end.
-#[test]
-fn a_reader_passes_the_mark_of_a_transaction_at_the_end() {
-    let Some(server) = KafkaServer::start() else { return };
-    let settings = KafkaSettings::new(server.bootstrap_servers());
-    block_on(async {
-        let broker = KafkaBroker::new(settings).unwrap();
-        let topic = NewTopic { name: "transactional".into(), partitions: 1, config: Vec::new() };
-        broker.create_topics(&[topic]).await.unwrap();
-        let producer: BaseProducer = ClientConfig::new()
-            .set("bootstrap.servers", server.bootstrap_servers())
-            .set("transactional.id", "marks")
-            .create()
-            .unwrap();
-        let wait = std::time::Duration::from_secs(30);
-        producer.init_transactions(wait).unwrap();
-        producer.begin_transaction().unwrap();
-        producer.send(BaseRecord::to("transactional").key("k").payload("v")).unwrap();
-        producer.commit_transaction(wait).unwrap();
-
-        let partition = TopicPartition { topic: "transactional".into(), partition: 0 };
-        // The message and the mark, which the broker writes in its own time.
-        let end = 2;
-        while broker.watermarks(&partition).await.unwrap().1 < end {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-        for start in [0, 1] {
-            let mut reader = broker.read(&partition, start).await.unwrap();
-            let mut messages = 0;
-            for _ in 0..100 {
-                messages += reader.next(std::time::Duration::from_millis(200)).await.unwrap().len() as u64;
-                if reader.position() == end {
-                    break;
-                }
-            }
-            assert_eq!((messages, reader.position()), (1 - start, end));
-        }
-    });
 }

@@ -21,6 +21,13 @@ pub const PARTITIONS: i32 = 2;
 /// Far beyond what anything here takes: it only ends a test that would never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+fn topics() -> Vec<NewTopic> {
+    let new = |name: &str, partitions| NewTopic { name: format!("utxo.{name}"), partitions, config: vec![] };
+    let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
+    let many = ["validated-txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
+    [singles.as_slice(), many.as_slice()].concat()
+}
+
 /// A cluster, and a directory with a configuration and a store.
 pub struct Bench {
     brokers: String,
@@ -31,10 +38,7 @@ pub struct Bench {
 
 impl Bench {
     pub fn new() -> Self {
-        let new = |name: &str, partitions| NewTopic { name: format!("utxo.{name}"), partitions, config: vec![] };
-        let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
-        let many = ["validated-txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
-        let cluster = MockCluster::start(&[singles.as_slice(), many.as_slice()].concat()).unwrap();
+        let cluster = MockCluster::start(&topics()).unwrap();
         let bench = Bench::on(cluster.bootstrap_servers());
         // The mock lets a member be missed sooner.
         Bench { session_timeout_ms: 2_000, _mock: Some(cluster), ..bench }
@@ -44,6 +48,11 @@ impl Bench {
     pub fn on(brokers: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         Bench { brokers: brokers.to_owned(), session_timeout_ms: 6_000, _mock: None, directory }
+    }
+
+    /// Creates all topics, where that is not the mock's business.
+    pub fn create_topics(&self) {
+        block_on(async { self.broker().create_topics(&topics()).await.unwrap() });
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -210,3 +210,47 @@ async fn the_children_of_missing_parents_are_contested_together() {
         assert!(took < Duration::from_secs(20), "{children} children of {parents} took {took:?}");
     }
 }
+
+/// A coinbase comes with its block, by no event that the pipeline reads.
+#[tokio::test(start_paused = true)]
+async fn the_child_of_a_coinbase_does_not_wait_for_its_next_try() {
+    let mut world = World::new().await;
+    (world.settings.pipeline.plan.retry_min_ms, world.settings.pipeline.plan.retry_max_ms) = (3_600_000, 3_600_000);
+    let seed = world.seed(1, 1).await;
+    let late = spend(&[seed.coin(0)], 1, 1);
+    // The first block waits, and with it the second.
+    world.mine(1, &[&late]).await;
+    let second = world.mine(2, &[]).await;
+    let child = spend(&[second.coin(0)], 1, 2);
+    world.validate_at(&child, 300).await;
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(state(&world, &child).await, None);
+    world.validate(&late).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(state(&world, &child).await, Some(TxState::Live));
+    running.stop().await;
+    world.check("the child of a coinbase").await;
+}
+
+/// Children of missing parents, read by two instances; every partition ends in what is no message.
+#[tokio::test(start_paused = true)]
+async fn a_partition_that_ends_in_the_mark_of_a_transaction_is_at_its_end() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let missing = spend(&[seed.coin(0)], 12, 1);
+    for vout in 0..12 {
+        world.validate(&spend(&[missing.coin(vout)], 1, 2)).await;
+    }
+    let running = [world.start(), world.start()];
+    for partition in 0..PARTITIONS {
+        world.broker.leave_gap(&TopicPartition { topic: "txs".into(), partition }, 2).unwrap();
+    }
+    world.until_consumed().await;
+    assert_eq!(world.count("dead-letters").await, 12);
+    assert_eq!(world.committed_txs().await, 13 + 2 * PARTITIONS as u64);
+    for instance in running {
+        instance.stop().await;
+    }
+    world.check("partitions that end in a mark").await;
+}

@@ -17,7 +17,7 @@ use super::{
     errors::translate,
     inbox::{Revocation, Shared},
     settings::KafkaSettings,
-    worker::{Command, Handle},
+    worker::{Command, Handle, Sought},
 };
 use crate::broker::{
     BrokerError, BrokerErrorKind, Committed, Consumer, MAX_COMMIT_METADATA, Message, Polled, Reader, TopicPartition,
@@ -87,9 +87,7 @@ impl Consumer for KafkaConsumer {
         if !self.handle.shared.lock().is_assigned(partition) {
             return Err(BrokerError::not_assigned("seek", partition));
         }
-        let (reply, answer) = oneshot::channel();
-        self.send("seek", Command::Seek { partition: partition.clone(), offset, reply })?;
-        answer.await.map_err(|_| BrokerError::new(BrokerErrorKind::Fatal, "seek", "the consumer is closed"))?
+        Ok(self.handle.seek(partition, offset).await?.epoch)
     }
 
     fn pause(&mut self, partition: &TopicPartition) -> Result<(), BrokerError> {
@@ -136,12 +134,24 @@ impl Consumer for KafkaConsumer {
     }
 }
 
-impl KafkaConsumer {
+impl Handle {
     fn send(&self, operation: &'static str, command: Command) -> Result<(), BrokerError> {
         let closed = |_| BrokerError::new(BrokerErrorKind::Fatal, operation, "the consumer is closed");
-        self.handle.commands.send(command).map_err(closed)?;
-        self.handle.wake();
+        self.commands.send(command).map_err(closed)?;
+        self.wake();
         Ok(())
+    }
+
+    async fn seek(&self, partition: &TopicPartition, offset: u64) -> Result<Sought, BrokerError> {
+        let (reply, answer) = oneshot::channel();
+        self.send("seek", Command::Seek { partition: partition.clone(), offset, reply })?;
+        answer.await.map_err(|_| BrokerError::new(BrokerErrorKind::Fatal, "seek", "the consumer is closed"))?
+    }
+}
+
+impl KafkaConsumer {
+    fn send(&self, operation: &'static str, command: Command) -> Result<(), BrokerError> {
+        self.handle.send(operation, command)
     }
 
     fn to_commit(&self, offsets: &[(TopicPartition, Committed)]) -> Result<TopicPartitionList, BrokerError> {
@@ -213,10 +223,11 @@ impl Drop for KafkaConsumer {
 /// Reads one partition without a group.
 pub(super) struct KafkaReader {
     pub(super) handle: Handle,
+    pub(super) partition: TopicPartition,
     pub(super) position: u64,
-    /// End of the partition before the reader began.
+    /// End of the partition before the reader began, or began anew.
     pub(super) end: u64,
-    /// Once the position is out of range it stays so.
+    /// Once the position is out of range, or nobody knows where a seek has led, it stays so until one succeeds.
     pub(super) stuck: Option<BrokerError>,
 }
 
@@ -237,8 +248,8 @@ impl Reader for KafkaReader {
                     return Ok(batch.messages);
                 }
                 // What lies before the end and was not delivered is no message: a mark of a transaction, or what one
-                // gave up. Only the end as it was before anything was fetched is certainly passed.
-                Ok(Polled::End(_)) => self.position = self.position.max(self.end),
+                // gave up. Of other gaps only the end as it was before anything was fetched is certainly passed.
+                Ok(Polled::End(end)) => self.position = self.position.max(self.end).max(end.position),
                 Ok(_) => {}
                 Err(error) => {
                     self.stuck = (error.kind == BrokerErrorKind::OutOfRange).then(|| error.clone());
@@ -251,12 +262,20 @@ impl Reader for KafkaReader {
     fn position(&self) -> u64 {
         self.position
     }
+
+    async fn seek(&mut self, offset: u64) -> Result<(), BrokerError> {
+        let message = format!("{}: a seek to offset {offset} has not been answered", self.partition);
+        self.stuck = Some(BrokerError::new(BrokerErrorKind::Retryable, "read", message));
+        let sought =
+            self.handle.seek(&self.partition, offset).await.inspect_err(|error| self.stuck = Some(error.clone()))?;
+        (self.position, self.end, self.stuck) = (offset, sought.end, None);
+        Ok(())
+    }
 }
 
 impl Drop for KafkaReader {
     fn drop(&mut self) {
         // Fails only when the thread has ended already.
-        let _ = self.handle.commands.send(Command::Close { reply: None });
-        self.handle.wake();
+        let _ = self.handle.send("drop", Command::Close { reply: None });
     }
 }

@@ -176,7 +176,7 @@ impl Inbox {
 fn partition_of(polled: &Polled) -> Option<&TopicPartition> {
     match polled {
         Polled::Messages(batch) => Some(&batch.partition),
-        Polled::End(at) => Some(at),
+        Polled::End(end) => Some(&end.partition),
         Polled::Assigned(_) | Polled::Revoked { .. } => None,
     }
 }
@@ -185,9 +185,14 @@ fn partition_of(polled: &Polled) -> Option<&TopicPartition> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::broker::End;
 
     fn at(partition: i32) -> TopicPartition {
         TopicPartition { topic: "topic".into(), partition }
+    }
+
+    fn end(partition: i32) -> Polled {
+        Polled::End(End { partition: at(partition), epoch: 1, position: 0 })
     }
 
     fn taken(inbox: &mut Inbox) -> Option<Polled> {
@@ -199,16 +204,16 @@ mod tests {
         let mut inbox = Inbox::default();
         inbox.own(at(0));
         inbox.own(at(1));
-        inbox.push_batch(Polled::End(at(0)));
-        inbox.push_batch(Polled::End(at(1)));
+        inbox.push_batch(end(0));
+        inbox.push_batch(end(1));
         inbox.revoke(&[at(0)]);
         inbox.push_event(Ok(Polled::Revoked { partitions: vec![at(0)], lost: false }));
-        inbox.push_batch(Polled::End(at(0)));
+        inbox.push_batch(end(0));
         assert!(matches!(taken(&mut inbox), Some(Polled::Revoked { .. })));
         assert!(inbox.may_commit(&at(0)) && !inbox.is_assigned(&at(0)) && !inbox.wants(&at(0)));
         inbox.disown(&[at(0)]);
         assert!(!inbox.may_commit(&at(0)));
-        assert!(matches!(taken(&mut inbox), Some(Polled::End(end)) if end == at(1)));
+        assert!(matches!(taken(&mut inbox), Some(Polled::End(end)) if end.partition == at(1)));
         assert!(taken(&mut inbox).is_none());
     }
 
@@ -217,13 +222,13 @@ mod tests {
         let mut inbox = Inbox::default();
         inbox.own(at(0));
         inbox.own(at(1));
-        inbox.push_batch(Polled::End(at(0)));
-        inbox.push_batch(Polled::End(at(1)));
+        inbox.push_batch(end(0));
+        inbox.push_batch(end(1));
         assert!(inbox.set_paused(&at(0), true));
-        assert!(matches!(taken(&mut inbox), Some(Polled::End(end)) if end == at(1)));
+        assert!(matches!(taken(&mut inbox), Some(Polled::End(end)) if end.partition == at(1)));
         assert!(taken(&mut inbox).is_none());
         assert!(inbox.set_paused(&at(0), false));
-        assert!(matches!(taken(&mut inbox), Some(Polled::End(end)) if end == at(0)));
+        assert!(matches!(taken(&mut inbox), Some(Polled::End(end)) if end.partition == at(0)));
     }
 
     #[test]
@@ -232,7 +237,7 @@ mod tests {
         inbox.own(at(0));
         for _ in 0..BATCHES_AHEAD {
             assert!(inbox.wants(&at(0)));
-            inbox.push_batch(Polled::End(at(0)));
+            inbox.push_batch(end(0));
         }
         assert!(!inbox.wants(&at(0)));
         taken(&mut inbox);

@@ -6,6 +6,9 @@ use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
 use crate::broker::{BrokerError, BrokerErrorKind};
 
+/// Readers are opened each for itself: as if so many shared the fetch budget.
+const READERS_AT_ONCE: usize = 16;
+
 /// How a consumer group spreads partitions over its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AssignmentStrategy {
@@ -167,7 +170,7 @@ impl KafkaSettings {
 
     /// The same for who waits for the very next message of one partition: it is not held back for company.
     pub(super) fn reading_at_once(&self, group: &str) -> ClientConfig {
-        let mut config = self.reading(group, 1);
+        let mut config = self.reading(group, READERS_AT_ONCE);
         config.set("fetch.min.bytes", "1");
         config
     }

@@ -40,8 +40,16 @@ const NAP: Duration = Duration::from_millis(20);
 
 /// What the async side asks of the thread.
 pub(super) enum Command {
-    Seek { partition: TopicPartition, offset: u64, reply: oneshot::Sender<Result<u64, BrokerError>> },
+    Seek { partition: TopicPartition, offset: u64, reply: oneshot::Sender<Result<Sought, BrokerError>> },
     Close { reply: Option<oneshot::Sender<()>> },
+}
+
+/// What a seek has begun.
+pub(super) struct Sought {
+    /// Of what is read from now on.
+    pub(super) epoch: u64,
+    /// End of the partition before anything is read.
+    pub(super) end: u64,
 }
 
 /// Where the consumer gets its partitions from.

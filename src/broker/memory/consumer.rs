@@ -209,7 +209,7 @@ impl MemoryConsumer {
                     continue;
                 }
                 owned.end_heard = true;
-                return Ok(Some(Polled::End(partition)));
+                return Ok(Some(owned.end(partition)));
             }
             if owned.held_until.is_none() && dice.strikes("delivery delayed", |faults| faults.delay) {
                 owned.held_until = Some(now + dice.delay());
@@ -225,7 +225,7 @@ impl MemoryConsumer {
             if messages.is_empty() {
                 // Only a gap was left: that is the end.
                 owned.end_heard = true;
-                return Ok(Some(Polled::End(partition)));
+                return Ok(Some(owned.end(partition)));
             }
             if dice.strikes("delivery repeated", |faults| faults.duplicate) {
                 owned.position = messages[dice.below(messages.len())].offset;
@@ -282,5 +282,11 @@ impl Reader for MemoryReader {
 
     fn position(&self) -> u64 {
         self.position
+    }
+
+    async fn seek(&mut self, offset: u64) -> Result<(), BrokerError> {
+        self.shared.lock().logs.get("seek", &self.partition)?.check("seek", &self.partition, offset)?;
+        self.position = offset;
+        Ok(())
     }
 }

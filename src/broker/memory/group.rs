@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::Assignment;
-use crate::broker::{Assigned, Committed, Polled, TopicPartition};
+use crate::broker::{Assigned, Committed, End, Polled, TopicPartition};
 
 pub(super) type MemberId = u64;
 
@@ -35,6 +35,11 @@ struct Revocation {
 }
 
 impl Owned {
+    /// Says that everything has been read.
+    pub(super) fn end(&self, partition: TopicPartition) -> Polled {
+        Polled::End(End { partition, epoch: self.epoch, position: self.position })
+    }
+
     /// Whether the member has been asked to give the partition up.
     pub(super) fn is_revoked(&self) -> bool {
         self.revocation.is_some()

@@ -88,7 +88,9 @@ fn operations(txid: Txid) -> Vec<Operation> {
 fn fast_path(txid: Txid) -> Vec<Operation> {
     let wrong_hash = SpendSlot { utxo_hash: hash(99), ..claim(0) };
     let wrong_amount = SpendSlot { satoshis: 1, ..claim(0) };
-    let spend = |slots, height, marks| Operation::Spend(Spend { spender: rival(2), height, slots, marks });
+    let spend = |slots: Vec<SpendSlot>, height, marks| {
+        Operation::Spend(Spend { spender: rival(2), height, slots: slots.into(), marks })
+    };
     vec![
         Operation::Create(Arc::new(page_of(txid, 4))),
         Operation::CreateContested(Arc::new(contested(txid, 4, Verdict::Pending))),

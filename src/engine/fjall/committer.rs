@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     job::{Job, Touched},
+    known::Learner,
     recent::{Changed, Recent},
     tables::{Tables, disk},
 };
@@ -42,7 +43,10 @@ pub(super) fn start(
     std::thread::Builder::new().name("fjall-committer".into()).spawn(move || {
         let mut buffer = Vec::new();
         let mut recent = Recent::default();
+        let mut learner = None;
         while let Some(first) = queue.blocking_recv() {
+            // Not before: who only reads creates nothing.
+            learner.get_or_insert_with(|| Learner::start(&tables));
             let (mut jobs, waiting) = gather(first, &mut queue);
             commit(&tables, &rules, &mut jobs, &mut recent, &mut buffer);
             for (job, done) in jobs.into_iter().zip(waiting) {
@@ -50,6 +54,7 @@ pub(super) fn start(
                 let _ = done.send(job);
             }
         }
+        drop(learner);
         tables.database.persist(PersistMode::SyncAll).map_err(|error| disk("close", "store", &error))
     })
 }
@@ -80,7 +85,8 @@ fn commit(tables: &Tables, rules: &Rules, jobs: &mut [Job], recent: &mut Recent,
 
 /// Makes of calls that were done side by side what they are one after the other.
 fn reconcile(tables: &Tables, rules: &Rules, jobs: &mut [Job], recent: &Recent) -> Changed {
-    let mut changed = Changed::default();
+    let most = jobs.iter().map(|job| job.touched.len()).sum();
+    let mut changed = Changed::with_capacity_and_hasher(most, Default::default());
     for number in 0..jobs.len() {
         let (earlier, later) = jobs.split_at_mut(number);
         let job = &mut later[0];

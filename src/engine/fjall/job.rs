@@ -14,7 +14,7 @@ use crate::{
         key::first_bytes,
         local::{IndexValues, index_values},
     },
-    record::{self, Key, Outcome, Record, Rules, codec},
+    record::{self, Key, Outcome, Record, Rejection, Rules, codec},
 };
 
 pub(super) type Answer = Result<Outcome, EngineError>;
@@ -66,10 +66,13 @@ impl Job {
     pub fn prepare(tables: &Tables, rules: &Rules, rows: Vec<Row>) -> Self {
         let seen = tables.groups.load(Ordering::Acquire);
         let mut rows = Rows::new(rows);
-        let mut touched = Vec::with_capacity(rows.by_key.len());
+        let records = rows.records();
+        // All at once: none of these looks into memory has to wait for another.
+        let absent: Vec<bool> = records.iter().map(|(key, _)| tables.known.is_absent(key)).collect();
+        let mut touched = Vec::with_capacity(records.len());
         let mut buffer = Vec::new();
-        while let Some((key, same)) = rows.next_record(touched.last().map_or(0, |last: &Touched| last.rows.end)) {
-            let state = State::stored(tables, &key);
+        for ((key, same), absent) in records.into_iter().zip(absent) {
+            let state = if absent { Ok(State::of(None)) } else { State::stored(tables, &key) };
             let mut next = Touched { key, first_bytes: first_bytes(&key), rows: same, state };
             rows.apply(rules, &mut next);
             next.encode(&mut buffer);
@@ -106,9 +109,12 @@ impl Job {
 
     /// In the order of the rows.
     pub fn answers(self) -> Vec<Answer> {
-        let mut answers: Vec<(u32, Answer)> = self.rows.by_key.into_iter().zip(self.rows.answers).collect();
-        answers.sort_unstable_by_key(|(number, _)| *number);
-        answers.into_iter().map(|(_, answer)| answer).collect()
+        let Rows { by_key, mut answers, .. } = self.rows;
+        let mut places = vec![0; by_key.len()];
+        by_key.iter().zip(0..).for_each(|(number, place)| places[*number as usize] = place);
+        // Each is taken once: what is left in its place is never seen.
+        let take = |place: usize| std::mem::replace(&mut answers[place], Ok(Outcome::Rejected(Rejection::Unexpected)));
+        places.into_iter().map(take).collect()
     }
 }
 
@@ -123,15 +129,17 @@ impl Rows {
         Rows { answers: Vec::with_capacity(rows.len()), rows, by_key }
     }
 
-    fn at(&self, place: usize) -> Option<&Row> {
-        self.by_key.get(place).map(|number| &self.rows[*number as usize])
-    }
-
-    /// The record of the row at `place`, and where its rows end.
-    fn next_record(&self, place: usize) -> Option<(Key, Range<usize>)> {
-        let key = self.at(place)?.key;
-        let others = (place..).find(|next| self.at(*next).is_none_or(|row| row.key != key));
-        Some((key, place..others.unwrap_or(self.by_key.len())))
+    /// The records that the rows are about, each with the places of its rows.
+    fn records(&self) -> Vec<(Key, Range<usize>)> {
+        let mut records: Vec<(Key, Range<usize>)> = Vec::with_capacity(self.by_key.len());
+        for (place, number) in self.by_key.iter().enumerate() {
+            let key = self.rows[*number as usize].key;
+            match records.last_mut() {
+                Some((last, rows)) if *last == key => rows.end = place + 1,
+                _ => records.push((key, place..place + 1)),
+            }
+        }
+        records
     }
 
     /// Applies the rows on a record to its state; their answers take the place of earlier ones.
@@ -205,9 +213,12 @@ impl Touched {
 
 impl State {
     fn stored(tables: &Tables, key: &Key) -> Result<Self, EngineError> {
-        let record = tables.get(key)?;
+        tables.get(key).map(State::of)
+    }
+
+    fn of(record: Option<Record>) -> Self {
         let (was_there, indexed) = (record.is_some(), index_values(record.as_ref()));
-        Ok(State { record, was_there, indexed, changed: false, value: None })
+        State { record, was_there, indexed, changed: false, value: None }
     }
 
     fn apply(&mut self, rules: &Rules, row: &Row) -> Outcome {

@@ -10,7 +10,7 @@ use std::{
 
 use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use super::tables::Tables;
+use super::{known::Known, tables::Tables};
 
 /// The layout of keyspaces, keys and values that this program reads and writes.
 const LAYOUT: &[u8] = b"utxo-store fjall 1";
@@ -20,10 +20,13 @@ const MARKER: &str = "version";
 /// What there can be before the marker is: an opening that was killed.
 const BEFORE_MARKER: [&str; 3] = ["lock", "keyspaces", "0.jnl"];
 
+/// One byte of [`Known`] for so many of the cache.
+const KNOWN_SHARE: u64 = 8;
+
 /// What can be chosen for a store, all of it anew at each opening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FjallOptions {
-    /// Bytes of memory for what was read from disk.
+    /// Bytes of memory for what was read from disk; an eighth as much again goes to knowing what is not there.
     pub cache_bytes: u64,
 }
 
@@ -135,8 +138,10 @@ fn tables(directory: &Path, options: FjallOptions) -> ::fjall::Result<Tables> {
     let database = Database::builder(directory).cache_size(options.cache_bytes).open()?;
     let keyspace =
         |name: &str| -> ::fjall::Result<Keyspace> { database.keyspace(name, KeyspaceCreateOptions::default) };
+    let records = keyspace("records")?;
     Ok(Tables {
-        records: keyspace("records")?,
+        known: Known::new(options.cache_bytes / KNOWN_SHARE, records.is_empty()?),
+        records,
         blocks: keyspace("blocks")?,
         meta: keyspace("meta")?,
         indexes: [

@@ -13,6 +13,7 @@ use std::{ops::Bound, sync::atomic::AtomicU64};
 use ::fjall::{Database, Keyspace, OwnedWriteBatch as WriteBatch, Slice};
 use bytes::Bytes;
 
+use super::known::Known;
 use crate::{
     engine::{
         EngineError, ErrorKind, Index, Set,
@@ -29,6 +30,7 @@ pub(super) struct Tables {
     pub meta: Keyspace,
     /// Each at its [`place`].
     pub indexes: [Keyspace; 3],
+    pub known: Known,
     /// Groups of rows that were written since the store was opened, each whole.
     pub groups: AtomicU64,
 }
@@ -43,6 +45,9 @@ impl Tables {
     }
 
     pub fn get(&self, key: &Key) -> Result<Option<Record>, EngineError> {
+        if self.known.is_absent(key) {
+            return Ok(None);
+        }
         let value = self.of(key).get(KeyBytes::of(key)).map_err(|error| disk("read", key, &error))?;
         value.map(|value| record("read", key, value)).transpose()
     }
@@ -51,7 +56,10 @@ impl Tables {
     pub fn put(&self, batch: &mut WriteBatch, key: &Key, value: Option<Slice>) {
         let (keyspace, bytes) = (self.of(key), KeyBytes::of(key));
         match value {
-            Some(value) => batch.insert(keyspace, bytes.as_ref(), value),
+            Some(value) => {
+                self.known.add(key);
+                batch.insert(keyspace, bytes.as_ref(), value);
+            }
             None => batch.remove(keyspace, bytes.as_ref()),
         }
     }
@@ -119,7 +127,7 @@ pub(super) fn disk(operation: &'static str, key: impl ToString, error: &::fjall:
 }
 
 /// What was read is not what was written.
-fn damaged(operation: &'static str, key: impl ToString, what: &str) -> EngineError {
+pub(super) fn damaged(operation: &'static str, key: impl ToString, what: &str) -> EngineError {
     let message = format!("the store is damaged: {what}");
     EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message }
 }

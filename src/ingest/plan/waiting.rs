@@ -131,6 +131,17 @@ impl Planner {
         self.settle_ready(now_ms);
     }
 
+    /// A transaction came that no event here brings: those that are parked until it does try again now.
+    pub fn parent_came(&mut self, parent: &Txid, now_ms: u64) {
+        for id in self.awaited.get(parent).cloned().unwrap_or_default() {
+            if self.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
+                self.wait_no_longer(id);
+                self.ready.push_back(id);
+            }
+        }
+        self.settle_ready(now_ms);
+    }
+
     /// When [`retry_due`](Self::retry_due) has something to do, ms since the epoch.
     pub fn next_due_ms(&self) -> Option<u64> {
         self.parked.next_due_ms()

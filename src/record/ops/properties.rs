@@ -92,8 +92,9 @@ fn contested_page(number: u32) -> impl Strategy<Value = Page> {
 
 fn fast_path(number: u32) -> impl Strategy<Value = Operation> {
     let marks = prop_oneof![3 => Just(Marks::Respect), 1 => Just(Marks::Ignore)];
-    let spend = (spender(), height(), vec(spend_slot(), 1..3), marks)
-        .prop_map(|(by, height, slots, marks)| Operation::Spend(Spend { spender: txid(by), height, slots, marks }));
+    let spend = (spender(), height(), vec(spend_slot(), 1..3), marks).prop_map(|(by, height, slots, marks)| {
+        Operation::Spend(Spend { spender: txid(by), height, slots: slots.into(), marks })
+    });
     prop_oneof![
         2 => new_page(number).prop_map(|page| Operation::Create(Arc::new(page))),
         1 => contested_page(number).prop_map(|page| Operation::CreateContested(Arc::new(page))),
@@ -253,7 +254,7 @@ impl Step<'_> {
         let spender = |offset| super::slots::slot(after, offset).and_then(|slot| slot.spender());
         match self.operation {
             Operation::Spend(spend) => {
-                for slot in &spend.slots {
+                for slot in spend.slots.iter() {
                     assert_eq!(spender(slot.offset), Some(SpendingData { txid: spend.spender, input: slot.input }));
                 }
             }

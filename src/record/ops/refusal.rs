@@ -244,7 +244,7 @@ mod tests {
     fn operation(taker: Taker, slot: SpendSlot) -> Operation {
         match taker {
             Taker::Spender(marks) => {
-                Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots: vec![slot], marks })
+                Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots: vec![slot].into(), marks })
             }
             Taker::Sequencer => {
                 let slots = vec![RespendSlot { slot, from: None }];
@@ -321,7 +321,9 @@ mod tests {
         let mut record = record(page);
         let mut second = claim(1);
         second.utxo_hash = hash(9);
-        let spend = |slots| Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots, marks: Marks::Respect });
+        let spend = |slots: Vec<SpendSlot>| {
+            Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots: slots.into(), marks: Marks::Respect })
+        };
         let (first, third) = (claim(0), claim(2));
         let told = refused(on_master(&mut record, &spend(vec![first.clone(), third.clone(), second.clone()])));
         assert_eq!(told, Rejection::Contested(2));

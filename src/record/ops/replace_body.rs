@@ -64,7 +64,9 @@ mod tests {
 
     #[test]
     fn what_is_live_by_its_own_claims_keeps_them_and_what_is_live_by_a_verdict_gets_those_that_count() {
-        for (verdict, fee) in [(None, live(1).fee), (Some(Verdict::Pending), live(1).fee), (Some(Verdict::Accepted), 77)] {
+        for (verdict, fee) in
+            [(None, live(1).fee), (Some(Verdict::Pending), live(1).fee), (Some(Verdict::Accepted), 77)]
+        {
             let mut there = live(1);
             master(&mut there).verdict = verdict;
             let mut record = record(there);

@@ -27,7 +27,7 @@ pub(super) fn apply_all(
         Some(Body::Transaction(body)) if spends.len() > 1 => Some(body.clone()),
         _ => None,
     };
-    let claims = spends.iter().flat_map(|spend| &spend.slots).map(|slot| slot.offset);
+    let claims = spends.iter().flat_map(|spend| spend.slots.iter()).map(|slot| slot.offset);
     let stored = body.as_deref().map(|body| StoredOutputs::in_transaction(body, claims));
     spends.iter().map(|spend| with(rules, record, spend, stored.as_ref())).collect()
 }
@@ -44,7 +44,7 @@ fn with(
         return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
     }
     let page = Arc::make_mut(page);
-    for slot in &spend.slots {
+    for slot in spend.slots.iter() {
         slots::take(page, slot.offset, taker(spend, slot));
     }
     let changed = delete_at_height::evaluate(rules, page);
@@ -62,7 +62,7 @@ fn check(page: &Page, spend: &Spend, stored: Option<&StoredOutputs<'_>>) -> Resu
         }
     };
     let mut open = Vec::with_capacity(spend.slots.len());
-    for slot in &spend.slots {
+    for slot in spend.slots.iter() {
         if !refusal::is_taken_as_claimed(page, stored, slot, taker(spend, slot))? {
             open.push(slot);
         }
@@ -145,7 +145,7 @@ mod tests {
         on_master(&mut record, &spend(1, &[0]));
         let mut other = claim(0);
         other.input = 5;
-        let other = Spend { spender: txid(1), height: 200, slots: vec![other], marks: Marks::Respect };
+        let other = Spend { spender: txid(1), height: 200, slots: vec![other].into(), marks: Marks::Respect };
         let told = refused(on_master(&mut record, &Operation::Spend(other)));
         assert_eq!(told, Rejection::SpentBy(0, holder(1, 0)));
     }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn two_inputs_cannot_take_one_slot() {
         let slots = vec![claim(0), SpendSlot { input: 5, ..claim(0) }];
-        let twice = Spend { spender: txid(1), height: 200, slots, marks: Marks::Respect };
+        let twice = Spend { spender: txid(1), height: 200, slots: slots.into(), marks: Marks::Respect };
         assert_eq!(refused(on_master(&mut record(live(1)), &Operation::Spend(twice))), Rejection::Unexpected);
         assert_eq!(on_master(&mut record(live(1)), &spend(1, &[0, 0])).outcome, applied(slots_reply(true)));
     }
@@ -222,7 +222,7 @@ mod tests {
             let slots = vec![SpendSlot { satoshis, ..claim(0) }];
             on_master(
                 &mut record,
-                &Operation::Spend(Spend { spender: txid(1), height: 1, slots, marks: Marks::Respect }),
+                &Operation::Spend(Spend { spender: txid(1), height: 1, slots: slots.into(), marks: Marks::Respect }),
             )
         };
         assert_eq!(refused(with(100)), Rejection::OutputMismatch(0));

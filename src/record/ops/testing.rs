@@ -138,8 +138,8 @@ pub(super) fn spend(spender: u8, slots: &[u32]) -> Operation {
 }
 
 pub(super) fn spend_at(spender: u8, slots: &[u32], height: u32, marks: Marks) -> Operation {
-    let slots = slots.iter().map(|n| claim(*n)).collect();
-    Operation::Spend(Spend { spender: txid(spender), height, slots, marks })
+    let slots: Vec<_> = slots.iter().map(|n| claim(*n)).collect();
+    Operation::Spend(Spend { spender: txid(spender), height, slots: slots.into(), marks })
 }
 
 pub(super) fn held(offset: u32, by: u8) -> HeldSlot {

@@ -71,7 +71,16 @@ impl Replay<'_> {
             let body = self.step();
             match &body {
                 Some(DecisionBody::PassedOver { txid: named }) if *named == txid => {
+                    // It is judged by what the contested event claims, which then comes to nothing.
+                    let kept = self.history.fates.get(&txid).map(|fate| (fate.contest.clone(), fate.proven.clone()));
+                    if kept.is_some() {
+                        self.take_version(txid, opened, position);
+                    }
                     self.check_passed_over(txid, opened);
+                    if let Some(kept) = kept {
+                        let fate = self.history.fate(&txid);
+                        (fate.contest, fate.proven) = kept;
+                    }
                     self.passed_over(txid, opened);
                 }
                 Some(DecisionBody::Accepted { txid: named, height, inputs, losers, by_block: false })

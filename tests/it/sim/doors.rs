@@ -246,4 +246,9 @@ impl Reader for ReaderDoor {
     fn position(&self) -> u64 {
         self.inner.position()
     }
+
+    async fn seek(&mut self, offset: u64) -> Result<(), BrokerError> {
+        self.gate.pass().await;
+        self.inner.seek(offset).await
+    }
 }

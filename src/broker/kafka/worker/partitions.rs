@@ -16,10 +16,10 @@ use super::{
         lookup::{known_high_watermark, watermarks_of},
         settings::KafkaSettings,
     },
-    Worker,
+    Sought, Worker,
     rebalance::{Context, next_epoch},
 };
-use crate::broker::{Batch, BrokerError, BrokerErrorKind, Polled, TopicPartition};
+use crate::broker::{Batch, BrokerError, BrokerErrorKind, End, Polled, TopicPartition};
 
 /// A partition that is being read.
 pub(super) struct Slot {
@@ -66,7 +66,7 @@ impl Worker {
                     busy = true;
                 }
                 let mut inbox = self.shared.lock();
-                for polled in filled.batch.into_iter().chain(filled.end.then(|| Polled::End(at.clone()))) {
+                for polled in filled.batch.into_iter().chain(filled.end.map(Polled::End)) {
                     inbox.push_batch(polled);
                     self.shared.ring();
                     busy = true;
@@ -76,7 +76,7 @@ impl Worker {
         busy
     }
 
-    pub(super) fn seek(&mut self, at: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
+    pub(super) fn seek(&mut self, at: &TopicPartition, offset: u64) -> Result<Sought, BrokerError> {
         let timeout = self.settings.request_timeout;
         if !self.slots.contains_key(at) {
             return Err(BrokerError::not_assigned("seek", at));
@@ -98,7 +98,7 @@ impl Worker {
             }
         }
         self.shared.lock().discard(at);
-        Ok(epoch)
+        Ok(Sought { epoch, end: high })
     }
 
     /// Unassigns a partition and assigns it at `offset`; the group does not hear of it.
@@ -128,7 +128,7 @@ impl Worker {
 #[derive(Default)]
 struct Filled {
     batch: Option<Polled>,
-    end: bool,
+    end: Option<End>,
     error: Option<KafkaError>,
 }
 
@@ -141,12 +141,13 @@ fn fill_slot(
 ) -> Filled {
     let mut filled = Filled::default();
     let mut arena = Arena::default();
+    let mut at_end = false;
     while arena.messages() < settings.batch_messages && arena.bytes() < settings.batch_bytes {
         match slot.queue.poll(Duration::ZERO) {
             None => break,
             Some(Ok(message)) => arena.push(&message),
             Some(Err(KafkaError::PartitionEOF(_))) => {
-                filled.end = true;
+                at_end = true;
                 break;
             }
             Some(Err(error)) if kind(&error) == BrokerErrorKind::Retryable => warn!(partition = %at, %error, "fetch"),
@@ -160,11 +161,38 @@ fn fill_slot(
         let messages = arena.finish();
         let next = messages.last().map_or(slot.position, |last| last.offset + 1);
         slot.position = next;
-        let high_watermark = known_high_watermark(consumer.client(), &slot.topic, at.partition).max(next);
+        let high_watermark = slot.known_end(consumer, at).max(next);
         let batch = Batch { partition: at.clone(), epoch: slot.epoch, messages, high_watermark };
         filled.batch = Some(Polled::Messages(batch));
     }
+    if at_end {
+        if slot.known_end(consumer, at) > slot.position {
+            // Asked for before anything more is polled: what it passes was polled before the end.
+            slot.position = slot.position.max(polled_up_to(consumer, at));
+        }
+        filled.end = Some(End { partition: at.clone(), epoch: slot.epoch, position: slot.position });
+    }
     filled
+}
+
+impl Slot {
+    fn known_end(&self, consumer: &BaseConsumer<Context>, at: &TopicPartition) -> u64 {
+        known_high_watermark(consumer.client(), &self.topic, at.partition)
+    }
+}
+
+/// Behind all that was polled, marks of transactions too (which are passed over in silence); 0 when unknown.
+fn polled_up_to(consumer: &BaseConsumer<Context>, at: &TopicPartition) -> u64 {
+    match consumer.position() {
+        Ok(positions) => match positions.find_partition(&at.topic, at.partition).map(|found| found.offset()) {
+            Some(Offset::Offset(offset)) => offset.max(0) as u64,
+            _ => 0,
+        },
+        Err(error) => {
+            warn!(partition = %at, %error, "position unknown");
+            0
+        }
+    }
 }
 
 /// Names what the partition holds, when a fetch position is not there.

@@ -73,7 +73,7 @@ impl Templates {
     }
 
     fn filter(&self, is_master: bool, marks: Marks, spends: &[&Spend]) -> Packed {
-        let slots = || spends.iter().flat_map(|spend| &spend.slots);
+        let slots = || spends.iter().flat_map(|spend| spend.slots.iter());
         let a_slot = if is_master { 2 } else { 1 };
         let room = slots().map(|slot| 120 + slot.script.len()).sum::<usize>() + self.mature.size();
         let mut filter = match marks {
@@ -121,7 +121,7 @@ fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a Spend> {
 }
 
 fn are_distinct(spends: &[&Spend]) -> bool {
-    let offsets = || spends.iter().flat_map(|spend| &spend.slots).map(|slot| slot.offset);
+    let offsets = || spends.iter().flat_map(|spend| spend.slots.iter()).map(|slot| slot.offset);
     match offsets().take(MOST_SLOTS + 1).count() {
         1 => true,
         count if count > MOST_SLOTS => false,
