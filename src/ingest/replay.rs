@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     event::{Decision, DecisionBody},
     ingest::plan::{Mode, TxidMap},
+    record::Reason,
     tx::Txid,
 };
 
@@ -79,7 +80,7 @@ impl Rebuild {
     /// How a transaction is treated below the frontier.
     pub fn mode_of(&self, txid: &Txid) -> Mode {
         match self.verdicts.get(txid) {
-            Some(Fate::Conflicting) => Mode::RebuildContested,
+            Some(Fate::Conflicting | Fate::Contested) => Mode::RebuildContested,
             Some(Fate::Accepted) => Mode::RebuildAccepted,
             Some(Fate::Live) | None => Mode::RebuildWon,
         }
@@ -93,8 +94,10 @@ impl Rebuild {
 /// What became of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Conflicting, a stub, or contested without a verdict.
+    /// Conflicting.
     Conflicting,
+    /// Contested, or a stub, without a verdict.
+    Contested,
     /// Live, as it had been from the start.
     Live,
     /// Live by a verdict.
@@ -124,7 +127,7 @@ impl LastVerdicts {
                 verdicts.look(&decision.body);
             }
         }
-        undecided.into_iter().for_each(|txid| verdicts.was(txid, Fate::Conflicting));
+        undecided.into_iter().for_each(|txid| verdicts.was(txid, Fate::Contested));
         verdicts
     }
 
@@ -143,6 +146,13 @@ impl LastVerdicts {
         self.fates.entry(txid).or_insert(fate);
     }
 
+    /// It was seen to be live, and so won what it was contested for before a node forgot that it was.
+    fn is_live(&mut self, txid: Txid) {
+        if let fate @ Fate::Contested = self.fates.entry(txid).or_insert(Fate::Live) {
+            *fate = Fate::Live;
+        }
+    }
+
     fn apply(&mut self, body: &DecisionBody) {
         match body {
             DecisionBody::Accepted { txid, losers, .. } => {
@@ -150,7 +160,10 @@ impl LastVerdicts {
                 self.fates.insert(*txid, Fate::Accepted);
                 self.fates.extend(losers.iter().map(|loser| (*loser, Fate::Conflicting)));
             }
-            DecisionBody::Conflicting { txid, .. } => {
+            DecisionBody::Conflicting { txid, reason, .. } => {
+                if let Reason::DoubleSpend { winner, .. } = reason {
+                    self.is_live(*winner);
+                }
                 self.fates.insert(*txid, Fate::Conflicting);
             }
             DecisionBody::Cone { members, .. } => {
@@ -166,14 +179,14 @@ impl LastVerdicts {
 
     /// What a decision shows of those on whom nothing was decided before.
     fn look(&mut self, body: &DecisionBody) {
-        let fate_of = |live: bool| if live { Fate::Live } else { Fate::Conflicting };
+        let fate_of = |live: bool| if live { Fate::Live } else { Fate::Contested };
         match body {
             DecisionBody::Accepted { txid, inputs, losers, .. } => {
                 losers.iter().for_each(|loser| self.was(*loser, Fate::Live));
-                self.was(*txid, Fate::Conflicting);
+                self.was(*txid, Fate::Contested);
                 // A holder that was live is among the losers; the others were contested, or made a stub.
                 let holders = inputs.iter().filter_map(|input| input.holder);
-                holders.for_each(|holder| self.was(holder.txid, Fate::Conflicting));
+                holders.for_each(|holder| self.was(holder.txid, Fate::Contested));
             }
             DecisionBody::Conflicting { txid, live, .. } => self.was(*txid, fate_of(*live)),
             DecisionBody::Cone { members, .. } => {
