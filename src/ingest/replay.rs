@@ -199,3 +199,76 @@ impl LastVerdicts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        event::{ConeMember, DecidedInput},
+        record::SpendingData,
+        tx::Outpoint,
+    };
+
+    const fn id(n: u8) -> Txid {
+        Txid([n; 32])
+    }
+
+    fn accepted(txid: Txid, holders: &[Txid], losers: &[Txid]) -> DecisionBody {
+        let holders = holders.iter().zip(0..);
+        let inputs = holders.map(|(holder, input)| DecidedInput {
+            input,
+            outpoint: Outpoint { txid: id(99), vout: input },
+            holder: Some(SpendingData { txid: *holder, input: 0 }),
+        });
+        DecisionBody::Accepted { txid, height: 0, inputs: inputs.collect(), losers: losers.to_vec(), by_block: false }
+    }
+
+    fn conflicting(txid: Txid, winner: Txid, live: bool) -> DecisionBody {
+        DecisionBody::Conflicting { txid, reason: Reason::DoubleSpend { input: 0, winner }, height: 0, live }
+    }
+
+    fn cone(txid: Txid, live: bool) -> DecisionBody {
+        DecisionBody::Cone { members: vec![ConeMember { txid, parent: id(1), live }], height: 0 }
+    }
+
+    /// Decisions on one chain event after the other.
+    fn verdicts(bodies: Vec<DecisionBody>, undecided: &[Txid], frontier: u64) -> LastVerdicts {
+        let decisions: Vec<_> =
+            bodies.into_iter().zip(0..).map(|(body, chain_offset)| Decision { chain_offset, step: 0, body }).collect();
+        LastVerdicts::new(&decisions, undecided.iter().copied(), frontier)
+    }
+
+    #[test]
+    fn the_last_verdict_counts() {
+        let (t, u, child) = (id(1), id(2), id(3));
+        let mut log = vec![conflicting(t, u, false), accepted(t, &[u], &[u]), cone(child, true)];
+        let told = |log: &[DecisionBody]| {
+            let told = verdicts(log.to_vec(), &[], 9);
+            [t, u, child].map(|txid| told.get(&txid))
+        };
+        assert_eq!(told(&log[..1]), [Some(Fate::Conflicting), Some(Fate::Live), None]);
+        assert_eq!(told(&log), [Some(Fate::Accepted), Some(Fate::Conflicting), Some(Fate::Conflicting)]);
+        log.extend([DecisionBody::PassedOver { txid: child }, conflicting(t, u, true), accepted(u, &[t], &[])]);
+        assert_eq!(told(&log), [Some(Fate::Conflicting), Some(Fate::Accepted), Some(Fate::Conflicting)]);
+    }
+
+    #[test]
+    fn without_a_verdict_it_is_what_was_seen() {
+        let (t, holder, undecided) = (id(1), id(2), id(3));
+        let told = verdicts(vec![accepted(t, &[holder], &[])], &[undecided, t], 9);
+        assert_eq!(told.get(&holder), Some(Fate::Contested));
+        assert_eq!((told.get(&undecided), told.get(&t)), (Some(Fate::Contested), Some(Fate::Accepted)));
+        // It came again before its own contest, was live, and won in the end.
+        let told = verdicts(vec![accepted(t, &[holder], &[]), conflicting(t, holder, true)], &[], 9);
+        assert_eq!((told.get(&holder), told.get(&t)), (Some(Fate::Live), Some(Fate::Conflicting)));
+    }
+
+    #[test]
+    fn what_is_not_applied_shows_what_had_been_there() {
+        let (t, loser, member) = (id(1), id(2), id(3));
+        let told = verdicts(vec![accepted(t, &[loser], &[loser]), cone(member, false)], &[], 0);
+        let fates = [t, loser, member].map(|txid| told.get(&txid));
+        assert_eq!(fates, [Some(Fate::Contested), Some(Fate::Live), Some(Fate::Contested)]);
+        assert!(told.ends_live(&loser) && !told.ends_live(&t) && !told.ends_live(&id(4)));
+    }
+}

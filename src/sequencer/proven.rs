@@ -92,3 +92,39 @@ fn claiming(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> Result<ClaimedBod
     let (fee, extended_size) = (parsed(&extended).fee()?, extended.len() as u64);
     Ok(ClaimedBody { body: Body::Transaction(extended.into()), fee, extended_size })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::{
+        engine::Row,
+        record::Operation,
+        sequencer::{state::ChainState, steps::Making, tests::parts},
+        store::testing,
+    };
+
+    /// A node forgets the parent after the slot has moved, and before the body is replaced (simulator, seed 1414).
+    #[tokio::test(start_paused = true)]
+    async fn what_proves_the_claims_is_waited_for() {
+        let parts = parts().await;
+        let store = parts.store.clone();
+        let put = |operation: Operation, txid: Txid| store.apply(vec![Row { key: Key::master(txid), operation }]);
+        let parent = testing::seeded(9, 1);
+        let outpoint = testing::outpoint(parent.txid, 0);
+        let [lie, honest] = [1_001, 1_000].map(|claimed| testing::transaction(&[(outpoint, claimed)], &[500]));
+        let txid = testing::txid(&lie);
+        assert_eq!(txid, testing::txid(&honest));
+        put(Operation::CreateContested(Arc::new(testing::page(&lie).contested())), txid).await.unwrap();
+        let at = At { offset: 0, era: 0, making: Making::Allowed };
+        let handler = Handler::new(parts, ChainState::default());
+        let adopting = tokio::spawn(async move { handler.adopt_proven(at, false, txid).await });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!adopting.is_finished());
+        put(Operation::Create(Arc::new(parent)), outpoint.txid).await.unwrap();
+        adopting.await.unwrap().unwrap();
+        let page = store.master(txid).await.unwrap().unwrap();
+        assert_eq!(page.body(), Some(&Body::Transaction(honest)));
+    }
+}
