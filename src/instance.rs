@@ -141,15 +141,17 @@ impl InstanceError {
 /// # Errors
 /// See [`InstanceError`]. Whatever ends it, offsets are committed only for what is completed.
 pub async fn run(
-    settings: InstanceSettings,
+    mut settings: InstanceSettings,
     parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     let group = settings.pipeline.group.clone();
-    check_topics(&settings, &parts).await?;
+    let partitions = check_topics(&settings, &parts).await?;
+    settings.pipeline.partitions = Some(partitions);
     let frontier = Frontier::committed(&settings, &parts).await?;
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
+    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     check_decisions(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
@@ -181,16 +183,18 @@ pub async fn run(
 /// # Errors
 /// See [`InstanceError`].
 pub async fn rebuild(
-    settings: InstanceSettings,
+    mut settings: InstanceSettings,
     parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
-    check_topics(&settings, &parts).await?;
+    let partitions = check_topics(&settings, &parts).await?;
+    settings.pipeline.partitions = Some(partitions);
     if parts.store.meta().await?.is_some() {
         return Err(InstanceError::NotEmpty);
     }
     let frontier = Frontier::committed(&settings, &parts).await?;
     parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
+    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     check_decisions(&settings, &parts).await?;
 
@@ -385,21 +389,26 @@ impl WholeStore for Whole {
 }
 
 /// Every topic must be there; those that are a log of one order have one partition.
-async fn check_topics(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), BrokerError> {
+/// Answers how many partitions the topic of validated transactions has.
+async fn check_topics(settings: &InstanceSettings, parts: &InstanceParts) -> Result<i32, BrokerError> {
     let topics = &settings.topics;
     let single = [&topics.block_mined, &topics.reorgs, &topics.chain, &topics.decisions];
     let refuse = |message: String| BrokerError { kind: BrokerErrorKind::Refused, operation: "check topics", message };
-    for topic in [settings.pipeline.topic.as_ref(), &topics.outcomes, &topics.dead_letters] {
-        parts.broker.partitions(topic).await?.ok_or_else(|| refuse(format!("topic `{topic}` does not exist")))?;
+    let count = async |topic: &str| {
+        let count = parts.broker.partitions(topic).await?;
+        count.ok_or_else(|| refuse(format!("topic `{topic}` does not exist")))
+    };
+    let partitions = count(&settings.pipeline.topic).await?;
+    for topic in [&topics.outcomes, &topics.dead_letters] {
+        count(topic).await?;
     }
     for topic in single {
-        match parts.broker.partitions(topic).await? {
-            None => return Err(refuse(format!("topic `{topic}` does not exist"))),
-            Some(1) => {}
-            Some(count) => return Err(refuse(format!("topic `{topic}` has {count} partitions: it must have one"))),
+        match count(topic).await? {
+            1 => {}
+            count => return Err(refuse(format!("topic `{topic}` has {count} partitions: it must have one"))),
         }
     }
-    Ok(())
+    Ok(partitions)
 }
 
 /// The chain topic must be the one that the store was made from.

@@ -225,6 +225,7 @@ fn settings(topic: Arc<str>, engine: EngineKind) -> PipelineSettings {
     let in_flight = if engine == EngineKind::Fjall { 32_768 } else { 4_096 };
     PipelineSettings {
         topic,
+        partitions: None,
         group: "bench".into(),
         prepare: PREPARE,
         plan: PlanSettings { retry_min_ms: 50, retry_max_ms: 5_000, flag_grace_ms: 60_000, rules: RULES },

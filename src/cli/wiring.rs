@@ -96,6 +96,7 @@ fn pipeline(config: &Config) -> PipelineSettings {
     let ingest = &config.ingest;
     PipelineSettings {
         topic: config.kafka.topics.validated_txs.as_str().into(),
+        partitions: None,
         group: config.kafka.group.clone(),
         prepare: PrepareSettings { network: config.store.network, utxo_batch_size: config.store.utxo_batch_size },
         plan: PlanSettings {

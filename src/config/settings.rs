@@ -160,7 +160,8 @@ settings! {
 
     /// Topic names. The first three are read, `chain` is read and written, the others are written.
     ["kafka.topics"] Topics {
-        /// Validated transactions and seeded ones; many partitions, by txid.
+        /// Validated transactions and seeded ones; many partitions, by txid (murmur2, as the Java client does). Their number is
+        /// fixed for the life of a store.
         validated_txs: TopicName = "utxo.validated-txs";
         /// Mined blocks; one partition.
         block_mined: TopicName = "utxo.block-mined";

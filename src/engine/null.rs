@@ -72,6 +72,7 @@ mod tests {
             prune_horizon: 0,
             chain_id: None,
             frontier: None,
+            partitions: None,
         };
         let rows = [
             Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) },

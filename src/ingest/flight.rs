@@ -160,7 +160,7 @@ pub struct Flight {
     pub parked_since_ms: Option<u64>,
     /// The parent of which it is asked whether it is missing, and since when.
     pub in_question: Option<(Txid, u64)>,
-    /// When it was first seen to wait for others, where it then looks at its own record again.
+    /// When it was first seen to wait for others, or last looked at its own record because of that.
     pub waits_since_ms: Option<u64>,
     /// Its own record was read and was not live.
     pub own_state_read: bool,

@@ -64,6 +64,8 @@ pub struct PartitionState {
     pub at_end: bool,
     /// It delivers nothing for now.
     pub paused: bool,
+    /// It was read to its bound, and has not come below half of it since.
+    pub at_bound: bool,
     /// Why it does not go on until an operator has looked.
     pub halted: Option<Halt>,
     /// Its dead letters.
@@ -87,6 +89,7 @@ impl PartitionState {
             high_watermark: assigned.high_watermark,
             at_end: assigned.position >= assigned.high_watermark,
             paused: false,
+            at_bound: false,
             halted: None,
             dead_letters: DeadLetterGauge::default(),
             committed: assigned.committed.clone(),
@@ -140,7 +143,7 @@ impl PartitionState {
     }
 
     /// What others need to know for their proofs.
-    pub fn view(&self, bounds: &PartitionBounds) -> PartitionView {
+    pub fn view(&self) -> PartitionView {
         // What was never read is as old as can be.
         let never_read = self.begins_above().map(|_| (i64::MIN, 0));
         PartitionView {
@@ -148,7 +151,7 @@ impl PartitionState {
             read_timestamp_ms: self.tracker.read_timestamp_ms(),
             position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
-            at_bound: self.paused && self.over_half(bounds).is_some(),
+            at_bound: self.at_bound,
         }
     }
 
@@ -191,8 +194,8 @@ impl PartitionState {
     }
 
     /// The safe prefix, where it (or what is said with it) has changed since the last commit.
-    pub fn to_commit(&self, bounds: &PartitionBounds) -> Option<Committed> {
-        let note = Note { view: self.view(bounds), halted: self.halted.clone() };
+    pub fn to_commit(&self) -> Option<Committed> {
+        let note = Note { view: self.view(), halted: self.halted.clone() };
         let metadata = serde_json::to_string(&note).ok()?;
         let now = Committed { offset: self.tracker.safe(), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
@@ -234,8 +237,6 @@ mod tests {
     use super::*;
     use crate::telemetry::Metrics;
 
-    const BOUNDS: PartitionBounds = PartitionBounds { span: 100, bytes: 1_000 };
-
     fn state(committed: Option<Committed>) -> PartitionState {
         let partition = TopicPartition { topic: "txs".into(), partition: 0 };
         let metrics = Metrics::new().partition(&partition);
@@ -253,7 +254,7 @@ mod tests {
         (0..5).for_each(|offset| assert!(first.deliver(&message(offset)) && !first.is_replayed(&message(offset))));
         first.tracker.complete(0, 0);
         first.tracker.complete(3, 0);
-        let committed = first.to_commit(&BOUNDS).unwrap();
+        let committed = first.to_commit().unwrap();
         assert_eq!(committed.offset, 1);
 
         let second = state(Some(committed));
@@ -265,10 +266,10 @@ mod tests {
     fn a_halt_travels_with_the_commit_until_somebody_starts_after_it() {
         let mut first = state(None);
         first.deliver(&message(0));
-        assert_eq!(Halt::standing(&first.to_commit(&BOUNDS).unwrap(), 0), None);
+        assert_eq!(Halt::standing(&first.to_commit().unwrap(), 0), None);
         let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
         first.halted = Some(halt.clone());
-        let committed = first.to_commit(&BOUNDS).unwrap();
+        let committed = first.to_commit().unwrap();
         assert_eq!(Halt::standing(&committed, 5_000), Some(halt));
         assert_eq!(Halt::standing(&committed, 5_001), None);
         assert!(state(Some(committed)).is_replayed(&message(0)), "the view is there, too");

@@ -24,7 +24,7 @@ use crate::{
         dispatch::{Dispatcher, Done},
         partition::{Halt, PartitionState, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
-        prepare::{Poison, Prepared, prepare},
+        prepare::{Poison, Prepared, check_place, prepare},
         proof::ChainView,
         publish::mismatch,
         replay::Modes,
@@ -250,12 +250,13 @@ impl Pipeline {
         self.parts.metrics.replayed_events.inc_by(replayed as u64);
         if let Some(why) = state.over_bound(&self.settings.bounds) {
             tracing::warn!(partition = number, why, "paused: too much is unfinished");
+            state.at_bound = true;
             self.pause(number);
             let now_ms = self.now_ms();
             self.planner.bound_reached(number, now_ms);
         }
         self.unprepared += messages.len();
-        let settings = self.settings.prepare;
+        let (settings, partitions) = (self.settings.prepare, self.settings.partitions);
         let count = messages.len();
         let oldest_ms = messages.iter().map(|message| message.timestamp_ms).min().unwrap_or(i64::MIN);
         let oldest = (oldest_ms, messages.first().map_or(0, |message| message.offset));
@@ -263,7 +264,9 @@ impl Pipeline {
             messages
                 .into_iter()
                 .map(|message| {
-                    let result = prepare(&settings, &message);
+                    let result = prepare(&settings, &message).and_then(|prepared| {
+                        partitions.map_or(Ok(()), |count| check_place(number, count, &message)).map(|()| prepared)
+                    });
                     (message, result)
                 })
                 .collect()
@@ -313,11 +316,11 @@ impl Pipeline {
     /// Lets a partition go on that has room again.
     fn resume(&mut self, number: i32) {
         let Some(state) = self.partitions.get_mut(&number) else { return };
-        let below_bound = state.over_half(&self.settings.bounds).is_none();
-        if below_bound {
+        if state.at_bound && state.over_half(&self.settings.bounds).is_none() {
+            state.at_bound = false;
             self.planner.bound_left(number);
         }
-        if state.paused && below_bound && state.halted.is_none() && !self.throttled {
+        if state.paused && !state.at_bound && state.halted.is_none() && !self.throttled {
             let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
             match self.consumer.resume(&partition) {
                 Ok(()) => state.paused = false,
@@ -452,7 +455,11 @@ impl Pipeline {
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::ReadOwn(flight, txid) => self.dispatcher.read(flight, txid),
                 Action::PublishContest { flight, txid, event, body, reason } => {
-                    if let Reason::MissingParent { parent } = reason {
+                    // While the chain stands, what was proven without it may yet be found to have its parent.
+                    let grace_ms = self.settings.missing_parent_grace_ms;
+                    if let Reason::MissingParent { parent } = reason
+                        && !self.chain_stands(grace_ms)
+                    {
                         self.count_root(event, parent);
                     }
                     self.report.contests += 1;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::{
-    broker::Message,
+    broker::{Message, partitioner::partition_of},
     event::{DeadLetterClass, Event, Seeded, Validated},
     record::{Key, Marks, Page, Spend, SpendSlot, StoredOutput, build},
     tx::{Network, Transaction, Txid, utxo_hash},
@@ -112,6 +112,23 @@ pub fn prepare(settings: &PrepareSettings, message: &Message) -> Result<Prepared
         Event::Validated(validated) => prepare_validated(settings, message, &validated).map(Prepared::Validated),
         Event::Seeded(seeded) => prepare_seeded(settings, message, &seeded).map(Prepared::Seeded),
         other => Err(decode(&format!("a {} event does not belong in this topic", other.kind().name()))),
+    }
+}
+
+/// Events of one transaction share a partition, so that the log has an order for them: that to which its key belongs.
+///
+/// # Errors
+/// It lies elsewhere.
+pub fn check_place(partition: i32, partitions: i32, message: &Message) -> Result<(), Poison> {
+    match partition_of(&message.key, partitions) {
+        Some(own) if own != partition => {
+            let why = format!(
+                "it lies in partition {partition}, but its key belongs to {own} of {partitions}: producers must place keys by \
+                 murmur2, as the Java client does (librdkafka: partitioner=murmur2_random)"
+            );
+            Err(Poison::new(DeadLetterClass::Decode, why))
+        }
+        _ => Ok(()),
     }
 }
 

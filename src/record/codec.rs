@@ -130,8 +130,17 @@ fn read_block(block_id: u32, r: &mut Reader) -> Result<BlockRecord, CodecError> 
 }
 
 fn write_meta(meta: &MetaRecord, w: &mut Writer) {
-    let MetaRecord { store_id, layout_version, network, utxo_batch_size, retention, prune_horizon, chain_id, frontier } =
-        meta;
+    let MetaRecord {
+        store_id,
+        layout_version,
+        network,
+        utxo_batch_size,
+        retention,
+        prune_horizon,
+        chain_id,
+        frontier,
+        partitions,
+    } = meta;
     w.raw(store_id);
     w.number(*layout_version);
     w.bytes(network.as_bytes());
@@ -140,6 +149,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.number(*prune_horizon);
     w.option(chain_id.as_ref(), |w, id| w.raw(id));
     w.option(frontier.as_ref(), |w, offset| w.number(*offset));
+    w.option(partitions.as_ref(), |w, count| w.number(*count));
 }
 
 fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
@@ -152,6 +162,7 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         prune_horizon: r.u32()?,
         chain_id: r.option(Reader::array)?,
         frontier: r.option(Reader::u64)?,
+        partitions: r.option(Reader::u32)?,
     })
 }
 

@@ -306,12 +306,14 @@ pub enum Reply {
         /// `DAH_SET` / `DAH_UNSET`: `deleteAtHeight` as it is now, if it changed.
         delete_at_height: Option<Option<u32>>,
     },
-    /// All block ids of the transaction after the change, and how many pages it has besides the master.
+    /// All block ids of the transaction after the change, and what else has to follow.
     Mined {
         /// `blockIDs`
         block_ids: Vec<u32>,
-        /// `totalExtraRecs`
+        /// `totalExtraRecs`: how many pages it has besides the master.
         extra_pages: u32,
+        /// `conflictingCs` names any: those that were refused because it was locked may have a second chance.
+        conflicting_children: bool,
     },
 }
 

@@ -475,4 +475,7 @@ pub struct MetaRecord {
     pub chain_id: Option<[u8; 32]>,
     /// Where a rebuild of this set ends: the chain offset (next to read) that the live group had committed.
     pub frontier: Option<u64>,
+    /// Partitions of the topic of validated transactions: with another number the events of one transaction would lie in two.
+    /// `None` until the first start.
+    pub partitions: Option<u32>,
 }

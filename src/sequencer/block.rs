@@ -287,9 +287,14 @@ impl Handler {
                 let mined_in = MinedIn { block_id: block.block_id, height: block.height, subtree: listed.subtree };
                 at.row(Phase::Apply, Key::master(listed.txid), Sequenced::SetMined { mined_in, longest_chain: true })
             });
+            let mut parents = Vec::new();
             for (outcome, listed) in self.apply(rows.collect()).await?.into_iter().zip(batch) {
+                if has_conflicting_children(&outcome) {
+                    parents.push(listed.txid);
+                }
                 standings.push(standing(outcome, listed)?);
             }
+            self.chances_after_unlock(at, &parents).await?;
         }
         Ok(standings)
     }
@@ -388,6 +393,14 @@ fn listed(block: &Block<'_>) -> Result<Vec<Listed>, Stop> {
         }
     }
     Ok(listed)
+}
+
+fn has_conflicting_children(outcome: &Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Applied(Reply::Mined { conflicting_children: true, .. })
+            | Outcome::AlreadyApplied(Reply::Mined { conflicting_children: true, .. })
+    )
 }
 
 fn standing(outcome: Outcome, listed: &Listed) -> Result<Standing, Stop> {

@@ -465,6 +465,23 @@ impl Handler {
         if came && at.making != Making::Replaying { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
     }
 
+    /// Second chances for those that were refused because one of these was locked, which a block or a command has unlocked.
+    pub(super) async fn chances_after_unlock(&self, at: At, unlocked: &[Txid]) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let mut chances = BTreeSet::new();
+        for parent in self.pages_of(unlocked).await? {
+            let locked = TxState::Conflicting(Verdict::Conflicting(Reason::Locked { parent: parent.txid }));
+            let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
+            for chunk in children.collect::<Vec<_>>().chunks(BODIES_AT_ONCE) {
+                let refused = self.pages_of(chunk).await?.into_iter().filter(|child| child.state() == locked);
+                chances.extend(refused.map(|child| child.txid));
+            }
+        }
+        self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
+    }
+
     fn deserves_a_chance(
         &self,
         child: &Page,

@@ -81,6 +81,17 @@ pub enum MetaError {
         /// Of the topic that is there now, in hex, or `none` where it has no record at offset 0.
         found: String,
     },
+    /// The events of one transaction would lie in two partitions, and which came first nobody could tell.
+    #[error(
+        "the topic of validated transactions has {found} partitions, the store was made from {store}: restore the topic with \
+         {store}, or begin a new topic and rebuild into an empty set with `replay --rebuild`"
+    )]
+    OtherPartitions {
+        /// Of the topic that the store was made from.
+        store: u32,
+        /// Of the topic as it is.
+        found: u32,
+    },
     /// A change needs a meta record and there is none.
     #[error("the store has no meta record (any more): start `run` on it first, or run `replay --rebuild`")]
     Absent,
@@ -173,6 +184,17 @@ impl Store {
         .await
     }
 
+    /// Holds the store to the number of partitions of the topic of validated transactions: the first is written down, any
+    /// other refused from then on.
+    pub async fn bind_partitions(&self, found: u32) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| match meta.partitions {
+            None => Ok(MetaRecord { partitions: Some(found), ..meta }),
+            Some(store) if store == found => Ok(meta),
+            Some(store) => Err(MetaError::OtherPartitions { store, found }),
+        })
+        .await
+    }
+
     /// Writes down where a rebuild of this set ends (chain offset, next to read); `None`: it has ended.
     pub async fn set_frontier(&self, frontier: Option<u64>) -> Result<MetaRecord, MetaError> {
         self.change_meta(|meta| Ok(MetaRecord { frontier, ..meta })).await
@@ -212,6 +234,7 @@ impl Store {
             prune_horizon: 0,
             chain_id: None,
             frontier: None,
+            partitions: None,
         };
         match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) }).await? {
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(meta),
@@ -319,6 +342,17 @@ mod tests {
             assert!(matches!(error, MetaError::ChainRecreated { .. }));
             assert!(error.to_string().contains(named) && error.to_string().contains(&hex::encode(id)));
         }
+    }
+
+    #[tokio::test]
+    async fn the_number_of_partitions_is_remembered() {
+        let store = store(5);
+        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        for _ in 0..2 {
+            assert_eq!(store.bind_partitions(3).await.unwrap().partitions, Some(3));
+        }
+        let error = store.bind_partitions(4).await.unwrap_err().to_string();
+        assert!(error.contains("has 4 partitions") && error.contains("made from 3"), "{error}");
     }
 
     #[test]

@@ -110,7 +110,7 @@ async fn the_way_of_an_uncontested_transaction_needs_no_read() {
     let again = engine.apply(&[spend(0, 1, 2_000), set_mined(0)]).await;
     let slots = Reply::Slots { all_spent: true, delete_at_height: None };
     assert_eq!(again[0].as_ref().unwrap(), &Outcome::AlreadyApplied(slots));
-    let mined = Reply::Mined { block_ids: vec![7], extra_pages: 0 };
+    let mined = Reply::Mined { block_ids: vec![7], extra_pages: 0, conflicting_children: false };
     assert_eq!(again[1].as_ref().unwrap(), &Outcome::AlreadyApplied(mined));
     engine.close().await.unwrap();
 }

@@ -2,13 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    broker::{Broker, Committed, NewTopic, Polled, TopicPartition},
+    broker::{Broker, Committed, NewTopic, Polled, Produce, TopicPartition, partitioner::partition_of},
     engine::memory::MemoryEngine,
+    event::Validated,
     ingest::dead_letters::DeadLetterLimits,
     instance,
-    record::Rules,
+    record::{Rules, TxState},
     store::Store,
 };
 
@@ -230,4 +232,41 @@ async fn a_chain_whose_beginning_is_gone_before_it_was_read_halts_until_that_is_
     reset_offsets(&world, "g.chain", &chain, 2).await;
     world.run_until_consumed().await;
     assert_eq!(world.count("dead-letters").await, 1);
+}
+
+/// Another producer, with another partitioner: the log would have no order for the events of one transaction.
+#[tokio::test(start_paused = true)]
+async fn an_event_outside_the_partition_of_its_key_is_a_dead_letter() {
+    let world = World::new().await;
+    let made = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
+    let own = partition_of(&made.txid.0, PARTITIONS).unwrap();
+    let event = Validated { tx: &made.extended, height: 200, locked: false };
+    let message = Produce {
+        topic: "txs".into(),
+        partition: Some((own + 1) % PARTITIONS),
+        key: Bytes::copy_from_slice(&made.txid.0),
+        payload: event.encode().into(),
+        ..Produce::default()
+    };
+    world.broker.producer().await.unwrap().produce(message).await.unwrap();
+    world.run_until_consumed().await;
+    assert_eq!((world.count("dead-letters").await, world.page(&made).await), (1, None));
+    world.validate(&made).await;
+    world.run_until_consumed().await;
+    assert_eq!(world.page(&made).await.unwrap().state(), TxState::Live);
+    world.check("an event outside its partition").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_topic_with_another_number_of_partitions_is_refused() {
+    let world = World::new().await;
+    world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let more = NewTopic { name: "more".into(), partitions: PARTITIONS + 1, config: vec![] };
+    world.broker.create_topics(&[more]).await.unwrap();
+    let mut other = world.clone();
+    other.settings.pipeline.topic = "more".into();
+    let error = instance::run(other.settings.clone(), other.parts(&other.store), CancellationToken::new()).await;
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("4 partitions") && error.contains("made from 3"), "{error}");
 }

@@ -189,8 +189,10 @@ async fn a_block_and_a_head_at_the_bound_do_not_wait_for_each_other() {
     world.settings.pipeline.bounds = PartitionBounds { span: 10, bytes: 1 << 24 };
     let seed = world.seed(1, 50).await;
     world.run_until_consumed().await;
-    let missing = spend(&[seed.coin(0)], 1_800, 1);
-    let in_vain: Vec<Made> = (0..1_800).map(|vout| spend(&[missing.coin(vout)], 1, 2)).collect();
+    // Far more than the dead letters that halt a partition: whether they are any, the chain has to say.
+    let never = spend(&[seed.coin(0)], 1_800, 1);
+    let missing = (0..1_800).map(|vout| spend(&[never.coin(vout)], 1, 2));
+    let in_vain: Vec<Made> = missing.map(|missing| spend(&[missing.coin(0)], 1, 2)).collect();
     let in_first: Vec<&Made> = in_vain.iter().filter(|made| partition_of(made) == 0).collect();
     for made in &in_first {
         world.validate(made).await;

@@ -207,6 +207,7 @@ impl World {
         let settings = InstanceSettings {
             pipeline: PipelineSettings {
                 topic: "txs".into(),
+                partitions: None,
                 group: GROUP.into(),
                 prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: 1_000 },
                 plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
@@ -493,6 +494,7 @@ impl World {
             retention: RULES.retention,
             forgetful: self.memory.restarts() > 0,
             pruned_to: None,
+            partitions: PARTITIONS,
         };
         match Model::replay(&logs, &rules) {
             Ok(expected) => expected,

@@ -86,4 +86,5 @@ pub mod meta {
     pub const PRUNE_HORIZON: &str = "pruneHorizon";
     pub const CHAIN_ID: &str = "chainID";
     pub const FRONTIER: &str = "frontier";
+    pub const PARTITIONS: &str = "partitions";
 }

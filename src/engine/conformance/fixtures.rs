@@ -184,5 +184,6 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         prune_horizon,
         chain_id: None,
         frontier: None,
+        partitions: None,
     }
 }

@@ -49,6 +49,11 @@ impl Known {
         }
     }
 
+    /// For how many transactions it is good.
+    fn good_for(&self) -> usize {
+        self.lines.len() * size_of::<Line>()
+    }
+
     /// Before what is written becomes visible.
     pub fn add(&self, key: &Key) {
         if let Some(txid) = transaction(key) {
@@ -126,6 +131,15 @@ fn add_all(tables: &Tables) -> Result<(), EngineError> {
     if known.complete.load(Ordering::Acquire) {
         return Ok(());
     }
+    // Counts what was overwritten, too.
+    let stored = tables.records.approximate_len();
+    if stored / 2 > known.good_for() {
+        tracing::info!(
+            stored,
+            "the cache is too small to know what is stored: every record is looked for, there or not"
+        );
+        return Ok(());
+    }
     for entry in tables.records.iter() {
         if known.given_up.load(Ordering::Relaxed) {
             return Ok(());
@@ -194,5 +208,13 @@ mod tests {
         Learner::start(&tables).join();
         assert!((0..100).all(|number| !tables.known.is_absent(&key(number))));
         assert!((100..200).any(|number| tables.known.is_absent(&key(number))));
+        drop(tables);
+
+        let known = Known::new(1, false);
+        let tables = Tables { known, ..Arc::into_inner(opened()).unwrap() };
+        (0..200).for_each(|n| tables.records.insert(KeyBytes::of(&key(n)).as_ref(), [0]).unwrap());
+        let tables = Arc::new(tables);
+        Learner::start(&tables).join();
+        assert!((200..300).all(|number| !tables.known.is_absent(&key(number))), "it would be full");
     }
 }

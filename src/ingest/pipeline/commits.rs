@@ -75,7 +75,7 @@ impl Pipeline {
             .iter()
             .filter_map(|(number, state)| {
                 let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
-                Some((partition, state.to_commit(&self.settings.bounds)?))
+                Some((partition, state.to_commit()?))
             })
             .collect();
         if offsets.is_empty() {

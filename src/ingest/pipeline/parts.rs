@@ -20,6 +20,8 @@ use crate::{
 pub struct PipelineSettings {
     /// Topic of validated transactions.
     pub topic: Arc<str>,
+    /// How many partitions it has: events lie in that of their key. `None`: not looked at.
+    pub partitions: Option<i32>,
     /// Group whose committed offsets count.
     pub group: String,
     /// What events are prepared for.

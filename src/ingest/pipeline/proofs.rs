@@ -97,7 +97,7 @@ impl Pipeline {
         self.look_at_chain(others.chain);
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let own = |(number, state): (&i32, &PartitionState)| {
-            let mut view = state.view(&self.settings.bounds);
+            let mut view = state.view();
             // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
             // be forgotten is not known any more; nor is what a halted partition has left where it is, or what lies
             // beyond the bound of one that reads no further: that counts as read only for who is older than its head.

@@ -394,3 +394,26 @@ fn what_stands_behind_a_flight_is_revoked_with_its_partition() {
     assert!(actions(&mut planner).is_empty());
     assert_eq!(planner.counts().active, 0);
 }
+
+#[test]
+fn of_many_that_wait_each_looks_at_its_own_record_in_its_turn() {
+    let mut planner = Planner::new(SETTINGS);
+    for tag in 0..1_500u32 {
+        let parent = Outpoint { txid: Txid([3; 32]), vout: tag };
+        planner.submit(event(u64::from(tag)), tx(&[parent], (tag % 251) as u8), Mode::Normal, 0);
+    }
+    while let Some(action) = planner.next_action() {
+        match action {
+            Action::Apply(token, _) => planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 0),
+            Action::ReadOwn(id, _) => planner.own_record(id, None, 0),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(planner.counts().parked, 1_500);
+    let mut looks = |now_ms| {
+        planner.look_at_own(100, now_ms);
+        std::iter::from_fn(|| planner.next_action()).count()
+    };
+    assert_eq!([0, 100, 100, 100, 199].map(&mut looks), [0, 1_024, 476, 0, 0]);
+    assert_eq!([200, 200, 299].map(looks), [1_024, 476, 0]);
+}

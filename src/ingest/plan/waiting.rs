@@ -8,6 +8,9 @@ use crate::{
     tx::Txid,
 };
 
+/// Those that wait may be as many as a partition's bound allows; the next look is for the others.
+const LOOKS_AT_ONCE: usize = 1_024;
+
 impl Planner {
     pub(super) fn await_parents(&mut self, id: FlightId, remaining: u32) {
         if let Some(flight) = self.get(id) {
@@ -147,11 +150,16 @@ impl Planner {
         self.parked.next_due_ms()
     }
 
-    /// Those that have been seen to wait for so long.
+    /// Those that have been seen to wait for so long, or have since they last looked at their own records: not all, where
+    /// they are many.
     pub fn waiting_long(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
         let waiting = self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
         let since = waiting.map(|flight| (flight.id, *flight.waits_since_ms.get_or_insert(now_ms)));
-        since.filter(|(_, since_ms)| now_ms.saturating_sub(*since_ms) >= long_ms).map(|(id, _)| id).collect()
+        since
+            .filter(|(_, since_ms)| now_ms.saturating_sub(*since_ms) >= long_ms)
+            .map(|(id, _)| id)
+            .take(LOOKS_AT_ONCE)
+            .collect()
     }
 
     /// Those that have waited long look at their own records once more: it may all be done already, by an earlier event or by
@@ -161,6 +169,7 @@ impl Planner {
         for id in self.waiting_long(long_ms, now_ms) {
             if let Some(flight) = self.get(id) {
                 let txid = flight.txid;
+                flight.waits_since_ms = Some(now_ms);
                 self.actions.push_back(Action::ReadOwn(id, txid));
             }
         }

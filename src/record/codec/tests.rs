@@ -159,8 +159,8 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
             (Key::Block(block_id), Record::Block(block))
         },
     );
-    let meta = (any::<[u8; 16]>(), any::<[u32; 4]>(), any::<(String, Option<[u8; 32]>, Option<u64>)>()).prop_map(
-        |(store_id, numbers, (network, chain_id, frontier))| {
+    let meta = (any::<[u8; 16]>(), any::<[u32; 4]>(), any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>)>())
+        .prop_map(|(store_id, numbers, (network, chain_id, frontier, partitions))| {
             let [layout_version, utxo_batch_size, retention, prune_horizon] = numbers;
             let meta = MetaRecord {
                 store_id,
@@ -171,10 +171,10 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                 prune_horizon,
                 chain_id,
                 frontier,
+                partitions,
             };
             (Key::Meta, Record::Meta(meta))
-        },
-    );
+        });
     prop_oneof![
         5 => page().prop_map(|page| (Key::Page(page.txid, page.number), Record::Page(Arc::new(page)))),
         1 => lock_record,

@@ -47,6 +47,7 @@ mod tests {
             prune_horizon,
             chain_id: None,
             frontier: None,
+            partitions: None,
         }
     }
 

@@ -59,6 +59,7 @@ pub(super) fn mined_reply(page: &Page) -> Reply {
         Some(master) => Reply::Mined {
             block_ids: master.mined.iter().map(|mined| mined.block_id).collect(),
             extra_pages: master.total_extra_recs,
+            conflicting_children: !master.conflicting_children.is_empty(),
         },
         None => Reply::None,
     }
@@ -74,7 +75,7 @@ mod tests {
     }
 
     fn block_ids(ids: &[u32]) -> Reply {
-        Reply::Mined { block_ids: ids.to_vec(), extra_pages: 0 }
+        Reply::Mined { block_ids: ids.to_vec(), extra_pages: 0, conflicting_children: false }
     }
 
     #[test]

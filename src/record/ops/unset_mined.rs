@@ -42,7 +42,7 @@ mod tests {
     }
 
     fn block_ids(ids: &[u32]) -> Reply {
-        Reply::Mined { block_ids: ids.to_vec(), extra_pages: 0 }
+        Reply::Mined { block_ids: ids.to_vec(), extra_pages: 0, conflicting_children: false }
     }
 
     fn mined_page(heights: &[u32], unmined_since: Option<u32>) -> Page {

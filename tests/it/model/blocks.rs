@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use utxo_store::{
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
-    record::MinedIn,
+    record::{MinedIn, Reason},
     tx::Txid,
 };
 
@@ -117,8 +117,12 @@ impl Replay<'_> {
     }
 
     pub fn set_mined(&mut self, txid: &Txid, mined: MinedIn) {
+        let was_locked = self.history.locked(txid);
         let fate = self.history.fate(txid);
         fate.mined.insert(mined.block_id, mined);
         (fate.unmined_since, fate.locked) = (Some(None), Some(false));
+        if was_locked {
+            self.chances_for(|reason| reason == Reason::Locked { parent: *txid });
+        }
     }
 }

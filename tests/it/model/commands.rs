@@ -171,7 +171,7 @@ impl Replay<'_> {
     }
 
     /// Who was barred by what is lifted now gets a second chance.
-    fn chances_for(&mut self, barred: impl Fn(Reason) -> bool) {
+    pub fn chances_for(&mut self, barred: impl Fn(Reason) -> bool) {
         for (txid, fate) in &self.history.fates {
             if matches!(fate.standing, Standing::Lost(reason) if barred(reason)) {
                 self.chances.push((*txid, self.at));

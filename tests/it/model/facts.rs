@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use utxo_store::{
+    broker::partitioner::partition_of,
     event::{DeadLetterClass, Event, Seeded, Validated},
     record::{Slot, SpendingData},
     tx::{Outpoint, Transaction, Txid, has_slot, utxo_hash},
@@ -139,6 +140,10 @@ impl Facts {
                 Ok(Event::Seeded(event)) => seeded(message, &event, rules),
                 _ => Err(DeadLetterClass::Decode),
             };
+            let answer = answer.and_then(|tx| match partition_of(&tx.txid.0, rules.partitions) {
+                Some(own) if own != place.partition => Err(DeadLetterClass::Decode),
+                _ => Ok(tx),
+            });
             if let Ok(tx) = &answer {
                 facts.note_kinds(place, tx);
             }

@@ -33,6 +33,8 @@ pub use logs::{Logged, Logs, Place};
 pub struct Rules {
     /// Decides which outputs get a slot.
     pub network: Network,
+    /// Partitions of the validated topic, where an event must lie in that of its key; 0: anywhere will do.
+    pub partitions: i32,
     /// More outputs than that are a dead letter (until there are pages).
     pub utxo_batch_size: u32,
     /// Blocks between being due and being forgotten; 0: nothing is.

@@ -22,8 +22,14 @@ use super::{
 };
 use crate::world::{Coin, Made, coinbase, spend};
 
-const RULES: Rules =
-    Rules { network: Network::Regtest, utxo_batch_size: 100, retention: 288, forgetful: false, pruned_to: None };
+const RULES: Rules = Rules {
+    network: Network::Regtest,
+    partitions: 0,
+    utxo_batch_size: 100,
+    retention: 288,
+    forgetful: false,
+    pruned_to: None,
+};
 
 /// Logs that are being written, a millisecond a message.
 struct Log {

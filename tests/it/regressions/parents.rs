@@ -92,3 +92,27 @@ async fn a_late_spend_of_a_missing_parent_that_has_just_come() {
     assert_eq!((state(&world, &parent).await, holder(&world, &parent.coin(0)).await), (TxState::Live, None));
     world.check("a late spend of a missing parent").await;
 }
+
+/// A child was refused because its parent was locked, and the next block unlocks the parent without listing the child.
+/// Protects: what a block unlocks gives those a second chance who were refused for the lock.
+#[tokio::test(start_paused = true)]
+async fn a_block_unlocks_the_parent_of_who_was_refused_for_it() {
+    let world = World::new().await;
+    let parent = spend(&[world.seed(1, 1).await.coin(0)], 2, 1);
+    let (child, other) = (spend(&[parent.coin(0)], 1, 2), spend(&[parent.coin(1)], 1, 3));
+    let grandchild = spend(&[child.coin(0)], 1, 4);
+    let running = world.start();
+    world.validate_locked(&parent).await;
+    for made in [&child, &grandchild, &other] {
+        world.validate(made).await;
+    }
+    world.until_consumed().await;
+    assert_eq!(reason(&world, &child).await, Some(Reason::Locked { parent: parent.txid }));
+    world.mine(1, &[&parent]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    for made in [&parent, &child, &grandchild, &other] {
+        assert_eq!(state(&world, made).await, TxState::Live, "{}", made.txid);
+    }
+    world.check("a block unlocks the parent of who was refused for it").await;
+}

@@ -87,6 +87,9 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if let Some(frontier) = record.frontier {
         bins.push((meta::FRONTIER, int(frontier)));
     }
+    if let Some(partitions) = record.partitions {
+        bins.push((meta::PARTITIONS, int(partitions)));
+    }
     bins
 }
 
@@ -100,5 +103,6 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         prune_horizon: bins.required(meta::PRUNE_HORIZON)?,
         chain_id: bins.optional_array(meta::CHAIN_ID)?,
         frontier: bins.optional(meta::FRONTIER)?,
+        partitions: bins.optional(meta::PARTITIONS)?,
     })
 }

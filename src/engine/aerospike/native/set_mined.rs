@@ -1,4 +1,5 @@
-//! A block lists a master that does not know of it yet: on the longest chain a live one, on a side chain any.
+//! A block lists a master that does not know of it yet: on the longest chain a live one, on a side chain any. One with
+//! conflicting children goes the other way, which says so.
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
@@ -36,12 +37,13 @@ impl Templates {
         let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), list_bin(names::BLOCK_IDS), &[]);
         let conditions = [
             bin_exists(names::UTXOS),
+            absent(names::CONFLICTING_CHILDREN),
             unset(names::CREATING),
             unset(names::CONFLICTING),
             absent(names::DELETE_AT_HEIGHT),
         ];
         Templates {
-            on_side_chain: Conditions::new(&conditions[..1]),
+            on_side_chain: Conditions::new(&conditions[..2]),
             on_longest_chain: Conditions::new(&conditions),
             stamp: not_after_a_later_stamp(),
             new: Template::new(&eq(listed, int_val(0))),
@@ -83,5 +85,6 @@ pub fn read_mined() -> [ServerOperation; 2] {
 pub fn reply(results: &[Value]) -> Option<Reply> {
     let [.., Value::List(ids), pages] = results else { return None };
     let block_ids = ids.iter().map(|id| u32::try_from(integer(Some(id))?).ok()).collect::<Option<_>>()?;
-    Some(Reply::Mined { block_ids, extra_pages: u32::try_from(integer(Some(pages))?).ok()? })
+    let extra_pages = u32::try_from(integer(Some(pages))?).ok()?;
+    Some(Reply::Mined { block_ids, extra_pages, conflicting_children: false })
 }

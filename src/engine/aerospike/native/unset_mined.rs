@@ -48,6 +48,7 @@ impl Templates {
                 bin_exists(names::UTXOS),
                 unset(names::CONFLICTING),
                 absent(names::PRESERVE_UNTIL),
+                absent(names::CONFLICTING_CHILDREN),
             ]),
             stamp: not_after_a_later_stamp(),
             listed: Template::new(&eq(count, int_val(1))),
