@@ -91,7 +91,8 @@ impl Handler {
         let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
         if wins {
             self.respend(at, steps.is_applied_again(), txid, inputs).await?;
-            if by_block {
+            // What is stored now may be by another event than what was decided on.
+            if by_block || steps.is_applied_again() || at.making == Making::Replaying {
                 self.adopt_proven(at, steps.is_applied_again(), txid).await?;
             }
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;

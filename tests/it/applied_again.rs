@@ -7,7 +7,8 @@ use utxo_store::{
     broker::{Broker, TopicPartition},
     engine::Row,
     event::{
-        Block, BlockMined, Contest, DecidedInput, Decision, DecisionBody, Event, Position, Subtree, SubtreeTransactions,
+        Action, Block, BlockMined, Command, Contest, DecidedInput, Decision, DecisionBody, Event, Position, Subtree,
+        SubtreeTransactions,
     },
     record::{Body, Key, Operation, Phase, Reason, Sequenced, SpendingData, Stamp, TxState, Verdict},
     store::canonical::BodyHash,
@@ -183,6 +184,26 @@ async fn a_verdict_is_applied_again_to_what_another_event_made_live() {
     let page = world.page(&lie).await.unwrap();
     assert_eq!(page.body(), Some(&Body::Transaction(lie.extended.clone())));
     world.check_without_model("another event made it live").await;
+}
+
+/// The first event of a transaction claims wrongly what it spends, and its contest was passed over, because a node had forgotten it. It
+/// lost by the second, for a parent that was conflicting, and won by a `Reconsider`, which names neither (simulator, seed 40910).
+#[tokio::test(start_paused = true)]
+async fn who_wins_by_no_event_of_its_own_has_the_claims_that_are_true() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let wrong = Coin { satoshis: 1_000_001, ..seed.coin(0) };
+    let (lie, honest) = (spend_claiming(&[seed.coin(0)], &[wrong], 1, 1), spend(&[seed.coin(0)], 1, 1));
+    for made in [&lie, &honest] {
+        world.validate(made).await;
+    }
+    let action = Action::Reconsider { txid: honest.txid };
+    world.produce("chain", b"", Event::Command(Command { id: [1; 16], action }).encode()).await;
+    decided(&world, 0, vec![accepted(&honest, &[(&seed.coin(0), &honest)], &[], false)]).await;
+    run(&world).await;
+    let page = world.page(&honest).await.unwrap();
+    assert_eq!((page.state(), page.body()), (TxState::Live, Some(&Body::Transaction(honest.extended.clone()))));
+    world.check_without_model("by no event of its own").await;
 }
 
 /// A slot names a contestant since before its parent's verdict was applied again.
