@@ -197,9 +197,14 @@ async fn who_wins_by_no_event_of_its_own_has_the_claims_that_are_true() {
     for made in [&lie, &honest] {
         world.validate(made).await;
     }
+    stored_for_good(&world, &[&seed]).await;
+    assert_eq!(world.count("chain").await, 2, "each event is contested");
     let action = Action::Reconsider { txid: honest.txid };
     world.produce("chain", b"", Event::Command(Command { id: [1; 16], action }).encode()).await;
-    decided(&world, 0, vec![accepted(&honest, &[(&seed.coin(0), &honest)], &[], false)]).await;
+    decided(&world, 0, vec![DecisionBody::PassedOver { txid: honest.txid }]).await;
+    let reason = Reason::ConflictingParent { parent: seed.txid };
+    decided(&world, 1, vec![conflicting(&honest, reason, false), cone_ends()]).await;
+    decided(&world, 2, vec![accepted(&honest, &[(&seed.coin(0), &honest)], &[], false)]).await;
     run(&world).await;
     let page = world.page(&honest).await.unwrap();
     assert_eq!((page.state(), page.body()), (TxState::Live, Some(&Body::Transaction(honest.extended.clone()))));
