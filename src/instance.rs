@@ -2,11 +2,7 @@
 
 mod frontier;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +14,7 @@ use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
     clock::Clock,
     ingest::{
+        halts::EarlierHalts,
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
         replay::Modes,
@@ -64,6 +61,8 @@ pub struct InstanceParts {
     pub metrics: Arc<Metrics>,
     /// Health.
     pub health: Arc<Health>,
+    /// Which halts this process lifts: the same one for all that it runs, one after the other.
+    pub earlier_halts: Arc<EarlierHalts>,
     /// Random, for a store that is made now.
     pub store_id: [u8; 16],
 }
@@ -313,15 +312,15 @@ fn pipeline_parts(
             retry_pause: settings.pipeline.dispatch.retry_pause,
             metrics: parts.metrics.clone(),
         },
-        chain: Arc::new(CommittedProgress {
-            broker: parts.broker.clone(),
-            group: chain_group(&settings.pipeline.group),
-            topics: settings.topics.clone(),
-            last: Mutex::default(),
-        }),
+        chain: Arc::new(CommittedProgress::new(
+            parts.broker.clone(),
+            chain_group(&settings.pipeline.group),
+            settings.topics.clone(),
+        )),
         modes,
         nodes: nodes.clone(),
         whole: Arc::new(Whole { store: parts.store.clone() }),
+        earlier_halts: parts.earlier_halts.clone(),
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),

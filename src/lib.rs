@@ -5,6 +5,7 @@
 //! map.
 
 pub mod api;
+pub mod backoff;
 pub mod broker;
 pub mod cli;
 pub mod clock;
@@ -18,6 +19,7 @@ pub mod record;
 pub mod seeded;
 pub mod sequencer;
 pub mod store;
+pub mod tasks;
 pub mod telemetry;
 pub mod text;
 pub mod tx;

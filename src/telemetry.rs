@@ -230,6 +230,9 @@ metrics! {
     pub parked: IntGauge = "utxo_parked_transactions" [];
     /// The most transactions that have waited for a parent or a flag at once since the start.
     pub parked_max: IntGauge = "utxo_parked_transactions_max" [];
+    /// How long the event waits for a parent or a flag that came first of those that wait, once that is longer than the grace of a
+    /// missing parent, in seconds; 0: none does.
+    pub longest_wait_seconds: IntGauge = "utxo_longest_wait_seconds" [];
     /// 1 while the chain is halted: it needs an operator, or something that is missing.
     pub chain_halted: IntGauge = "utxo_chain_halted" [];
     /// 1 while a sequence number is missing in the topics of blocks and reorgs: the chain waits for it.

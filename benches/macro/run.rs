@@ -259,6 +259,7 @@ async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
         metrics: metrics.clone(),
     };
     PipelineParts {
+        earlier_halts: Arc::default(),
         broker: Arc::new(broker),
         nodes: Nodes::new(engine.clone(), Duration::ZERO),
         whole: Arc::new(Whole),

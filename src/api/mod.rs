@@ -13,7 +13,7 @@ use axum::{
 };
 use tokio::{net::TcpListener, sync::watch};
 
-pub use health::{Condition, Health, Report};
+pub use health::{Commits, Condition, Health, Report};
 
 use crate::telemetry::Metrics;
 

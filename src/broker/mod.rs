@@ -8,11 +8,14 @@ pub mod kafka;
 pub mod memory;
 pub mod partitioner;
 pub mod replay;
+pub mod retry;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+
+use crate::backoff::Backoff;
 
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -202,7 +205,7 @@ pub trait Producer: Send + Sync {
 }
 
 /// Produces messages until all are acknowledged; a retry may repeat what had been. `pause`: the first and the longest between
-/// tries.
+/// tries, each shortened by chance.
 ///
 /// # Errors
 /// What no retry heals.
@@ -211,13 +214,12 @@ pub async fn produce_until_acknowledged(
     messages: &[Produce],
     pause: (Duration, Duration),
 ) -> Result<Vec<Delivered>, BrokerError> {
-    let (mut pause, longest) = pause;
+    let mut backoff = Backoff::of(pause, messages.first().map_or(&[][..], |message| &message.key));
     loop {
         match producer.produce_all(messages.to_vec()).await {
             Err(error) if error.kind == BrokerErrorKind::Retryable => {
                 tracing::warn!(%error, "not produced; tried again");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(longest);
+                backoff.pause().await;
             }
             settled => return settled,
         }

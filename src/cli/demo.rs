@@ -49,7 +49,7 @@ Example:
 
 Without --blocks or --events it takes the main network's blocks 0 to 4,312, which are in the program. Without --brokers
 it has a broker of its own, which holds little and is no evidence for Kafka. Exit code 0 only if the store and its rebuild
-have the same digest and no invariant is broken.";
+have the same digest, no invariant is broken, and of the kills at least one came before everything was consumed.";
 
 /// Blocks 0 to 4,312 of the main network: see `tests/data/PROVENANCE.md`.
 static FIRST_BLOCKS: &[u8] = include_bytes!("../../tests/data/mainnet-0-4312.blk");

@@ -78,7 +78,7 @@ pub fn parts(broker: Arc<dyn Broker>, store: Store, watched: &Watched) -> io::Re
     let mut store_id = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut store_id)?;
     let Watched { metrics, health } = watched.clone();
-    Ok(InstanceParts { broker, store, clock: Clock::System, metrics, health, store_id })
+    Ok(InstanceParts { broker, store, clock: Clock::System, metrics, health, earlier_halts: Arc::default(), store_id })
 }
 
 /// Waits until the log answers, or until `shutdown`: `false`. Says so each time that it does not, and is unready meanwhile.

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
+    backoff::Backoff,
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     ingest::{
         flight::FlightId,
@@ -12,6 +13,7 @@ use crate::{
         plan::{EventRef, Token},
     },
     record::{Key, Outcome, Record},
+    tasks,
     tx::Txid,
 };
 
@@ -40,10 +42,19 @@ pub enum Done {
     Others(Result<Others, String>),
     /// A transaction came by no event of its own.
     Came(Txid),
-    /// The store did not answer, or does again.
+    /// One of the tasks that work on the store gets no answer; or has one again, after it had none.
     StoreReachable(Result<(), String>),
     /// Nothing can go on.
     Fatal(PipelineError),
+}
+
+/// Runs a task of the pipeline, which ends the pipeline should it panic.
+pub fn spawn(what: &'static str, done: &mpsc::UnboundedSender<Done>, work: impl Future<Output = ()> + Send + 'static) {
+    let done = done.clone();
+    tasks::spawn(what, work, move |why| {
+        // The pipeline may have ended already; then nobody needs to know.
+        let _ = done.send(Done::Fatal(PipelineError::Internal(why)));
+    });
 }
 
 /// Limits of a [`Dispatcher`].
@@ -140,12 +151,14 @@ impl Dispatcher {
         let (rows, tokens) = (take_first(&mut self.rows, size), take_first(&mut self.tokens, size));
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
-        tokio::spawn(apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows));
+        let work = apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows);
+        spawn("writing to the store", &self.done, work);
     }
 
     fn send_reads(&mut self) {
         let reads = std::mem::take(&mut self.reads);
-        tokio::spawn(read_until_done(self.engine.clone(), self.settings, self.done.clone(), reads));
+        let work = read_until_done(self.engine.clone(), self.settings, self.done.clone(), reads);
+        spawn("reading from the store", &self.done, work);
     }
 }
 
@@ -157,31 +170,40 @@ fn take_first<T>(all: &mut Vec<T>, count: usize) -> Vec<T> {
     std::mem::replace(all, rest)
 }
 
-/// Pauses between tries: doubling, bounded.
-struct Backoff {
-    next: Duration,
-    longest: Duration,
+/// The pauses of a task: by what it begins with, so that two tasks, or two instances, do not try again in step.
+fn backoff(settings: &DispatchSettings, first: Option<&Key>) -> Backoff {
+    Backoff::of(settings.retry_pause, first.map(|key| key.to_string()).unwrap_or_default().as_bytes())
 }
 
-impl Backoff {
-    fn new(settings: &DispatchSettings) -> Self {
-        Backoff { next: settings.retry_pause.0, longest: settings.retry_pause.1 }
-    }
-
-    async fn pause(&mut self) {
-        tokio::time::sleep(self.next).await;
-        self.next = (self.next * 2).min(self.longest);
-    }
+/// Where one task tells how the store answers it: each trouble once, and its end once.
+struct Reporter {
+    done: mpsc::UnboundedSender<Done>,
+    in_trouble: bool,
 }
 
-/// Reports an error; `true` when the rows can be sent again.
-fn report(done: &mpsc::UnboundedSender<Done>, error: &EngineError) -> bool {
-    if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) {
-        return done.send(Done::StoreReachable(Err(error.to_string()))).is_ok();
+impl Reporter {
+    fn new(done: mpsc::UnboundedSender<Done>) -> Self {
+        Reporter { done, in_trouble: false }
     }
-    // The pipeline may have ended already; then nobody needs to know.
-    let _ = done.send(Done::Fatal(PipelineError::Store(error.to_string())));
-    false
+
+    /// `false`: the pipeline has ended, and nobody needs to know.
+    fn tell(&self, done: Done) -> bool {
+        self.done.send(done).is_ok()
+    }
+
+    /// What came of a try; `true` when what failed can be sent again.
+    fn tried(&mut self, failed: Option<&EngineError>) -> bool {
+        match failed {
+            Some(error) if !matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
+                self.tell(Done::Fatal(PipelineError::Store(error.to_string())));
+                false
+            }
+            Some(error) => {
+                std::mem::replace(&mut self.in_trouble, true) || self.tell(Done::StoreReachable(Err(error.to_string())))
+            }
+            None => !std::mem::take(&mut self.in_trouble) || self.tell(Done::StoreReachable(Ok(()))),
+        }
+    }
 }
 
 async fn apply_until_done(
@@ -191,8 +213,8 @@ async fn apply_until_done(
     mut tokens: Vec<Token>,
     mut rows: Vec<Row>,
 ) {
-    let mut backoff = Backoff::new(&settings);
-    let mut failed_before = false;
+    let mut backoff = backoff(&settings, rows.first().map(|row| &row.key));
+    let mut reporter = Reporter::new(done);
     loop {
         let results = engine.apply(&rows).await;
         let mut outcomes = Vec::with_capacity(results.len());
@@ -209,14 +231,7 @@ async fn apply_until_done(
             }
         }
         let last = again.0.is_empty();
-        if failed_before && last && done.send(Done::StoreReachable(Ok(()))).is_err() {
-            return;
-        }
-        if done.send(Done::Rows { outcomes, last }).is_err() || last {
-            return;
-        }
-        failed_before = true;
-        if error.is_some_and(|error| !report(&done, &error)) {
+        if !reporter.tried(error.as_ref()) || !reporter.tell(Done::Rows { outcomes, last }) || last {
             return;
         }
         (tokens, rows) = again;
@@ -230,7 +245,8 @@ async fn read_until_done(
     done: mpsc::UnboundedSender<Done>,
     mut reads: Vec<(FlightId, Txid)>,
 ) {
-    let mut backoff = Backoff::new(&settings);
+    let mut backoff = backoff(&settings, reads.first().map(|(_, txid)| Key::master(*txid)).as_ref());
+    let mut reporter = Reporter::new(done);
     loop {
         let keys: Vec<Key> = reads.iter().map(|(_, txid)| Key::master(*txid)).collect();
         let results = engine.read(&keys).await;
@@ -246,10 +262,7 @@ async fn read_until_done(
                 }
             }
         }
-        if done.send(Done::Reads(records)).is_err() || again.is_empty() {
-            return;
-        }
-        if error.is_some_and(|error| !report(&done, &error)) {
+        if !reporter.tried(error.as_ref()) || !reporter.tell(Done::Reads(records)) || again.is_empty() {
             return;
         }
         reads = again;

@@ -7,6 +7,7 @@ pub mod arrivals;
 pub mod dead_letters;
 pub mod dispatch;
 pub mod flight;
+pub mod halts;
 pub mod offsets;
 pub mod parked;
 pub mod partition;

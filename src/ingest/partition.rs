@@ -29,9 +29,9 @@ pub struct Halt {
 }
 
 impl Halt {
-    /// What still holds of the halt in a commit, for an instance that was started at `started_ms`.
-    pub fn standing(committed: &Committed, started_ms: u64) -> Option<Halt> {
-        note_in(committed)?.halted.filter(|halt| halt.since_ms >= started_ms)
+    /// The halt that a commit tells of.
+    pub fn of(committed: &Committed) -> Option<Halt> {
+        note_in(committed)?.halted
     }
 }
 
@@ -263,15 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_halt_travels_with_the_commit_until_somebody_starts_after_it() {
+    fn a_halt_travels_with_the_commit() {
         let mut first = state(None);
         first.deliver(&message(0));
-        assert_eq!(Halt::standing(&first.to_commit().unwrap(), 0), None);
+        assert_eq!(Halt::of(&first.to_commit().unwrap()), None);
         let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
         first.halted = Some(halt.clone());
         let committed = first.to_commit().unwrap();
-        assert_eq!(Halt::standing(&committed, 5_000), Some(halt));
-        assert_eq!(Halt::standing(&committed, 5_001), None);
+        assert_eq!(Halt::of(&committed), Some(halt));
         assert!(state(Some(committed)).is_replayed(&message(0)), "the view is there, too");
     }
 
@@ -280,10 +279,10 @@ mod tests {
         let committed = |metadata: &str| Committed { offset: 3, metadata: metadata.into() };
         let before = committed(r#"{"oldest":[7,3],"read":9,"end":true,"bound":false,"pos":5}"#);
         assert_eq!(view_in(&before).map(|view| (view.position, view.oldest_unfinished)), Some((5, Some((7, 3)))));
-        assert_eq!(Halt::standing(&before, 0), None);
+        assert_eq!(Halt::of(&before), None);
         let after = committed(r#"{"read":9,"pos":5,"halt":{"why":"x","since":4,"by":"y"},"more":[1]}"#);
         assert_eq!(view_in(&after).map(|view| view.position), Some(5));
-        assert_eq!(Halt::standing(&after, 4), Some(Halt { why: "x".into(), since_ms: 4 }));
+        assert_eq!(Halt::of(&after), Some(Halt { why: "x".into(), since_ms: 4 }));
     }
 
     #[test]

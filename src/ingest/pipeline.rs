@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::Condition,
+    api::{Commits, Condition},
     broker::{Assigned, Batch, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     ingest::{
         arrivals::Arrivals,
@@ -60,10 +60,19 @@ pub struct Pipeline {
     done: mpsc::UnboundedReceiver<Done>,
     publishing: usize,
     asking: bool,
+    /// Tasks that get no answer of the store.
+    unanswered: usize,
+    /// Something has come to an end since that was last looked at.
+    moved: bool,
+    /// The wait that was last written to the log.
+    told_wait: Option<String>,
     throttled: bool,
     /// Where the chain stands, and since when that has been seen.
     chain: (ChainView, u64),
     started: Instant,
+    /// The log did not say which partition this befell.
+    gone: Option<BrokerError>,
+    commits: Commits,
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
@@ -87,9 +96,14 @@ impl Pipeline {
             done,
             publishing: 0,
             asking: false,
+            unanswered: 0,
+            moved: false,
+            told_wait: None,
             throttled: false,
             chain: (ChainView::AtEnd, 0),
             started: now,
+            gone: None,
+            commits: Commits::new(Condition::OffsetsCommitted),
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
@@ -136,8 +150,9 @@ impl Pipeline {
         Ok(self.report)
     }
 
+    /// Steady, for everything that takes time.
     fn now_ms(&self) -> u64 {
-        self.parts.clock.now_ms()
+        self.parts.clock.steady_ms()
     }
 
     /// Whether every partition has been completed safely up to where this run was to end.
@@ -182,13 +197,13 @@ impl Pipeline {
         if self.throttled {
             self.pause(number);
         }
-        let standing = |committed| Halt::standing(committed, self.parts.health.started_ms());
+        let standing = |committed| self.parts.earlier_halts.standing(number, committed);
         if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
-            self.halt(number, halt);
+            self.stay_halted(number, halt);
         }
         if let Some(low) = self.partitions.get(&number).and_then(PartitionState::begins_above) {
             let why = never_read(&self.settings.group, low);
-            self.halt(number, Halt { why, since_ms: self.now_ms() });
+            self.halt(number, why);
         }
     }
 
@@ -203,11 +218,19 @@ impl Pipeline {
         for number in self.partitions.keys().copied().collect::<Vec<_>>() {
             let Some(position) = self.partitions.get(&number).map(|state| state.tracker.position()) else { continue };
             let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-            let (low, high) = self.parts.broker.watermarks(&partition).await?;
+            let (low, high) = match self.parts.broker.watermarks(&partition).await {
+                Ok(ends) => ends,
+                Err(why) if why.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, %why, "which partition that is, is asked again");
+                    self.gone = Some(error);
+                    return Ok(());
+                }
+                Err(why) => return Err(why.into()),
+            };
             if !(low..=high).contains(&position) {
                 found = true;
                 let why = format!("offset {position} is next, but the topic holds {low} to {high}");
-                self.halt(number, Halt { why, since_ms: self.now_ms() });
+                self.halt(number, why);
             }
         }
         if found { Ok(()) } else { Err(error.into()) }
@@ -331,6 +354,7 @@ impl Pipeline {
 
     fn on_prepared(&mut self, chunk: PreparedChunk) {
         self.unprepared -= chunk.messages.len();
+        self.moved = true;
         let now_ms = self.now_ms();
         for (message, result) in chunk.messages {
             let Some(state) = self.partitions.get_mut(&chunk.partition).filter(|state| state.epoch == chunk.epoch)
@@ -355,7 +379,7 @@ impl Pipeline {
                 Err(poison) => self.bury(event, &message, poison),
             }
             if let Some(why) = stop {
-                self.halt(chunk.partition, Halt { why, since_ms: now_ms });
+                self.halt(chunk.partition, why);
             }
         }
     }
@@ -399,11 +423,16 @@ impl Pipeline {
             return;
         };
         if let Some(why) = state.dead_letters.count_root(&self.settings.dead_letter_limits, root, now_ms) {
-            self.halt(event.partition, Halt { why, since_ms: now_ms });
+            self.halt(event.partition, why);
         }
     }
 
-    fn halt(&mut self, number: i32, halt: Halt) {
+    fn halt(&mut self, number: i32, why: String) {
+        let since_ms = self.parts.clock.now_ms();
+        self.stay_halted(number, Halt { why, since_ms });
+    }
+
+    fn stay_halted(&mut self, number: i32, halt: Halt) {
         let Halt { why, since_ms } = &halt;
         tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
         self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
@@ -419,6 +448,7 @@ impl Pipeline {
         let now_ms = self.now_ms();
         match done {
             Done::Rows { outcomes, last } => {
+                self.moved |= !outcomes.is_empty();
                 for (token, outcome) in outcomes {
                     self.planner.outcome(token, outcome, now_ms);
                 }
@@ -427,6 +457,7 @@ impl Pipeline {
                 }
             }
             Done::Reads(records) => {
+                self.moved |= !records.is_empty();
                 for (flight, own) in records {
                     self.planner.own_record(flight, own.as_ref().and_then(Record::page), now_ms);
                 }
@@ -440,12 +471,23 @@ impl Pipeline {
                 self.publishing -= 1;
                 self.complete(event, Completion::DeadLetter);
             }
-            Done::Came(txid) => self.planner.parent_came(&txid, self.parts.clock.now_ms()),
+            Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
-            Done::StoreReachable(result) => self.parts.health.set(Condition::StoreReachable, result.err()),
+            Done::StoreReachable(answer) => self.on_store(answer),
             Done::Fatal(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// It is reachable once nobody is without an answer any more: the first to have one does not speak for the others.
+    fn on_store(&mut self, answer: Result<(), String>) {
+        match answer {
+            Ok(()) => self.unanswered = self.unanswered.saturating_sub(1),
+            Err(_) => self.unanswered += 1,
+        }
+        if answer.is_err() || self.unanswered == 0 {
+            self.parts.health.set(Condition::StoreReachable, answer.err());
+        }
     }
 
     /// Does what the planner asks for, sends what is due, and reads on when there is room again.
@@ -483,6 +525,7 @@ impl Pipeline {
         let at_ms = self.uptime_ms(Instant::now());
         if let Some(state) = self.partitions.get_mut(&event.partition).filter(|state| state.epoch == event.epoch) {
             state.tracker.complete(event.offset, at_ms);
+            self.moved = true;
             self.report.completed += 1;
             self.parts.metrics.completed.of(how).inc();
             if state.paused {
@@ -499,6 +542,9 @@ impl Pipeline {
             self.next_commit = now + self.settings.commit_interval;
             self.commit().await?;
             self.observe();
+            if let Some(error) = self.gone.take() {
+                self.on_gone(error).await?;
+            }
         }
         if now >= self.next_proof && self.planner.counts().parked > 0 {
             self.next_proof = now + self.settings.commit_interval;
@@ -512,20 +558,49 @@ impl Pipeline {
         at.duration_since(self.started).as_millis() as u64
     }
 
-    fn observe(&self) {
+    fn observe(&mut self) {
         let counts = self.planner.counts();
         self.parts.metrics.parked.set(counts.parked as i64);
         self.parts.metrics.parked_max.set(counts.parked_max as i64);
         self.parts.metrics.in_flight.set((counts.active + counts.parked) as i64);
-        self.parts.health.set_idle(self.partitions.values().all(|state| state.tracker.unfinished() == 0));
-        let now_ms = self.now_ms();
+        self.parts.health.set_idle(self.rests());
+        if std::mem::take(&mut self.moved) {
+            self.parts.health.moved();
+        }
+        let wall_ms = self.parts.clock.now_ms();
         for state in self.partitions.values() {
-            state.show(now_ms);
+            state.show(wall_ms);
         }
         if self.parts.modes.ends().is_some() {
             // Nobody but a rebuild looks.
-            self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits());
+            self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits().map(|(_, what)| what));
+        } else {
+            self.tell_long_wait();
         }
+    }
+
+    /// A wait beyond the grace of a missing parent is somebody else's doing: of a partition that nobody holds, of a chain that stands.
+    /// It is said, and no reason to be unready: neither a restart nor another instance would end it.
+    fn tell_long_wait(&mut self) {
+        let grace_ms = self.settings.missing_parent_grace_ms;
+        let waited = |(since_ms, what): (u64, String)| (self.now_ms().saturating_sub(since_ms), what);
+        let wait = self.planner.one_that_waits().map(waited).filter(|(waited_ms, _)| *waited_ms >= grace_ms);
+        self.parts.metrics.longest_wait_seconds.set(wait.as_ref().map_or(0, |(ms, _)| (ms / 1_000) as i64));
+        let what = wait.map(|(_, what)| what);
+        if what.is_some() && what != self.told_wait {
+            tracing::warn!(what, "an event waits for longer than the grace of a missing parent");
+            self.told_wait.clone_from(&what);
+        }
+        self.parts.health.set_wait(what);
+    }
+
+    /// Whether there is nothing at hand that would have to come to an end by itself: nothing at all, but in a partition that is
+    /// halted; or only what waits, and is tried again.
+    fn rests(&self) -> bool {
+        let running = self.partitions.values().filter(|state| state.halted.is_none());
+        let all_done = running.map(|state| state.tracker.unfinished()).sum::<usize>() == 0;
+        let moving = self.planner.counts().active + self.unprepared + self.publishing > 0 || !self.dispatcher.is_idle();
+        all_done || (!moving && self.planner.next_due_ms().is_some())
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.

@@ -8,7 +8,13 @@ use tokio::sync::mpsc;
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
-    ingest::{dispatch::Done, flight::FlightId, pipeline::PipelineError, plan::EventRef, prepare::Poison},
+    ingest::{
+        dispatch::{Done, spawn},
+        flight::FlightId,
+        pipeline::PipelineError,
+        plan::EventRef,
+        prepare::Poison,
+    },
     record::Reason,
     telemetry::Metrics,
     tx::Txid,
@@ -102,7 +108,8 @@ impl Publisher {
         published: impl Future<Output = Result<Done, BrokerError>> + Send + 'static,
     ) {
         let topic = topic.to_owned();
-        tokio::spawn(async move {
+        let sender = done.clone();
+        spawn("publishing", &sender, async move {
             let not_published = |error| Done::Fatal(PipelineError::NotPublished { what, topic, error });
             let answer = published.await.unwrap_or_else(not_published);
             // A pipeline that has ended meanwhile reads the event again when it starts.

@@ -42,6 +42,8 @@ impl Frontier {
         let partitions: Vec<TopicPartition> =
             (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
         let committed = parts.broker.committed(&settings.pipeline.group, &partitions).await?;
+        let known = (0..count).zip(&committed).filter_map(|(number, committed)| Some((number, committed.as_ref()?)));
+        parts.earlier_halts.look(known);
         let validated = (0..count)
             .zip(committed)
             .map(|(number, committed)| (number, committed.map_or(0, |committed| committed.offset)))

@@ -12,6 +12,7 @@ use crate::{
     broker::{
         Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition,
         produce_until_acknowledged,
+        retry::{next_messages, until_answered},
     },
     engine::EngineError,
     event::{Decision, DecisionBody, Event},
@@ -188,7 +189,7 @@ impl DecisionLog {
         chain_offset: u64,
     ) -> Result<Self, DecisionError> {
         let partition = TopicPartition { topic: topic.into(), partition: 0 };
-        let reader = broker.read(&partition, from).await?;
+        let reader = until_answered(|| broker.read(&partition, from)).await?;
         let table = DecisionTable::from_offset(chain_offset);
         let mut log = DecisionLog { table, broker, partition, reader, producer, parts: None };
         log.catch_up().await?;
@@ -220,7 +221,7 @@ impl DecisionLog {
     pub async fn catch_up(&mut self) -> Result<(), DecisionError> {
         let parts = self.parts.clone();
         let caught_up = async {
-            let (_, high) = self.broker.watermarks(&self.partition).await?;
+            let (_, high) = until_answered(|| self.broker.watermarks(&self.partition)).await?;
             self.read_up_to(high).await
         };
         attended(parts.as_ref(), caught_up).await
@@ -228,7 +229,8 @@ impl DecisionLog {
 
     async fn read_up_to(&mut self, end: u64) -> Result<(), DecisionError> {
         while self.reader.position() < end {
-            for message in self.reader.next(READ_WAIT).await? {
+            let (broker, partition) = (self.broker.as_ref(), &self.partition);
+            for message in next_messages(&mut self.reader, broker, partition, READ_WAIT).await? {
                 self.table.absorb(&message)?;
             }
         }

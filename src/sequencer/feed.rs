@@ -11,6 +11,7 @@ use crate::{
     api::Condition,
     broker::{
         Broker, BrokerError, BrokerErrorKind, Message, Produce, Reader, TopicPartition, produce_until_acknowledged,
+        retry::{next_messages, until_answered},
     },
     event::{DeadLetter, DeadLetterClass, Event},
     ingest::publish::bury_until_acknowledged,
@@ -99,10 +100,10 @@ impl Feed {
     async fn pass_over_fed(&mut self, handled: u64) -> Result<(), BrokerError> {
         let broker = self.parts.broker.clone();
         let chain = TopicPartition { topic: self.parts.topics.chain.as_str().into(), partition: 0 };
-        let (low, high) = broker.watermarks(&chain).await?;
-        let mut reader = broker.read(&chain, handled.clamp(low, high)).await?;
+        let (low, high) = until_answered(|| broker.watermarks(&chain)).await?;
+        let mut reader = until_answered(|| broker.read(&chain, handled.clamp(low, high))).await?;
         while reader.position() < high {
-            for message in reader.next(Duration::from_millis(200)).await? {
+            for message in next_messages(&mut reader, broker.as_ref(), &chain, Duration::from_millis(200)).await? {
                 // Repeats of a zombie are below; a gap there cannot be.
                 if sequence_of(&message).is_ok_and(|sequence| sequence == self.next) {
                     self.next = self.next.saturating_add(1);
@@ -130,11 +131,16 @@ impl Feed {
     async fn listen(&mut self) -> Result<(), BrokerError> {
         for source in [Source::BlockMined, Source::Reorgs] {
             let wait = if self.has_next() { Duration::ZERO } else { IDLE };
-            let tap = self.tap(source);
-            if tap.heads.len() >= BATCH {
+            if self.tap(source).heads.len() >= BATCH {
                 continue;
             }
-            for message in tap.reader.next(wait).await? {
+            let tap = match source {
+                Source::BlockMined => &mut self.block_mined,
+                Source::Reorgs => &mut self.reorgs,
+            };
+            let next = next_messages(&mut tap.reader, self.parts.broker.as_ref(), &tap.topic, wait);
+            let messages = acknowledged(&self.parts, next).await?;
+            for message in messages {
                 match sequence_of(&message) {
                     Ok(sequence) => self.tap(source).heads.push_back((sequence, message)),
                     Err(why) => {
@@ -245,7 +251,7 @@ async fn acknowledged<T>(parts: &SequencerParts, work: impl Future<Output = T>) 
 impl Tap {
     async fn open(broker: &dyn Broker, topic: &str, offset: u64) -> Result<Self, BrokerError> {
         let topic = TopicPartition { topic: topic.into(), partition: 0 };
-        let reader = broker.read(&topic, offset).await?;
+        let reader = until_answered(|| broker.read(&topic, offset)).await?;
         Ok(Tap { topic, reader, heads: VecDeque::new() })
     }
 

@@ -102,6 +102,9 @@ pub enum Stop {
     /// The store must not be worked on.
     #[error("store: {0}")]
     Damaged(String),
+    /// A task of the sequencer died.
+    #[error("internal: {0}")]
+    Died(String),
     /// The broker.
     #[error(transparent)]
     Broker(BrokerError),

@@ -26,11 +26,12 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::Condition,
+    api::{Commits, Condition},
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
     engine::ErrorKind,
     ingest::partition::{Halt, PartitionBounds, PartitionState, never_read},
     store::nodes::Look,
+    tasks,
     telemetry::Rebalance,
 };
 
@@ -62,6 +63,7 @@ pub struct Sequencer {
     holding: Option<Holding>,
     progress: mpsc::UnboundedReceiver<(u64, Progress)>,
     progress_sender: mpsc::UnboundedSender<(u64, Progress)>,
+    commits: Commits,
 }
 
 /// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
@@ -91,7 +93,8 @@ impl Sequencer {
     /// A sequencer over a consumer that has been subscribed to the chain topic.
     pub fn new(parts: SequencerParts, mode: ChainMode, consumer: Box<dyn Consumer>) -> Self {
         let (progress_sender, progress) = mpsc::unbounded_channel();
-        Sequencer { parts, mode, consumer, holding: None, progress, progress_sender }
+        let commits = Commits::new(Condition::ChainCommitted);
+        Sequencer { parts, mode, consumer, holding: None, progress, progress_sender, commits }
     }
 
     /// Runs until `shutdown`, until a rebuild has reached its end, or until the broker or the store cannot go on. What is
@@ -231,12 +234,16 @@ impl Sequencer {
             self.progress_sender.clone(),
         );
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
+        let (progress, epoch) = (self.progress_sender.clone(), assigned.epoch);
         self.holding = Some(Holding {
             state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition), false),
             partition: assigned.partition,
             epoch: assigned.epoch,
             messages,
-            task: tokio::spawn(worker.run(received)),
+            task: tasks::spawn("the worker of the chain", worker.run(received), move |why| {
+                // Without a receiver the sequencer has ended, and nobody needs to know.
+                let _ = progress.send((epoch, Progress::Stopped(Stop::Died(why))));
+            }),
             handled: VecDeque::new(),
             latest: None,
             next: assigned.position,
@@ -351,28 +358,38 @@ impl Sequencer {
     }
 
     async fn commit(&mut self) -> Result<(), Stop> {
-        let Some(holding) = &mut self.holding else { return Ok(()) };
+        let (commits, health) = (&mut self.commits, &self.parts.health);
+        let Some(holding) = &mut self.holding else {
+            commits.succeeded(health);
+            return Ok(());
+        };
         let asked = match self.parts.nodes.look().await {
             Ok(Look::Same { asked }) => asked,
             Ok(Look::Restarted) => return Err(Stop::NodeRestarted),
             Err(error) if error.kind == ErrorKind::Fatal => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
+                commits.failed(health, format!("nobody knows whether a node of the store has restarted: {error}"));
                 return Ok(());
             }
         };
-        let Some(committed) = holding.safe(asked, self.parts.nodes.lag()) else { return Ok(()) };
+        let Some(committed) = holding.safe(asked, self.parts.nodes.lag()) else {
+            commits.succeeded(health);
+            return Ok(());
+        };
         match self.consumer.commit(&[(holding.partition.clone(), committed.clone())]).await {
             Ok(()) => {
                 holding.handled.pop_front();
                 holding.committed = Some(committed);
                 self.parts.metrics.commits.inc();
+                commits.succeeded(health);
                 Ok(())
             }
             Err(error) if error.kind == BrokerErrorKind::Fatal => Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "the chain offset is not committed; tried again");
                 self.parts.metrics.commit_failures.inc();
+                commits.failed(health, error);
                 Ok(())
             }
         }

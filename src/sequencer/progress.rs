@@ -10,19 +10,23 @@ use async_trait::async_trait;
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
     ingest::{pipeline::ChainProgress, proof::ChainView},
-    sequencer::{feed::sequence_of, handler::SequencerTopics, state::ChainState},
+    sequencer::{
+        feed::sequence_of,
+        handler::SequencerTopics,
+        reread::{Readers, Reread},
+        state::ChainState,
+    },
 };
 
 /// Reads what the chain's group has committed.
 pub struct CommittedProgress {
-    /// The log.
-    pub broker: Arc<dyn Broker>,
-    /// The chain's group.
-    pub group: String,
-    /// Topics.
-    pub topics: SequencerTopics,
+    broker: Arc<dyn Broker>,
+    group: String,
+    topics: SequencerTopics,
     /// Where the chain stood at the last look, and how often in a row it had moved since the one before.
-    pub last: Mutex<(Option<u64>, u32)>,
+    last: Mutex<(Option<u64>, u32)>,
+    /// Kept, with what they have read: a chain that stands is looked at every second, at the same event.
+    readers: tokio::sync::Mutex<Readers>,
 }
 
 #[async_trait]
@@ -55,6 +59,12 @@ impl ChainProgress for CommittedProgress {
 }
 
 impl CommittedProgress {
+    /// Of the chain whose group this is.
+    pub fn new(broker: Arc<dyn Broker>, group: String, topics: SequencerTopics) -> Self {
+        let readers = tokio::sync::Mutex::new(Readers::that_wait(WAIT));
+        CommittedProgress { broker, group, topics, last: Mutex::default(), readers }
+    }
+
     fn moved_to(&self, offset: u64) -> bool {
         // A number cannot be left half written, so a panic elsewhere does not spoil it.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,14 +84,12 @@ impl CommittedProgress {
         if next >= high {
             return Ok(ChainView::AtEnd);
         }
-        let mut reader = self.broker.read(partition, next).await?;
-        while reader.position() < high {
-            let messages = reader.next(WAIT).await?;
-            if messages.is_empty() {
-                return Ok(ChainView::Unknown);
-            }
-            if let Some(message) = messages.iter().find(|message| is_open(message)) {
-                return Ok(ChainView::Behind(message.timestamp_ms));
+        let mut readers = self.readers.lock().await;
+        for offset in next..high {
+            match readers.get(self.broker.as_ref(), partition, offset).await? {
+                Reread::Found(message) if is_open(&message) => return Ok(ChainView::Behind(message.timestamp_ms)),
+                Reread::Found(_) | Reread::Gone => {}
+                Reread::NoAnswer => return Ok(ChainView::Unknown),
             }
         }
         Ok(ChainView::AtEnd)

@@ -27,9 +27,16 @@ pub(super) enum Reread {
 }
 
 /// The readers, the one used last at the end.
-#[derive(Default)]
 pub(super) struct Readers {
     kept: VecDeque<Kept>,
+    /// How long one waits for a message.
+    answer: Duration,
+}
+
+impl Default for Readers {
+    fn default() -> Self {
+        Self::that_wait(ANSWER)
+    }
 }
 
 struct Kept {
@@ -42,6 +49,11 @@ struct Kept {
 }
 
 impl Readers {
+    /// Readers that wait no longer than this for a message.
+    pub(super) fn that_wait(answer: Duration) -> Self {
+        Readers { kept: VecDeque::new(), answer }
+    }
+
     /// The message at `offset`.
     ///
     /// # Errors
@@ -67,7 +79,7 @@ impl Readers {
                 Kept { partition: partition.clone(), reader, from: offset, batch: Vec::new() }
             }
         };
-        let found = kept.get(offset).await?;
+        let found = kept.get(offset, self.answer).await?;
         if !matches!(found, Reread::NoAnswer) {
             self.kept.push_back(kept);
         }
@@ -76,7 +88,7 @@ impl Readers {
 }
 
 impl Kept {
-    async fn get(&mut self, offset: u64) -> Result<Reread, BrokerError> {
+    async fn get(&mut self, offset: u64, answer: Duration) -> Result<Reread, BrokerError> {
         let position = self.reader.position();
         if !(self.from..position.saturating_add(NEAR)).contains(&offset) {
             self.reader.seek(offset).await?;
@@ -84,7 +96,7 @@ impl Kept {
         }
         while self.reader.position() <= offset {
             let from = self.reader.position();
-            let batch = self.reader.next(ANSWER).await?;
+            let batch = self.reader.next(answer).await?;
             if batch.is_empty() && self.reader.position() <= offset {
                 return Ok(Reread::NoAnswer);
             }

@@ -23,7 +23,7 @@ impl<'a> Waiting<'a> {
     /// A wait that begins now; `about` says who waits.
     pub fn new(parts: &'a SequencerParts, about: impl Into<String>) -> Self {
         let (pause, longest) = LOOK_AGAIN;
-        let since_ms = parts.clock.now_ms();
+        let since_ms = parts.clock.steady_ms();
         let condition = Condition::ChainRunning;
         Waiting { parts, condition, about: about.into(), since_ms, pause, longest, told: false }
     }
@@ -42,7 +42,7 @@ impl<'a> Waiting<'a> {
 
     /// Pauses before the next look at what is `missing`.
     pub async fn look_again(&mut self, missing: &str) {
-        if self.parts.clock.now_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {
+        if self.parts.clock.steady_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {
             self.tell(missing);
         }
         tokio::time::sleep(self.pause).await;

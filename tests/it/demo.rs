@@ -67,6 +67,15 @@ fn the_first_blocks_with_a_kill() {
     }
 }
 
+/// So many that a process may die before it has joined its group, or just after.
+#[test]
+fn a_block_with_ten_kills() {
+    let (block, prevouts) = (data("mainnet-277647.block"), data("mainnet-277647.prevouts.csv"));
+    let report = shown(&["--blocks", &block, "--prevouts", &prevouts, "--kills", "10", "--seed", "7"]);
+    assert_counts(&report, &[("transactions", 213), ("unspent", 707), ("kills", 10), ("unmined", 0)]);
+    assert!(report["kills_midway"].as_u64().unwrap() > 0, "{report}");
+}
+
 #[test]
 fn a_block_with_listed_previous_outputs() {
     let block = data("mainnet-277647.block");

@@ -64,6 +64,26 @@ async fn a_halt_outlives_rebalances_and_ends_with_a_start() {
     restarted.stop().await;
 }
 
+/// The clock of the machine that halts is an hour behind that of the machine that has the partition next: by its reckoning that
+/// one was started after the halt.
+#[tokio::test(start_paused = true)]
+async fn a_halt_of_a_machine_whose_clock_is_behind_outlives_a_rebalance() {
+    let world = world_of_three_dead_letters().await;
+    let (first, second) = (world.start(), world.start());
+    pause().await;
+    world.clock.step(-3_600_000);
+    for _ in 0..20 {
+        world.produce("txs", b"poison", vec![9]).await;
+    }
+    pause().await;
+    let (halted, other) = if reason(&first).is_some() { (first, second) } else { (second, first) };
+    halted.stop().await;
+    pause().await;
+    assert_eq!(world.count("dead-letters").await, 3);
+    assert!(reason(&other).is_some(), "it ran before the halt");
+    other.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_position_that_retention_has_overtaken_halts_its_partition_and_names_both() {
     let world = World::new().await;

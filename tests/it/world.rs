@@ -261,6 +261,7 @@ impl World {
             clock: self.clock.clone(),
             metrics: Arc::new(Metrics::new()),
             health: Arc::new(Health::new(self.clock.clone(), Duration::from_secs(600))),
+            earlier_halts: Arc::default(),
             store_id: [7; 16],
         }
     }
@@ -344,12 +345,8 @@ impl World {
     /// Whether the groups have committed the end of every topic that they consume.
     pub async fn consumed(&self) -> bool {
         let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
-        let progress = CommittedProgress {
-            broker: Arc::new(self.broker.clone()),
-            group: chain_group(GROUP),
-            topics: self.settings.topics.clone(),
-            last: std::sync::Mutex::default(),
-        };
+        let progress =
+            CommittedProgress::new(Arc::new(self.broker.clone()), chain_group(GROUP), self.settings.topics.clone());
         self.caught_up(GROUP, &txs).await && progress.view().await.unwrap() == ChainView::AtEnd
     }
 

@@ -75,6 +75,8 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     rivalry: Option<Rivalry>,
     #[serde(skip)]
+    kills_show_nothing: bool,
+    #[serde(skip)]
     shown: Vec<Violation>,
     #[serde(skip)]
     blocks_given: u64,
@@ -110,6 +112,7 @@ impl Report {
             seeded: stats.seeded,
             kills: survival.kills,
             kills_midway: survival.kills_midway,
+            kills_show_nothing: survival.shows_nothing(),
             replayed_events: survival.replayed_events,
             parked_max: survival.parked_max,
             contests,
@@ -144,6 +147,10 @@ impl Report {
         writeln!(out, "{:<34}{:>24}", "seconds", self.seconds)?;
         if let Some(rivalry) = &self.rivalry {
             rivalry.write(out)?;
+        }
+        if self.kills_midway < self.kills {
+            let late = self.kills - self.kills_midway;
+            writeln!(out, "note: {late} of {} kills came when everything was consumed, and show nothing", self.kills)?;
         }
         for violation in &self.shown {
             writeln!(out, "violation: {violation}")?;
@@ -187,6 +194,11 @@ impl Report {
         }
         if self.violations > 0 {
             return Err(Failure::new(format!("{} invariants are broken", self.violations)));
+        }
+        if self.kills_show_nothing {
+            let why =
+                format!("none of the {} kills came before everything was consumed: they show nothing", self.kills);
+            return Err(Failure::new(why));
         }
         if self.blocks != self.blocks_given && self.blocks_given > 0 {
             return Err(Failure::new(format!("{} of {} blocks are there", self.blocks, self.blocks_given)));

@@ -29,12 +29,24 @@ pub struct Survival {
     pub kills: u32,
     /// Those among them that came before everything was consumed.
     pub kills_midway: u32,
+    /// Events that there were to be consumed.
+    pub events: u64,
     /// Events read again after a kill, at the least: what a process read after it was last asked is not known.
     pub replayed_events: u64,
     /// The most transactions that were seen waiting at once.
     pub parked_max: u64,
     /// How long the last process took to stop.
     pub stopping: Duration,
+}
+
+/// So few events may be consumed before anybody can kill.
+const ENOUGH: u64 = 1_000;
+
+impl Survival {
+    /// Whether every kill came too late, though there was enough to be killed over.
+    pub fn shows_nothing(&self) -> bool {
+        self.kills > 0 && self.kills_midway == 0 && self.events >= ENOUGH
+    }
 }
 
 /// Runs until everything is consumed, with `kills` kills on the way.
@@ -47,8 +59,8 @@ pub async fn survive(
     kills: u32,
     mut seeded: Seeded,
 ) -> Result<Survival, Failure> {
-    let mut survival = Survival::default();
     let total = groups.standing().await?.total;
+    let mut survival = Survival { events: total, ..Survival::default() };
     let bar = progress_bar("consumed", total);
     for number in 0..kills {
         let start = groups.standing().await?;
@@ -161,6 +173,17 @@ impl<'a> Watch<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kills_that_all_come_too_late_show_nothing_unless_there_was_little() {
+        let shows_nothing = |kills, kills_midway, events| {
+            Survival { kills, kills_midway, events, ..Survival::default() }.shows_nothing()
+        };
+        assert!(shows_nothing(10, 0, 1_000));
+        assert!(!shows_nothing(10, 1, 1_000));
+        assert!(!shows_nothing(10, 0, 999));
+        assert!(!shows_nothing(0, 0, 1_000), "nobody asked for any");
+    }
 
     #[test]
     fn kills_are_spread_over_the_whole_and_come_before_its_end() {

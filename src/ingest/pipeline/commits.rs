@@ -23,6 +23,8 @@ impl Pipeline {
             Err(error) if error.kind == ErrorKind::Fatal => Err(PipelineError::Store(error.to_string())),
             Err(error) => {
                 tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
+                let why = format!("nobody knows whether a node of the store has restarted: {error}");
+                self.commits.failed(&self.parts.health, why);
                 Ok(())
             }
         }
@@ -54,7 +56,7 @@ impl Pipeline {
                     self.partitions.insert(number, state.rewound(partition, epoch, position));
                     // Only an instance that was started after a halt tries again.
                     if let Some(halt) = state.halted {
-                        self.halt(number, halt);
+                        self.stay_halted(number, halt);
                     }
                 }
                 // It is being taken away, which is heard next.
@@ -79,6 +81,7 @@ impl Pipeline {
             })
             .collect();
         if offsets.is_empty() {
+            self.commits.succeeded(&self.parts.health);
             return Ok(());
         }
         match self.consumer.commit(&offsets).await {
@@ -89,12 +92,13 @@ impl Pipeline {
                     }
                 }
                 self.parts.metrics.commits.inc();
-                self.parts.health.moved();
+                self.commits.succeeded(&self.parts.health);
             }
             Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "offsets are not committed; tried again");
                 self.parts.metrics.commit_failures.inc();
+                self.commits.failed(&self.parts.health, error);
             }
         }
         Ok(())

@@ -8,8 +8,8 @@ use crate::{
     clock::Clock,
     engine::RecordEngine,
     ingest::{
-        dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds, plan::PlanSettings,
-        prepare::PrepareSettings, proof::ChainView, publish::Publisher, replay::Modes,
+        dead_letters::DeadLetterLimits, dispatch::DispatchSettings, halts::EarlierHalts, partition::PartitionBounds,
+        plan::PlanSettings, prepare::PrepareSettings, proof::ChainView, publish::Publisher, replay::Modes,
     },
     store::nodes::{Nodes, WholeStore},
     telemetry::Metrics,
@@ -62,6 +62,8 @@ pub struct PipelineParts {
     pub nodes: Nodes,
     /// Whether it is still there as a whole.
     pub whole: Arc<dyn WholeStore>,
+    /// Which halts this instance lifts.
+    pub earlier_halts: Arc<EarlierHalts>,
     /// Time.
     pub clock: Clock,
     /// Metrics.

@@ -11,7 +11,7 @@ use super::{LONG_WAIT_MS, Pipeline, PipelineParts};
 use crate::{
     broker::{BrokerError, TopicPartition},
     ingest::{
-        dispatch::Done,
+        dispatch::{Done, spawn},
         flight::FlightId,
         partition::PartitionState,
         proof::{ChainView, PartitionView, Ties, proves_missing},
@@ -80,7 +80,7 @@ impl Pipeline {
         let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
         let (parts, done) = (self.parts.clone(), self.done_sender.clone());
         let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
-        tokio::spawn(async move {
+        spawn("asking how far the others are", &self.done_sender, async move {
             let others = how_far_others_are(&parts, topic, &group, &held, waiting).await;
             // A pipeline that has ended meanwhile asks again when it starts.
             let _ = done.send(Done::Others(others.map_err(|error| error.to_string())));

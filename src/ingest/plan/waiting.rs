@@ -145,7 +145,7 @@ impl Planner {
         self.settle_ready(now_ms);
     }
 
-    /// When [`retry_due`](Self::retry_due) has something to do, ms since the epoch.
+    /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it.
     pub fn next_due_ms(&self) -> Option<u64> {
         self.parked.next_due_ms()
     }
@@ -175,13 +175,14 @@ impl Planner {
         }
     }
 
-    /// One of those that wait for a record, with what it waits for, in a line: the one whose event came first.
-    pub fn one_that_waits(&self) -> Option<String> {
+    /// One of those that wait for a record, with since when, and for what in a line: the one whose event came first.
+    pub fn one_that_waits(&self) -> Option<(u64, String)> {
         let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
         let (event, flight) =
             parked.filter_map(|flight| Some((flight.first_event()?, flight))).min_by_key(|(it, _)| *it)?;
         let txid = flight.work.txid();
         let EventRef { partition, offset, .. } = event;
-        Some(format!("{txid} (partition {partition}, offset {offset}) waits for {}", flight.what_bars_it()))
+        let what = format!("{txid} (partition {partition}, offset {offset}) waits for {}", flight.what_bars_it());
+        Some((flight.parked_since_ms.unwrap_or_default(), what))
     }
 }
