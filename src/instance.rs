@@ -207,6 +207,7 @@ pub async fn rebuild(
     let chain_ends = BTreeMap::from([(0, chain_frontier)]);
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
     let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
+    let verdicts = rebuild.verdicts.clone();
     let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
@@ -214,7 +215,8 @@ pub async fn rebuild(
         consumer,
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let sequencer = Sequencer::new(sequencer_parts(&settings, &parts, producer, nodes, &pipeline), mode, chain);
+    let parts = sequencer_parts(&settings, &parts, producer, nodes, &pipeline);
+    let sequencer = Sequencer::new(SequencerParts { verdicts, ..parts }, mode, chain);
     tokio::select! {
         biased;
         rebuilt = together(pipeline, Some(sequencer), shutdown) => rebuilt,
@@ -344,6 +346,7 @@ fn sequencer_parts(
         nodes,
         whole: Arc::new(Whole { store: parts.store.clone() }),
         arrivals: pipeline.arrivals(),
+        verdicts: Arc::default(),
     }
 }
 

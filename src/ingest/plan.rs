@@ -48,11 +48,20 @@ pub struct EventRef {
 pub enum Mode {
     /// The fast path, and contests.
     Normal,
-    /// Below the frontier of a rebuild, known to have been contested: stored contested at once, takes nothing, tells
+    /// Below the frontier of a rebuild, known to be conflicting in the end: stored contested at once, takes nothing, tells
     /// nobody.
     RebuildContested,
-    /// Below the frontier of a rebuild, known to have won at first: ignores marks, and waits where others would contest.
+    /// Below the frontier of a rebuild, known to be live in the end: ignores marks, and waits where others would contest.
     RebuildWon,
+    /// The same, by a verdict. What bars it for good did not bar that: it is stored contested, and the verdict lets it win.
+    RebuildAccepted,
+}
+
+impl Mode {
+    /// Whether it is known to be live in the end.
+    pub fn ends_live(self) -> bool {
+        matches!(self, Mode::RebuildWon | Mode::RebuildAccepted)
+    }
 }
 
 /// Which row an outcome belongs to.
@@ -220,7 +229,7 @@ impl Planner {
             Mode::Normal => self.launch(id),
             Mode::RebuildContested => self.store_contested(id, Reason::Found),
             // Nobody could settle what it takes, should a partial transaction have come first.
-            Mode::RebuildWon => self.read_own(id, Stage::Looking),
+            Mode::RebuildWon | Mode::RebuildAccepted => self.read_own(id, Stage::Looking),
         }
     }
 
@@ -352,7 +361,7 @@ impl Planner {
             Barred::Waits => {
                 // A transaction that is live already must not wait for parents that were pruned since. In a rebuild a
                 // decision may say meanwhile that it fell: then what it waits for never comes.
-                if flight.own_state_read && flight.mode != Mode::RebuildWon {
+                if flight.own_state_read && !flight.mode.ends_live() {
                     self.park(id, now_ms);
                 } else {
                     self.read_own(id, Stage::ReadingOwn);
@@ -391,8 +400,8 @@ impl Planner {
             _ if waits => {}
             Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
             Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
-            Some(TxState::Stub(_)) if flight.mode == Mode::RebuildWon => self.store_contested(id, Reason::Found),
-            Some(TxState::Conflicting(_)) if flight.mode == Mode::RebuildWon => {
+            Some(TxState::Stub(_)) if flight.mode.ends_live() => self.store_contested(id, Reason::Found),
+            Some(TxState::Conflicting(_)) if flight.mode.ends_live() => {
                 self.finish(id, Completion::PassedOver);
             }
             _ => {
@@ -441,7 +450,7 @@ impl Planner {
             Outcome::Rejected(Rejection::OtherContent) => self.came_second(id, true),
             Outcome::Rejected(Rejection::OtherKind) => self.came_second(id, false),
             // It had won when its first event was read, and lost since: the decision that says so was applied.
-            Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) if flight.mode == Mode::RebuildWon => {
+            Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) if flight.mode.ends_live() => {
                 self.finish(id, Completion::PassedOver);
             }
             Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_))) => {

@@ -15,11 +15,11 @@ use std::{
 use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
     broker::{Broker, BrokerError, Message, Producer, TopicPartition},
-    event::{DecisionBody, Event},
+    event::{Decision, DecisionBody, Event},
     ingest::{
-        plan::{Mode, TxidMap},
+        plan::TxidMap,
         prepare::{Prepared, prepare},
-        replay::{FirstMentions, Raised, Rebuild},
+        replay::{LastVerdicts, Raised, Rebuild},
     },
     sequencer::{chain_group, decisions::DecisionLog},
     tx::Txid,
@@ -69,12 +69,12 @@ impl Frontier {
     ) -> Result<(Rebuild, u64), InstanceError> {
         let decided = Decided::read(settings, parts, producer).await?;
         let chain = self.chain.max(decided.handled);
+        let verdicts = Arc::new(LastVerdicts::new(&decided.decisions, decided.undecided, chain));
         let mut ends = BTreeMap::new();
         for &number in self.validated.keys() {
             ends.insert(number, parts.broker.watermarks(&validated_of(settings, number)).await?.1);
         }
-        let mut rebuild =
-            Rebuild { frontier: self.validated, mentions: decided.mentions, stop_at_frontier: true, raised: None };
+        let mut rebuild = Rebuild { frontier: self.validated, verdicts, stop_at_frontier: true, raised: None };
         if rebuild.frontier != ends {
             let mut named = decided.named;
             named.retain(|_, chain_offset| *chain_offset < chain);
@@ -89,7 +89,10 @@ impl Frontier {
 
 /// What all decisions come to.
 struct Decided {
-    mentions: FirstMentions,
+    /// In their order.
+    decisions: Vec<Decision>,
+    /// Whose contests lie behind the last one.
+    undecided: Vec<Txid>,
     /// Who must be there for a decision to be applied, with the offset of the first such decision.
     named: BTreeMap<Txid, u64>,
     /// Every event of the chain below it has been handled.
@@ -125,7 +128,7 @@ impl Decided {
         // The sequencer decides in order; the last event may be half decided.
         let handled =
             decisions.last().map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed));
-        Ok(Decided { mentions: FirstMentions::new(&decisions, undecided), named, handled })
+        Ok(Decided { decisions, undecided, named, handled })
     }
 }
 
@@ -143,7 +146,7 @@ async fn raised(
         events: Vec<(i32, u64)>,
         parents: Vec<Txid>,
     }
-    let wants_parents = |txid: &Txid| rebuild.mode_of(txid) == Mode::RebuildWon;
+    let wants_parents = |txid: &Txid| rebuild.mode_of(txid).ends_live();
     let mut above: TxidMap<Above> = TxidMap::default();
     for (&number, &end) in ends {
         let partition = validated_of(settings, number);

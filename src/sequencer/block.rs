@@ -16,6 +16,7 @@ use crate::{
         decisions::DecisionLog,
         evaluate::evaluate_listed,
         handler::{At, Handler},
+        proven::Proof,
         source::with_claims,
         state::Tip,
         steps::Steps,
@@ -324,7 +325,7 @@ impl Handler {
         // takes its free slots for it.
         let body = steps
             .decide(async {
-                if let Some(proven) = self.proven_claims(&page).await? {
+                if let Proof::Otherwise(proven) = self.prove_claims(&page).await? {
                     with_claims(&mut page, proven);
                 }
                 let Findings::Inputs(inputs) = self.findings(at, Phase::Apply, &page, block.height, true).await? else {

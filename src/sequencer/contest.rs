@@ -14,7 +14,7 @@ use crate::{
         evaluate::{Found, Input, Refusal, evaluate, refusal},
         handler::{At, Handler, Patience, distinct, subject},
         source::with_claims,
-        steps::Steps,
+        steps::{Making, Steps},
         waiting::{Waiting, names},
     },
     tx::{Outpoint, Txid},
@@ -80,20 +80,40 @@ impl Handler {
         let mut phase = Phase::Evaluate;
         loop {
             let body = steps.decide(self.judge(at, phase, txid, reopen)).await?;
-            if let Reopen::ByEvent(contest) = reopen
-                && decides_a_contestant(&body, txid)
-            {
+            let contest = match reopen {
+                Reopen::ByEvent(contest) if self.is_carried_out(at, &body, txid) => Some(contest),
+                _ => None,
+            };
+            if let Some(contest) = contest.filter(|_| !was_live(&body)) {
                 if steps.is_applied_again() {
                     self.restore_contestant(at, contest).await?;
+                } else if at.making == Making::Replaying {
+                    // Should it wait for what this very decision gives it: a stub makes it come.
+                    self.contest_holders(at, Phase::Apply, vec![txid]).await?;
                 }
-                self.adopt_body(at, steps.is_applied_again(), contest).await?;
+                let has_won = matches!(body, DecisionBody::Accepted { .. });
+                self.adopt_body(at, steps.is_applied_again(), contest, has_won).await?;
             }
             self.carry_out(at, steps, body.clone()).await?;
+            // What was live keeps its body until it has fallen.
+            if let Some(contest) = contest.filter(|_| was_live(&body) || steps.is_applied_again()) {
+                self.adopt_body(at, steps.is_applied_again(), contest, false).await?;
+            }
             // What was applied would refuse an evaluation that is stamped before it.
             phase = Phase::Apply;
             if subject(&body) == Some(txid) {
                 return Ok(body);
             }
+        }
+    }
+
+    /// Whether a decision is a verdict on the contestant that is carried out: on the way of a rebuild none is against who is live
+    /// in the end.
+    fn is_carried_out(&self, at: At, body: &DecisionBody, contestant: Txid) -> bool {
+        match body {
+            DecisionBody::Accepted { txid, .. } => *txid == contestant,
+            DecisionBody::Conflicting { txid, .. } => *txid == contestant && !self.ends_live(at, txid),
+            _ => false,
         }
     }
 
@@ -127,8 +147,9 @@ impl Handler {
         let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
             return Ok(passed_over);
         };
+        let is_sure = !was_live && !self.parts.nodes.may_forget();
+        let inputs = if is_sure { inputs } else { self.bar_by_fallen_parents(inputs).await? };
         if was_live {
-            let inputs = self.bar_by_fallen_parents(inputs).await?;
             return self.judge_live(&page, &inputs).await;
         }
         match evaluate(txid, false, self.height(), &inputs) {
@@ -138,8 +159,8 @@ impl Handler {
         }
     }
 
-    /// A slot that names a live transaction says nothing of its parent: that may have been live once more, before its
-    /// verdict was applied again.
+    /// A slot that names a transaction says nothing of its parent: over a store that forgets that may have been live once more,
+    /// before its verdict was applied again.
     async fn bar_by_fallen_parents(&self, mut inputs: Vec<Input>) -> Result<Vec<Input>, Stop> {
         let parents = distinct(inputs.iter().map(|input| input.outpoint.txid));
         let masters = self.masters(&parents).await?;
@@ -319,14 +340,9 @@ fn what_is(master: Option<&Page>) -> Named {
     }
 }
 
-/// Whether a decision settles the fate of a contestant: of what was live before, nothing about its body is in question.
-fn decides_a_contestant(body: &DecisionBody, contestant: Txid) -> bool {
-    match body {
-        DecisionBody::Accepted { txid, .. } | DecisionBody::Conflicting { txid, live: false, .. } => {
-            *txid == contestant
-        }
-        _ => false,
-    }
+/// Whether a decision is against what was live.
+fn was_live(body: &DecisionBody) -> bool {
+    matches!(body, DecisionBody::Conflicting { live: true, .. })
 }
 
 impl Reopen<'_> {

@@ -11,7 +11,7 @@ use crate::{
     clock::Clock,
     engine::{EngineError, Row},
     event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
-    ingest::{arrivals::Arrivals, publish::bury_until_acknowledged},
+    ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
     sequencer::{
         decisions::DecisionError,
@@ -83,6 +83,8 @@ pub struct SequencerParts {
     pub whole: Arc<dyn WholeStore>,
     /// Who waits for what is created here.
     pub arrivals: Arrivals,
+    /// What a rebuild ends with; empty, and not asked, where there is none.
+    pub verdicts: Arc<LastVerdicts>,
 }
 
 /// Why the sequencer does not go on.
@@ -288,6 +290,12 @@ impl Handler {
     /// verdict that stands behind the present event. Whoever waits long looks at his own record, and gives the stub its body.
     pub async fn call_for(&self, at: At, absent: Vec<Txid>) -> Result<(), Stop> {
         self.contest_holders(at, Phase::Apply, absent).await.map(drop)
+    }
+
+    /// Whether it is live at the frontier of the rebuild that is going on. What is decided against it on the way there is not
+    /// done, and what is decided for another that is not live there neither.
+    pub fn ends_live(&self, at: At, txid: &Txid) -> bool {
+        at.making == Making::Replaying && self.parts.verdicts.ends_live(txid)
     }
 
     /// Tells validators and clients what became of transactions. Nothing is told twice by a rebuild.

@@ -7,39 +7,66 @@ use crate::{
     record::{Body, ClaimedBody, Key, Page, Phase, Sequenced, StoredOutput, TxState},
     sequencer::{
         Stop,
-        handler::{At, Handler},
+        handler::{At, Handler, Patience},
     },
     store::read::ReadError,
     tx::{InvalidTransaction, PreviousOutput, Transaction, Txid},
 };
 
+/// What the stored outputs of its parents say of the claims of a stored transaction.
+pub(super) enum Proof {
+    /// They are true, or it claims nothing.
+    AsStored,
+    /// It is to be stored like this.
+    Otherwise(ClaimedBody),
+    /// What it spends is not there: which parent.
+    Unknown(Txid),
+}
+
 impl Handler {
-    /// The transaction as its parents' stored outputs prove it, where it is stored with other claims. `None`, too, where
-    /// what it spends is not there: whoever evaluates it says which input that is.
-    pub(super) async fn proven_claims(&self, page: &Page) -> Result<Option<ClaimedBody>, Stop> {
-        let Some(Body::Transaction(stored)) = page.body() else { return Ok(None) };
+    /// The transaction as its parents' stored outputs prove it.
+    pub(super) async fn prove_claims(&self, page: &Page) -> Result<Proof, Stop> {
+        let Some(Body::Transaction(stored)) = page.body() else { return Ok(Proof::AsStored) };
         let txid = page.txid;
         let tx = Transaction::parse(stored)
             .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
         let outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
             Ok(outputs) => outputs,
-            Err(ReadError::NoPreviousTransaction { .. } | ReadError::NoPreviousOutput { .. }) => return Ok(None),
+            Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
+                return Ok(Proof::Unknown(outpoint.txid));
+            }
             Err(ReadError::Engine(error)) => return Err(error.into()),
             Err(error) => return Err(Stop::Halt(format!("what {txid} spends cannot be read: {error}"))),
         };
         if agree(&tx, &outputs) {
-            return Ok(None);
+            return Ok(Proof::AsStored);
         }
         let claimed = claiming(&tx, &outputs);
-        claimed.map(Some).map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
+        claimed
+            .map(Proof::Otherwise)
+            .map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
     }
 
-    /// Stores it as its parents prove it, before it becomes live: by then it has its slots, so that its parents are there.
-    /// What is live keeps its own.
-    pub(super) async fn adopt_proven(&self, at: At, txid: Txid) -> Result<(), Stop> {
-        let page = self.master(txid).await?;
-        let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_))) else { return Ok(()) };
-        let Some(proven) = self.proven_claims(&page).await? else { return Ok(()) };
+    /// Stores it as its parents prove it, before it becomes live: what is live by its own claims keeps them. By then it has its slots,
+    /// so that its parents are there; one that a node forgot since is waited for.
+    pub(super) async fn adopt_proven(&self, at: At, applied_again: bool, txid: Txid) -> Result<(), Stop> {
+        let patience = Patience::new(applied_again);
+        let proof = self.wait_until(at, "what proves the claims of a transaction is not there", || async {
+            let page = self.master(txid).await?;
+            let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
+                return Ok(Ok(Proof::AsStored));
+            };
+            Ok(match self.prove_claims(&page).await? {
+                Proof::Unknown(parent) => {
+                    if patience.is_over() {
+                        self.call_for(at, vec![parent]).await?;
+                    }
+                    Err(parent.to_string())
+                }
+                proof => Ok(proof),
+            })
+        });
+        let Proof::Otherwise(proven) = proof.await? else { return Ok(()) };
         tracing::warn!(%txid, "its event claims wrongly what it spends: a block proves what that is");
         let row = at.row(Phase::Apply, Key::master(txid), Sequenced::ReplaceBody(proven));
         self.apply_decided(at, vec![row]).await
@@ -64,4 +91,40 @@ fn claiming(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> Result<ClaimedBod
     written.unwrap_or_else(|_| unreachable!("there is an output for every input"));
     let (fee, extended_size) = (parsed(&extended).fee()?, extended.len() as u64);
     Ok(ClaimedBody { body: Body::Transaction(extended.into()), fee, extended_size })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::{
+        engine::Row,
+        record::Operation,
+        sequencer::{state::ChainState, steps::Making, tests::parts},
+        store::testing,
+    };
+
+    /// A node forgets the parent after the slot has moved, and before the body is replaced (simulator, seed 1414).
+    #[tokio::test(start_paused = true)]
+    async fn what_proves_the_claims_is_waited_for() {
+        let parts = parts().await;
+        let store = parts.store.clone();
+        let put = |operation: Operation, txid: Txid| store.apply(vec![Row { key: Key::master(txid), operation }]);
+        let parent = testing::seeded(9, 1);
+        let outpoint = testing::outpoint(parent.txid, 0);
+        let [lie, honest] = [1_001, 1_000].map(|claimed| testing::transaction(&[(outpoint, claimed)], &[500]));
+        let txid = testing::txid(&lie);
+        assert_eq!(txid, testing::txid(&honest));
+        put(Operation::CreateContested(Arc::new(testing::page(&lie).contested())), txid).await.unwrap();
+        let at = At { offset: 0, era: 0, making: Making::Allowed };
+        let handler = Handler::new(parts, ChainState::default());
+        let adopting = tokio::spawn(async move { handler.adopt_proven(at, false, txid).await });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!adopting.is_finished());
+        put(Operation::Create(Arc::new(parent)), outpoint.txid).await.unwrap();
+        adopting.await.unwrap().unwrap();
+        let page = store.master(txid).await.unwrap().unwrap();
+        assert_eq!(page.body(), Some(&Body::Transaction(honest)));
+    }
 }

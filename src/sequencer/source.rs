@@ -32,9 +32,18 @@ impl Handler {
         claimed_body(&message, contest).map_err(Stop::Halt)
     }
 
-    /// Stores the transaction as the contested event has it.
-    pub(super) async fn adopt_body(&self, at: At, applied_again: bool, contest: &Contest) -> Result<(), Stop> {
+    /// Stores the transaction as the contested event has it; what is live only where that is what let it win.
+    pub(super) async fn adopt_body(
+        &self,
+        at: At,
+        applied_again: bool,
+        contest: &Contest,
+        has_won: bool,
+    ) -> Result<(), Stop> {
         let Some(page) = self.wait_for_bodies(at, applied_again, &[contest.txid]).await?.pop() else { return Ok(()) };
+        if page.state() == TxState::Live && !has_won {
+            return Ok(());
+        }
         let Some(claimed) = self.other_claims(contest, &page).await? else { return Ok(()) };
         let row = at.row(Phase::Apply, Key::master(contest.txid), Sequenced::ReplaceBody(claimed));
         self.apply_decided(at, vec![row]).await

@@ -57,6 +57,7 @@ pub(super) async fn parts() -> SequencerParts {
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
         whole: Arc::new(Whole),
         arrivals: Arrivals::default(),
+        verdicts: Arc::default(),
         producer: broker.producer().await.unwrap(),
         broker: Arc::new(broker),
         store,

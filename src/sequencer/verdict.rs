@@ -27,6 +27,8 @@ use crate::{
 pub(super) struct Loser {
     txid: Txid,
     reason: Reason,
+    /// Until then.
+    was_live: bool,
 }
 
 /// A transaction that becomes live, what it gets, and from whom.
@@ -49,8 +51,9 @@ impl Handler {
                 let win = Win { txid, height, inputs: &inputs, losers: &losers, by_block };
                 self.accept(at, steps, win).await
             }
-            DecisionBody::Conflicting { txid, reason, height, .. } => {
-                let members = self.fell(at, steps, height, vec![Loser { txid, reason }], None).await?;
+            DecisionBody::Conflicting { txid, reason, height, live } => {
+                let loser = Loser { txid, reason, was_live: live };
+                let members = self.fell(at, steps, height, vec![loser], None).await?;
                 let settled = self.settle(at, steps.is_applied_again(), &members).await?;
                 self.second_chances(at, &settled, None, &members).await?;
                 if let Reason::MissingParent { parent } = reason {
@@ -71,6 +74,7 @@ impl Handler {
 
     async fn accept(&self, at: At, steps: &mut Steps<'_>, win: Win<'_>) -> Result<(), Stop> {
         let Win { txid, height, inputs, losers, by_block } = win;
+        let wins = at.making == Making::Allowed || self.ends_live(at, &txid);
         let contested = self.contest_again(at, steps.is_applied_again(), txid, inputs, losers).await?;
         let input_of = |loser: &Txid| {
             inputs
@@ -79,17 +83,21 @@ impl Handler {
                 .find(|holder| holder.txid == *loser)
                 .map_or(0, |held| held.input)
         };
+        let reason_of = |loser: &Txid| Reason::DoubleSpend { input: input_of(loser), winner: txid };
         let lost = losers
             .iter()
-            .map(|loser| Loser { txid: *loser, reason: Reason::DoubleSpend { input: input_of(loser), winner: txid } })
+            .map(|loser| Loser { txid: *loser, reason: reason_of(loser), was_live: true })
             .collect::<Vec<_>>();
         let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
-        self.respend(at, steps.is_applied_again(), txid, inputs).await?;
-        if by_block {
-            self.adopt_proven(at, txid).await?;
+        if wins {
+            self.respend(at, steps.is_applied_again(), txid, inputs).await?;
+            // What is stored now may be by another event than what was decided on.
+            if by_block || steps.is_applied_again() || at.making == Making::Replaying {
+                self.adopt_proven(at, steps.is_applied_again(), txid).await?;
+            }
+            self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
+            self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         }
-        self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
-        self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         let settled = self.settle(at, steps.is_applied_again(), &members).await?;
         self.publish_reconsider(at, &contested).await?;
         self.second_chances(at, &settled, Some(txid), &members).await?;
@@ -133,11 +141,17 @@ impl Handler {
         members: &[Loser],
         visited: &BTreeSet<Txid>,
     ) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
-            let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
-            self.wait_for_bodies(at, false, &txids).await?;
+        let replaying = at.making == Making::Replaying;
+        if !replaying && !applied_again {
+            return Ok(());
         }
-        if !applied_again {
+        let awaited = members.iter().filter(|loser| replaying || loser.was_live).map(|loser| loser.txid);
+        self.wait_for_bodies(at, applied_again, &awaited.collect::<Vec<_>>()).await?;
+        // What was live claimed nothing that is wrong, whatever the event says by which it is stored now.
+        for loser in members.iter().filter(|loser| loser.was_live) {
+            self.adopt_proven(at, applied_again, loser.txid).await?;
+        }
+        if replaying {
             return Ok(());
         }
         for chunk in members.chunks(BODIES_AT_ONCE) {
@@ -170,13 +184,17 @@ impl Handler {
                 return Err(Stop::Halt(format!("chain offset {}: {body:?} stands inside a cone", at.offset)));
             };
             if chunk.is_empty() {
+                members.retain(|loser| !self.ends_live(at, &loser.txid));
                 self.after_cone(at, steps.is_applied_again(), &members, &visited).await?;
                 return Ok(members);
             }
             let chunk: Vec<Loser> = chunk
                 .into_iter()
                 .filter(|member| visited.insert(member.txid))
-                .map(|member| Loser { txid: member.txid, reason: Reason::ConflictingParent { parent: member.parent } })
+                .map(|member| {
+                    let reason = Reason::ConflictingParent { parent: member.parent };
+                    Loser { txid: member.txid, reason, was_live: member.live }
+                })
                 .collect();
             found.retain(|member| !visited.contains(&member.txid));
             self.flag(at, height, &chunk).await?;
@@ -231,7 +249,7 @@ impl Handler {
     }
 
     async fn flag(&self, at: At, height: u32, losers: &[Loser]) -> Result<(), Stop> {
-        let rows = losers.iter().map(|loser| {
+        let rows = losers.iter().filter(|loser| !self.ends_live(at, &loser.txid)).map(|loser| {
             let operation = Sequenced::MarkConflicting { reason: loser.reason, height };
             at.row(Phase::Apply, Key::master(loser.txid), operation)
         });

@@ -259,7 +259,7 @@ async fn a_cone_is_flagged_again_with_two_instances() {
 /// A store that forgets all the time, as far as it can be told to by chance, still gets to the end.
 #[tokio::test(start_paused = true)]
 async fn restart_after_restart() {
-    let faults = Faults { forgets: 0.2, forgets_at_most: 8, ..Faults::default() };
+    let faults = Faults { forgets: 0.4, forgets_at_most: 8, ..Faults::default() };
     let world = World::forgetful().await;
     world.nodes.set(faults);
     let seed = world.seed(1, 30).await;

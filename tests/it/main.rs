@@ -6,6 +6,7 @@
 
 mod aerospike;
 mod aerospike_server;
+mod applied_again;
 mod bad_input;
 mod cli;
 mod demo;

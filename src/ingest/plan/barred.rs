@@ -26,7 +26,7 @@ pub fn barred_by(rejection: &Rejection, parent: Txid, slots: &[SpendSlot], mode:
     if let Rejection::SpenderPruned(_) = rejection {
         return Barred::Pruned;
     }
-    if mode == Mode::RebuildWon {
+    if mode == Mode::RebuildWon || (mode == Mode::RebuildAccepted && !is_for_good(rejection)) {
         return Barred::Waits;
     }
     match *rejection {
@@ -48,10 +48,23 @@ pub fn barred_by(rejection: &Rejection, parent: Txid, slots: &[SpendSlot], mode:
     }
 }
 
+/// What neither the end of a parent nor that of a rival changes.
+fn is_for_good(rejection: &Rejection) -> bool {
+    matches!(
+        rejection,
+        Rejection::HashMismatch(_)
+            | Rejection::OutputMismatch(_)
+            | Rejection::NoSuchOutput(_)
+            | Rejection::Immature(_)
+            | Rejection::Frozen(_)
+            | Rejection::NotYetSpendable(..)
+    )
+}
+
 /// Marks bar the way of everybody but those who are known to have won.
 pub fn marks_for(mode: Mode) -> Marks {
     match mode {
-        Mode::RebuildWon => Marks::Ignore,
+        Mode::RebuildWon | Mode::RebuildAccepted => Marks::Ignore,
         Mode::Normal | Mode::RebuildContested => Marks::Respect,
     }
 }

@@ -319,6 +319,34 @@ fn below_the_frontier_nothing_is_published() {
     assert!(matches!(planner.next_action(), Some(Action::ReadOwn(..))), "it waits where others would contest");
 }
 
+/// The first event claims wrongly what it spends, the second rightly (simulator, seeds 354 and 838).
+#[test]
+fn in_a_rebuild_wrong_claims_give_way_to_right_ones_unless_there_is_a_verdict_on_them() {
+    for mode in [Mode::RebuildWon, Mode::RebuildAccepted] {
+        let mut planner = Planner::new(SETTINGS);
+        let honest = tx(&[outside(0)], 1);
+        planner.submit(event(0), claiming(&honest, &[0x52]), mode, 0);
+        planner.submit(event(1), honest, mode, 0);
+        let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it looks first") };
+        planner.own_record(id, None, 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(Rejection::HashMismatch(0)), 0);
+        if mode == Mode::RebuildAccepted {
+            let (_, store) = row(&mut planner);
+            assert!(matches!(store.operation, Operation::CreateContested(_)), "as it was decided on");
+            continue;
+        }
+        let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it may have lost meanwhile") };
+        planner.own_record(id, None, 0);
+        let actions = actions(&mut planner);
+        assert!(
+            matches!(&actions[0], Action::Complete(event, Completion::PassedOver) if event.offset == 0),
+            "{actions:?}"
+        );
+        assert!(matches!(actions[1], Action::ReadOwn(..)), "the second has its turn");
+    }
+}
+
 #[test]
 fn a_repeat_joins_and_an_event_with_other_claims_has_its_own_turn() {
     let mut planner = Planner::new(SETTINGS);

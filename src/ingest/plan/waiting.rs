@@ -58,7 +58,7 @@ impl Planner {
             return self.finish(id, Completion::PassedOver);
         }
         // A parent with a verdict is not waited for, even where a later event of it is in flight.
-        let won = self.get(id).is_some_and(|flight| flight.mode == Mode::RebuildWon);
+        let won = self.get(id).is_some_and(|flight| flight.mode.ends_live());
         let in_flight = self.parents_in_flight(id, |group| match group.refusal {
             None => false,
             Some(Rejection::Conflicting(Verdict::Conflicting(_))) => won,

@@ -2,10 +2,12 @@
 //!
 //! A transaction id commits to the outputs that are spent, not to what an event in extended form claims of them. So two
 //! events for one transaction can differ, and the contest that is decided names the one that counts.
+//! What became live by its own claims keeps them. What a verdict let win may have been forgotten and stored again by another
+//! event just before: it gets those that were decided on.
 
 use std::sync::Arc;
 
-use crate::record::{ClaimedBody, Record, Rejection, Reply, TxState};
+use crate::record::{ClaimedBody, Record, Rejection, Reply, TxState, Verdict};
 
 use super::{Effect, master_of, whole_page};
 
@@ -15,7 +17,8 @@ pub(super) fn apply(record: &mut Option<Record>, claimed: &ClaimedBody) -> Resul
     let state = page.state();
     let same = there.body.as_ref() == Some(&claimed.body)
         && (page.fee, page.extended_size) == (claimed.fee, claimed.extended_size);
-    if same || !matches!(state, TxState::Conflicting(_)) {
+    let by_verdict = state == TxState::Live && there.verdict == Some(Verdict::Accepted);
+    if same || !(by_verdict || matches!(state, TxState::Conflicting(_))) {
         return Ok(Effect::already(Reply::State(state), false));
     }
     let page = Arc::make_mut(page);
@@ -60,13 +63,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_live_keeps_its_own() {
-        let mut accepted = live(1);
-        master(&mut accepted).verdict = Some(Verdict::Accepted);
-        for there in [live(1), accepted] {
+    fn what_is_live_by_its_own_claims_keeps_them_and_what_is_live_by_a_verdict_gets_those_that_count() {
+        for (verdict, fee) in
+            [(None, live(1).fee), (Some(Verdict::Pending), live(1).fee), (Some(Verdict::Accepted), 77)]
+        {
+            let mut there = live(1);
+            master(&mut there).verdict = verdict;
             let mut record = record(there);
-            assert_eq!(replace(&mut record), already(Reply::State(TxState::Live)));
-            assert_ne!(page(&record).fee, 77);
+            assert!(replace(&mut record).is_done());
+            assert_eq!((page(&record).fee, page(&record).state()), (fee, TxState::Live), "{verdict:?}");
         }
     }
 

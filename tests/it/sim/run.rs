@@ -92,6 +92,9 @@ struct Simulation<'a> {
 impl<'a> Simulation<'a> {
     async fn execute(plan: &'a Plan, observer: Arc<Observer>) -> Result<(), String> {
         let mut simulation = Self::new(plan, observer).await;
+        for (id, made) in &simulation.made {
+            simulation.observer.trace(format!("tx {id} is {}", made.txid));
+        }
         for step in &plan.steps {
             simulation.observer.trace(format!("step {step}"));
             simulation.step(step).await?;

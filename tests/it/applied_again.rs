@@ -1,0 +1,294 @@
+//! What a group decided before a node of its store forgot: applied again, and rebuilt, it comes to the same, whatever the
+//! store shows by then. Each log here is one that a forgetful store has led to, cut down and written by hand.
+
+use std::time::Duration;
+
+use utxo_store::{
+    broker::{Broker, TopicPartition},
+    engine::Row,
+    event::{
+        Action, Block, BlockMined, Command, Contest, DecidedInput, Decision, DecisionBody, Event, Position, Subtree,
+        SubtreeTransactions,
+    },
+    record::{Body, Key, Operation, Phase, Reason, Sequenced, SpendingData, Stamp, TxState, Verdict},
+    store::canonical::BodyHash,
+};
+
+use crate::world::{Coin, MAY_FORGET, Made, PARTITIONS, World, spend, spend_claiming};
+
+/// A contest of a transaction by its `nth` event.
+async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
+    let mut events = Vec::new();
+    for number in 0..PARTITIONS {
+        let partition = TopicPartition { topic: "txs".into(), partition: number };
+        let end = world.broker.watermarks(&partition).await.unwrap().1;
+        let mut reader = world.broker.read(&partition, 0).await.unwrap();
+        while reader.position() < end {
+            let messages = reader.next(Duration::from_millis(1)).await.unwrap();
+            events.extend(
+                messages.into_iter().filter(|message| *message.key == made.txid.0).map(|message| (number, message)),
+            );
+        }
+    }
+    let (partition, message) = &events[nth];
+    let (offset, timestamp_ms) = (message.offset, message.timestamp_ms);
+    let position = Position { topic: "txs".into(), partition: *partition, offset, timestamp_ms };
+    let Event::Validated(validated) = Event::decode(&message.payload).unwrap() else { panic!("no transaction") };
+    let body = BodyHash::of(&Body::Transaction(message.payload.slice_ref(validated.tx))).hash();
+    let event = Event::Contest(Contest { txid: made.txid, position, body, reason });
+    world.produce("chain", &made.txid.0, event.encode()).await;
+}
+
+/// All that was decided on an event of the chain.
+async fn decided(world: &World, chain_offset: u64, bodies: Vec<DecisionBody>) {
+    for (body, step) in bodies.into_iter().chain([DecisionBody::Closed]).zip(0..) {
+        let event = Event::Decision(Decision { chain_offset, step, body });
+        world.produce("decisions", &chain_offset.to_be_bytes(), event.encode()).await;
+    }
+}
+
+/// An accepted transaction; each input with who held its slot.
+fn accepted(made: &Made, inputs: &[(&Coin, &Made)], losers: &[&Made], by_block: bool) -> DecisionBody {
+    let inputs = inputs.iter().zip(0..).map(|((coin, holder), input)| DecidedInput {
+        input,
+        outpoint: coin.outpoint,
+        holder: Some(SpendingData { txid: holder.txid, input: if holder.txid == made.txid { input } else { 0 } }),
+    });
+    let losers = losers.iter().map(|loser| loser.txid).collect();
+    DecisionBody::Accepted { txid: made.txid, height: 0, inputs: inputs.collect(), losers, by_block }
+}
+
+fn conflicting(made: &Made, reason: Reason, live: bool) -> DecisionBody {
+    DecisionBody::Conflicting { txid: made.txid, reason, height: 0, live }
+}
+
+fn cone_ends() -> DecisionBody {
+    DecisionBody::Cone { members: Vec::new(), height: 0 }
+}
+
+async fn state(world: &World, made: &Made) -> Option<TxState> {
+    world.page(made).await.map(|page| page.state())
+}
+
+/// Runs an instance without a sequencer until these are live and it cannot be forgotten any more.
+async fn stored_for_good(world: &World, live: &[&Made]) {
+    let mut world = world.clone();
+    world.settings.sequencer_enabled = false;
+    let running = world.start();
+    for made in live {
+        while state(&world, made).await != Some(TxState::Live) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    tokio::time::sleep(MAY_FORGET * 10).await;
+    running.stop().await;
+}
+
+async fn run(world: &World) {
+    let running = world.start();
+    world.until_consumed().await;
+    running.stop().await;
+}
+
+/// A child of a transaction takes part in a decision, and the transaction itself has its verdict only behind that: it had been
+/// live, was forgotten, called for, and so contested.
+#[tokio::test(start_paused = true)]
+async fn a_verdict_that_stands_behind_what_follows_from_it() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 2).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let child = spend(&[parent.coin(0)], 1, 2);
+    let winner = spend(&[child.coin(0), seed.coin(1)], 1, 3);
+    for made in [&parent, &child, &winner] {
+        world.validate(made).await;
+    }
+    contest(&world, &winner, 0, Reason::Found).await;
+    contest(&world, &parent, 0, Reason::Found).await;
+    let inputs = [(&child.coin(0), &winner), (&seed.coin(1), &winner)];
+    decided(&world, 0, vec![accepted(&winner, &inputs, &[], false)]).await;
+    decided(&world, 1, vec![accepted(&parent, &[(&seed.coin(0), &parent)], &[], false)]).await;
+    run(&world).await;
+    for made in [&parent, &child, &winner] {
+        assert_eq!(state(&world, made).await, Some(TxState::Live));
+    }
+    world.check_without_model("a verdict behind what follows from it").await;
+}
+
+/// A block decided nothing, since what it lists was live; behind it that is contested, because a node forgot it, and accepted.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_stands_before_the_verdict_on_what_it_lists() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let (listed, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    world.validate(&listed).await;
+    stored_for_good(&world, &[&listed]).await;
+    world.validate(&rival).await;
+    let coinbase = crate::world::coinbase(1);
+    let block = Block {
+        block_id: 1,
+        hash: [1; 32],
+        previous: [0; 32],
+        height: 101,
+        time: 1_700_000_000,
+        longest_chain: true,
+        coinbase: &coinbase.extended,
+        subtrees: vec![Subtree { count: 1, transactions: SubtreeTransactions::Inline(&listed.txid.0) }],
+    };
+    world.produce("chain", b"", Event::BlockMined(BlockMined { sequence: 1, block }).encode()).await;
+    contest(&world, &listed, 0, Reason::History { input: 0 }).await;
+    decided(&world, 1, vec![accepted(&listed, &[(&seed.coin(0), &rival)], &[], false)]).await;
+    run(&world).await;
+    let page = world.page(&listed).await.unwrap();
+    assert_eq!((page.state(), page.master.as_ref().unwrap().unmined_since), (TxState::Live, None));
+    world.check_without_model("a block before the verdict").await;
+}
+
+/// The first event of a transaction claims wrongly what it spends. It was forgotten, the second made the transaction live, and it
+/// lost to a block. What is stored of it now is by the first event.
+#[tokio::test(start_paused = true)]
+async fn what_was_live_had_claimed_nothing_that_is_wrong() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let wrong = Coin { satoshis: 1_000_001, ..seed.coin(0) };
+    let (lie, loser) = (spend_claiming(&[seed.coin(0)], &[wrong], 1, 1), spend(&[seed.coin(0)], 1, 1));
+    let winner = spend(&[seed.coin(0)], 1, 2);
+    for made in [&lie, &loser, &winner] {
+        world.validate(made).await;
+    }
+    contest(&world, &winner, 0, Reason::History { input: 0 }).await;
+    let verdict = accepted(&winner, &[(&seed.coin(0), &loser)], &[&loser], false);
+    decided(&world, 0, vec![verdict, cone_ends()]).await;
+    run(&world).await;
+    let page = world.page(&loser).await.unwrap();
+    assert!(matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_))));
+    assert_eq!(page.body(), Some(&Body::Transaction(loser.extended.clone())));
+    world.check_without_model("what was live").await;
+}
+
+/// The contest of an event that claims wrongly had its verdict; then that was forgotten, and another event of the transaction made it
+/// live before the verdict was applied again.
+#[tokio::test(start_paused = true)]
+async fn a_verdict_is_applied_again_to_what_another_event_made_live() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let honest = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&honest).await;
+    stored_for_good(&world, &[&honest]).await;
+    let wrong = Coin { script: vec![0x52], ..seed.coin(0) };
+    let lie = spend_claiming(&[seed.coin(0)], &[wrong], 1, 1);
+    assert_eq!(lie.txid, honest.txid);
+    world.validate(&lie).await;
+    contest(&world, &lie, 1, Reason::Mismatch { input: 0 }).await;
+    decided(&world, 0, vec![conflicting(&lie, Reason::Mismatch { input: 0 }, false), cone_ends()]).await;
+    run(&world).await;
+    let page = world.page(&lie).await.unwrap();
+    assert_eq!(page.body(), Some(&Body::Transaction(lie.extended.clone())));
+    world.check_without_model("another event made it live").await;
+}
+
+/// The first event of a transaction claims wrongly what it spends, and its contest was passed over, because a node had forgotten it. It
+/// lost by the second, for a parent that was conflicting, and won by a `Reconsider`, which names neither (simulator, seed 40910).
+#[tokio::test(start_paused = true)]
+async fn who_wins_by_no_event_of_its_own_has_the_claims_that_are_true() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let wrong = Coin { satoshis: 1_000_001, ..seed.coin(0) };
+    let (lie, honest) = (spend_claiming(&[seed.coin(0)], &[wrong], 1, 1), spend(&[seed.coin(0)], 1, 1));
+    for made in [&lie, &honest] {
+        world.validate(made).await;
+    }
+    stored_for_good(&world, &[&seed]).await;
+    assert_eq!(world.count("chain").await, 2, "each event is contested");
+    let action = Action::Reconsider { txid: honest.txid };
+    world.produce("chain", b"", Event::Command(Command { id: [1; 16], action }).encode()).await;
+    decided(&world, 0, vec![DecisionBody::PassedOver { txid: honest.txid }]).await;
+    let reason = Reason::ConflictingParent { parent: seed.txid };
+    decided(&world, 1, vec![conflicting(&honest, reason, false), cone_ends()]).await;
+    decided(&world, 2, vec![accepted(&honest, &[(&seed.coin(0), &honest)], &[], false)]).await;
+    run(&world).await;
+    let page = world.page(&honest).await.unwrap();
+    assert_eq!((page.state(), page.body()), (TxState::Live, Some(&Body::Transaction(honest.extended.clone()))));
+    world.check_without_model("by no event of its own").await;
+}
+
+/// A slot names a contestant since before its parent's verdict was applied again.
+#[tokio::test(start_paused = true)]
+async fn a_contestant_that_holds_a_slot_of_a_fallen_parent() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let (parent, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[parent.coin(0)], 1, 3);
+    world.validate(&parent).await;
+    stored_for_good(&world, &[&parent]).await;
+    world.validate(&child).await;
+    let mut pipeline = world.clone();
+    pipeline.settings.sequencer_enabled = false;
+    let running = pipeline.start();
+    while state(&world, &child).await != Some(TxState::Live) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    running.kill().await;
+    assert_eq!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(child.txid)), Some(1));
+    let stub = Operation::Sequenced(Stamp::in_era(0, 0, Phase::Evaluate), Sequenced::MarkContested);
+    world.store.apply(vec![Row { key: Key::master(child.txid), operation: stub }]).await.unwrap();
+    world.validate(&rival).await;
+    contest(&world, &parent, 0, Reason::History { input: 0 }).await;
+    let reason = Reason::DoubleSpend { input: 0, winner: rival.txid };
+    decided(&world, 0, vec![conflicting(&parent, reason, true), cone_ends()]).await;
+    run(&world).await;
+    let fell = TxState::Conflicting(Verdict::Conflicting(Reason::ConflictingParent { parent: parent.txid }));
+    assert_eq!(state(&world, &child).await, Some(fell));
+    world.check_without_model("a slot of a fallen parent").await;
+}
+
+/// A decision needs an output of a transaction that a node forgot, whose parent has to have its verdict first, and that stands
+/// behind the decision (simulator, seed 560).
+#[tokio::test(start_paused = true)]
+async fn what_a_decision_needs_is_called_for() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 2).await;
+    let rival = spend(&[seed.coin(0)], 1, 9);
+    world.validate(&rival).await;
+    stored_for_good(&world, &[&rival]).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let child = spend(&[parent.coin(0)], 1, 2);
+    let winner = spend(&[child.coin(0), seed.coin(1)], 1, 3);
+    for made in [&parent, &child, &winner] {
+        world.validate(made).await;
+    }
+    contest(&world, &winner, 0, Reason::Found).await;
+    let inputs = [(&child.coin(0), &winner), (&seed.coin(1), &winner)];
+    decided(&world, 0, vec![accepted(&winner, &inputs, &[], false)]).await;
+    run(&world).await;
+    assert_eq!(state(&world, &rival).await, Some(TxState::Live));
+    for made in [&parent, &child, &winner] {
+        assert!(
+            matches!(state(&world, made).await, Some(TxState::Conflicting(Verdict::Conflicting(_)))),
+            "{}",
+            made.txid
+        );
+    }
+    world.check_without_model("called for").await;
+}
+
+/// A node forgets the record of a transaction; an event that claims wrongly what it spends finds that its slots name it already
+/// (simulator, seed 136).
+#[tokio::test(start_paused = true)]
+async fn slots_that_are_held_are_compared_with_what_is_claimed() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let honest = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&honest).await;
+    let running = world.start();
+    while state(&world, &honest).await != Some(TxState::Live) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(honest.txid)), Some(1));
+    let wrong = Coin { satoshis: 1_000_001, ..seed.coin(0) };
+    world.validate(&spend_claiming(&[seed.coin(0)], &[wrong], 1, 1)).await;
+    world.until_consumed().await;
+    running.stop().await;
+    let page = world.page(&honest).await.unwrap();
+    assert_eq!((page.state(), page.body()), (TxState::Live, Some(&Body::Transaction(honest.extended.clone()))));
+    world.check("held and claimed").await;
+}
