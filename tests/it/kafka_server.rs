@@ -115,6 +115,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
     held.map(|listener| listener.local_addr().unwrap().port())
 }
 
+/// Nothing is ever deleted: messages of tests bear old timestamps, which retention goes by, half a minute after the start.
 fn write_properties(data: &Path, port: u16, controller: u16) -> PathBuf {
     let properties = data.join("server.properties");
     let text = format!(
@@ -126,6 +127,7 @@ fn write_properties(data: &Path, port: u16, controller: u16) -> PathBuf {
          controller.listener.names=CONTROLLER\n\
          listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
          log.dirs={}\n\
+         log.retention.ms=-1\n\
          offsets.topic.replication.factor=1\n\
          offsets.topic.num.partitions=4\n\
          transaction.state.log.replication.factor=1\n\

@@ -46,23 +46,14 @@ pub(super) fn committed_of<C: ConsumerContext>(
 }
 
 /// (low, high) watermarks, asked of the broker.
-///
-/// librdkafka asks for the two with a request each, and where the low one is not told it puts the high one in its place: that
-/// looks like a partition which retention has emptied, and would halt it. So such an answer is asked for once more.
 pub(super) fn watermarks_of<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     at: &TopicPartition,
     timeout: Duration,
 ) -> Result<(u64, u64), BrokerError> {
-    let ask = || {
-        let answer: KafkaResult<(i64, i64)> = consumer.fetch_watermarks(&at.topic, at.partition, timeout);
-        let (low, high) = answer.map_err(|error| translate("look up watermarks", &at.to_string(), &error))?;
-        Ok((low.max(0) as u64, high.max(0) as u64))
-    };
-    match ask()? {
-        (low, high) if low == high && high > 0 => ask(),
-        told => Ok(told),
-    }
+    let answer: KafkaResult<(i64, i64)> = consumer.fetch_watermarks(&at.topic, at.partition, timeout);
+    let (low, high) = answer.map_err(|error| translate("look up watermarks", &at.to_string(), &error))?;
+    Ok((low.max(0) as u64, high.max(0) as u64))
 }
 
 /// The high watermark as the last fetch told it, without asking anybody; 0 when unknown.
