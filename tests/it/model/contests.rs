@@ -84,7 +84,11 @@ impl Replay<'_> {
             // A command touched it, and was handled before.
             Reason::Frozen { input } | Reason::NotYetSpendable { input } | Reason::History { input } => outpoint(input)
                 .is_some_and(|outpoint| self.touched.get(&outpoint).is_some_and(|since| *since < self.at)),
-            Reason::Found => self.mentioned.contains(txid) || self.has_any_cause(txid),
+            Reason::Found => {
+                // It may have been stored contested when a parent was missing, by somebody who died before saying so.
+                let was_missing = inputs.iter().any(|input| self.was_missing(&input.txid, &contest.position));
+                self.mentioned.contains(txid) || self.has_any_cause(txid) || was_missing
+            }
             Reason::Command | Reason::Disconnected | Reason::Seeded => false,
         }
     }
