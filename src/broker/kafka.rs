@@ -197,7 +197,9 @@ impl KafkaBroker {
         }
         let client = self.settings.reading(group, 1).create();
         let client: BaseConsumer = client.map_err(|error| translate("look up committed offsets", group, &error))?;
-        Ok(groups.entry(group.to_owned()).or_insert(Arc::new(client)).clone())
+        let client = Arc::new(client);
+        groups.insert(group.to_owned(), client.clone());
+        Ok(client)
     }
 
     /// Whether a topic exists; refuses one that exists otherwise than asked for.

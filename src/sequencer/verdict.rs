@@ -447,38 +447,50 @@ impl Handler {
                     settled.iter().filter(|outpoint| is_free(&parent, outpoint)).copied().collect();
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
                 let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
-                for chunk in children.chunks(BODIES_AT_ONCE) {
-                    for child in self.pages_of(chunk).await? {
-                        if self.deserves_a_chance(&child, &freed, accepted)? {
-                            chances.insert(child.txid);
-                        }
-                    }
-                }
+                let deserves = |child: &Page| self.deserves_a_chance(child, &freed, accepted);
+                chances.extend(self.deserving(&children, deserves).await?);
             }
         }
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
+    /// Those of these transactions that deserve a second chance, by their bodies.
+    async fn deserving(
+        &self,
+        txids: &[Txid],
+        deserves: impl Fn(&Page) -> Result<bool, Stop>,
+    ) -> Result<Vec<Txid>, Stop> {
+        let mut found = Vec::new();
+        for chunk in txids.chunks(BODIES_AT_ONCE) {
+            for page in self.pages_of(chunk).await? {
+                if deserves(&page)? {
+                    found.push(page.txid);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// A missing parent that comes while its absence is decided on is live, and nobody decides on it. One that comes after its
     /// child's slots were settled finds a stub, and is contested: its verdict gives the second chance.
     async fn chance_if_it_came(&self, at: At, child: Txid, parent: Txid) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
         let came = self.master(parent).await?.is_some_and(|parent| parent.state() == TxState::Live);
-        if came && at.making != Making::Replaying { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
+        if came { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
     }
 
     /// Second chances for those that were refused because one of these was locked, which a block or a command has unlocked.
     pub(super) async fn chances_after_unlock(&self, at: At, unlocked: &[Txid]) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
+        if at.making == Making::Replaying || unlocked.is_empty() {
             return Ok(());
         }
         let mut chances = BTreeSet::new();
         for parent in self.pages_of(unlocked).await? {
             let locked = TxState::Conflicting(Verdict::Conflicting(Reason::Locked { parent: parent.txid }));
             let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
-            for chunk in children.collect::<Vec<_>>().chunks(BODIES_AT_ONCE) {
-                let refused = self.pages_of(chunk).await?.into_iter().filter(|child| child.state() == locked);
-                chances.extend(refused.map(|child| child.txid));
-            }
+            chances.extend(self.deserving(&children.collect::<Vec<_>>(), |child| Ok(child.state() == locked)).await?);
         }
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
     }

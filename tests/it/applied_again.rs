@@ -6,15 +6,12 @@ use std::time::Duration;
 use utxo_store::{
     broker::{Broker, TopicPartition},
     engine::Row,
-    event::{
-        Action, Block, BlockMined, Command, Contest, DecidedInput, Decision, DecisionBody, Event, Position, Subtree,
-        SubtreeTransactions,
-    },
+    event::{Action, Command, Contest, DecidedInput, Decision, DecisionBody, Event, Position},
     record::{Body, Key, Operation, Phase, Reason, Sequenced, SpendingData, Stamp, TxState, Verdict},
     store::canonical::BodyHash,
 };
 
-use crate::world::{Coin, MAY_FORGET, Made, PARTITIONS, World, spend, spend_claiming};
+use crate::world::{Coin, MAY_FORGET, Made, PARTITIONS, World, block_event, coinbase, spend, spend_claiming};
 
 /// A contest of a transaction by its `nth` event.
 async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
@@ -123,18 +120,7 @@ async fn a_block_that_stands_before_the_verdict_on_what_it_lists() {
     world.validate(&listed).await;
     stored_for_good(&world, &[&listed]).await;
     world.validate(&rival).await;
-    let coinbase = crate::world::coinbase(1);
-    let block = Block {
-        block_id: 1,
-        hash: [1; 32],
-        previous: [0; 32],
-        height: 101,
-        time: 1_700_000_000,
-        longest_chain: true,
-        coinbase: &coinbase.extended,
-        subtrees: vec![Subtree { count: 1, transactions: SubtreeTransactions::Inline(&listed.txid.0) }],
-    };
-    world.produce("chain", b"", Event::BlockMined(BlockMined { sequence: 1, block }).encode()).await;
+    world.produce("chain", b"", block_event(1, 1, 101, &coinbase(1), &[&listed])).await;
     contest(&world, &listed, 0, Reason::History { input: 0 }).await;
     decided(&world, 1, vec![accepted(&listed, &[(&seed.coin(0), &rival)], &[], false)]).await;
     run(&world).await;

@@ -4,16 +4,14 @@
 use std::fs;
 
 use utxo_store::{
-    event::{
-        Block, BlockMined, DeadLetter, DeadLetterClass, Event, SCHEMA_VERSION, Subtree, SubtreeTransactions, Validated,
-    },
+    event::{DeadLetter, DeadLetterClass, SCHEMA_VERSION, Validated},
     tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 
 use crate::{
     cli::{stderr, utxo_store},
     run::{Bench, PARTITIONS, until},
-    world::{Coin, coinbase, spend},
+    world::{Coin, block_event, coinbase, spend},
 };
 
 const TXS: &str = "utxo.validated-txs";
@@ -109,19 +107,8 @@ fn a_block_that_names_an_unknown_transaction_halts_the_chain_by_name_and_nothing
     let waits = [("UTXO_STORE__SEQUENCER__BLOCK_WAIT_MS", "200"), ("UTXO_STORE__INGEST__FLAG_GRACE_MS", "100")];
     let mut instance = bench.start_with(&waits);
     let late = spend(&[seeded(1)], 1, 1);
-    let coinbase = coinbase(1);
-    let block = Block {
-        block_id: 1,
-        hash: [1; 32],
-        previous: [0; 32],
-        height: 101,
-        time: 1_700_000_000,
-        longest_chain: true,
-        coinbase: &coinbase.extended,
-        subtrees: vec![Subtree { count: 1, transactions: SubtreeTransactions::Inline(&late.txid.0) }],
-    };
     bench.produce(BLOCKS, b"", b"no event");
-    bench.produce(BLOCKS, b"", &Event::BlockMined(BlockMined { sequence: 1, block }).encode());
+    bench.produce(BLOCKS, b"", &block_event(1, 1, 101, &coinbase(1), &[&late]));
     until("readiness names what the chain waits for", || {
         let answer = instance.get("/health/ready");
         answer.starts_with("HTTP/1.1 503")

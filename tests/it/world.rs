@@ -118,6 +118,22 @@ fn block_hash(sequence: u64) -> [u8; 32] {
     hash
 }
 
+/// A block of the longest chain that lists these transactions, as an event.
+pub fn block_event(block_id: u32, sequence: u64, height: u32, coinbase: &Made, listed: &[&Made]) -> Vec<u8> {
+    let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
+    let block = Block {
+        block_id,
+        hash: block_hash(sequence),
+        previous: block_hash(sequence - 1),
+        height,
+        time: 1_700_000_000,
+        longest_chain: true,
+        coinbase: &coinbase.extended,
+        subtrees: vec![Subtree { count: listed.len() as u64, transactions: SubtreeTransactions::Inline(&txids) }],
+    };
+    Event::BlockMined(BlockMined { sequence, block }).encode()
+}
+
 /// Puts an engine in front of another.
 pub type Wrap = Arc<dyn Fn(Arc<dyn RecordEngine>) -> Arc<dyn RecordEngine> + Send + Sync>;
 
@@ -438,19 +454,7 @@ impl World {
 
     /// Produces a block of this height with this coinbase.
     pub async fn mine_with(&self, block_id: u32, sequence: u64, height: u32, coinbase: &Made, listed: &[&Made]) {
-        let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
-        let block = Block {
-            block_id,
-            hash: block_hash(sequence),
-            previous: block_hash(sequence - 1),
-            height,
-            time: 1_700_000_000,
-            longest_chain: true,
-            coinbase: &coinbase.extended,
-            subtrees: vec![Subtree { count: listed.len() as u64, transactions: SubtreeTransactions::Inline(&txids) }],
-        };
-        let event = Event::BlockMined(BlockMined { sequence, block });
-        self.produce("block-mined", b"", event.encode()).await;
+        self.produce("block-mined", b"", block_event(block_id, sequence, height, coinbase, listed)).await;
     }
 
     /// Fails unless the store breaks no invariant and a rebuild from the log gives the same state.
