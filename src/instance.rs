@@ -19,6 +19,7 @@ use crate::{
         publish::Publisher,
         replay::Modes,
     },
+    record::Consumed,
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
         decisions::{DecisionError, short_id},
@@ -28,7 +29,8 @@ use crate::{
     store::{
         Store,
         meta::{MetaError, MetaExpectations, topic_id},
-        nodes::{Nodes, WholeStore, durability_lag},
+        nodes::{Nodes, durability_lag},
+        whole::{GroupStore, WholeStore},
     },
     telemetry::Metrics,
 };
@@ -150,6 +152,7 @@ pub async fn run(
     let frontier = Frontier::committed(&settings, &parts).await?;
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
+    group_store(&parts.store).holds(&frontier.consumed).await?;
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     check_decisions(&settings, &parts).await?;
@@ -191,23 +194,25 @@ pub async fn rebuild(
     if parts.store.meta().await?.is_some() {
         return Err(InstanceError::NotEmpty);
     }
-    let frontier = Frontier::committed(&settings, &parts).await?;
-    parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
-    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
-    check_chain(&settings, &parts).await?;
+    // Whatever the log may refuse comes before the store is anybody's: then it can be tried again.
+    let committed = Frontier::committed(&settings, &parts).await?;
     check_decisions(&settings, &parts).await?;
-
+    first_of_chain(&settings, &parts).await?;
     let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
-    let (rebuild, chain_frontier) = frontier.raise(&settings, &parts, producer.clone()).await?;
-    parts.store.set_frontier(Some(chain_frontier)).await?;
+    let (rebuild, chain_frontier) = committed.raise(&settings, &parts, producer.clone()).await?;
+
+    parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
+    parts.store.begin_rebuild(chain_frontier).await?;
+    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
+    check_chain(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
     let topic = settings.pipeline.topic.clone();
     let consumer = Box::new(ReplayConsumer::open(parts.broker.clone(), &topic, &rebuild.frontier).await?);
     let chain_ends = BTreeMap::from([(0, chain_frontier)]);
     let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
     let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
-    let verdicts = rebuild.verdicts.clone();
+    let (verdicts, consumed) = (rebuild.verdicts.clone(), rebuild.consumed(chain_frontier));
     let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
@@ -215,12 +220,31 @@ pub async fn rebuild(
         consumer,
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let parts = sequencer_parts(&settings, &parts, producer, nodes, &pipeline);
-    let sequencer = Sequencer::new(SequencerParts { verdicts, ..parts }, mode, chain);
-    tokio::select! {
+    let chain_parts = sequencer_parts(&settings, &parts, producer, nodes.clone(), &pipeline);
+    let sequencer = Sequencer::new(SequencerParts { verdicts, ..chain_parts }, mode, chain);
+    let report = tokio::select! {
         biased;
-        rebuilt = together(pipeline, Some(sequencer), shutdown) => rebuilt,
-        why = stands => Err(why),
+        rebuilt = together(pipeline, Some(sequencer), shutdown.clone()) => rebuilt?,
+        why = stands => return Err(why),
+    };
+    if !shutdown.is_cancelled() {
+        end_rebuild(&parts.store, nodes, &consumed).await?;
+    }
+    Ok(report)
+}
+
+/// Says in the store that its rebuild has ended, and waits until no node can forget that any more.
+async fn end_rebuild(store: &Store, mut nodes: Nodes, consumed: &Consumed) -> Result<(), InstanceError> {
+    loop {
+        nodes.meet().await.map_err(MetaError::from)?;
+        store.end_rebuild(consumed).await?;
+        if !nodes.may_forget() {
+            return Ok(());
+        }
+        tokio::time::sleep(nodes.lag()).await;
+        if !nodes.have_restarted().await.map_err(MetaError::from)? {
+            return Ok(());
+        }
     }
 }
 
@@ -319,7 +343,7 @@ fn pipeline_parts(
         )),
         modes,
         nodes: nodes.clone(),
-        whole: Arc::new(Whole { store: parts.store.clone() }),
+        whole: Arc::new(group_store(&parts.store)),
         earlier_halts: parts.earlier_halts.clone(),
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),
@@ -344,7 +368,7 @@ fn sequencer_parts(
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),
         nodes,
-        whole: Arc::new(Whole { store: parts.store.clone() }),
+        whole: Arc::new(group_store(&parts.store)),
         arrivals: pipeline.arrivals(),
         verdicts: Arc::default(),
     }
@@ -373,18 +397,8 @@ async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets
     }
 }
 
-/// The check of a start, done again after a node's restart: a store that has lost its meta record has lost more than a
-/// node forgets, for nothing is done before that is safe.
-struct Whole {
-    store: Store,
-}
-
-#[async_trait::async_trait]
-impl WholeStore for Whole {
-    async fn check(&self) -> Result<(), String> {
-        let opened = self.store.open_meta(expectations(&self.store), true, [0; 16]).await;
-        opened.map(drop).map_err(|error| error.to_string())
-    }
+fn group_store(store: &Store) -> GroupStore {
+    GroupStore { store: store.clone(), expected: expectations(store) }
 }
 
 /// Every topic must be there; those that are a log of one order have one partition.

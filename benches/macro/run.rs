@@ -31,7 +31,7 @@ use utxo_store::{
         replay::Modes,
     },
     record::{Key, Operation, Page, Rules},
-    store::nodes::{Nodes, WholeStore},
+    store::{nodes::Nodes, whole::Unaccounted},
     telemetry::{Completion, Metrics},
     tx::Network,
 };
@@ -262,7 +262,7 @@ async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
         earlier_halts: Arc::default(),
         broker: Arc::new(broker),
         nodes: Nodes::new(engine.clone(), Duration::ZERO),
-        whole: Arc::new(Whole),
+        whole: Arc::new(Unaccounted),
         engine,
         publisher,
         chain: Arc::new(NoChain),
@@ -279,16 +279,6 @@ struct NoChain;
 impl ChainProgress for NoChain {
     async fn view(&self) -> Result<ChainView, BrokerError> {
         Ok(ChainView::AtEnd)
-    }
-}
-
-/// What is measured forgets nothing.
-struct Whole;
-
-#[async_trait]
-impl WholeStore for Whole {
-    async fn check(&self) -> Result<(), String> {
-        Ok(())
     }
 }
 

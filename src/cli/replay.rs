@@ -33,7 +33,8 @@ use crate::{
 const AFTER_HELP: &str = "\
 Reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing, commits
 nothing, and joins no group: it can run beside the instances. The digest that it prints equals that of the live store,
-once that has committed everything and stands.
+once that has committed everything and stands with no contest undecided. Where the group was stopped before, its
+instances can go on with the new store: point store.url at it and start them.
 
 Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt";
 

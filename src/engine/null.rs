@@ -73,6 +73,7 @@ mod tests {
             chain_id: None,
             frontier: None,
             partitions: None,
+            consumed: Default::default(),
         };
         let rows = [
             Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) },

@@ -44,6 +44,11 @@ struct Note {
     halted: Option<Halt>,
 }
 
+/// How far a commit says that an instance has come. `None`: it is no instance's; an operator has said where to go on.
+pub fn consumed_of(committed: &Committed) -> Option<u64> {
+    note_in(committed).map(|_| committed.offset)
+}
+
 /// Why a partition halts whose beginning retention took before the group had committed anything of it.
 pub fn never_read(group: &str, low: u64) -> String {
     format!(
@@ -193,11 +198,12 @@ impl PartitionState {
         self.committed.as_ref().map_or(self.start, |committed| committed.offset)
     }
 
-    /// The safe prefix, where it (or what is said with it) has changed since the last commit.
-    pub fn to_commit(&self) -> Option<Committed> {
+    /// The safe prefix, where it (or what is said with it) has changed since the last commit: up to `noted`, which the store
+    /// knows to be consumed.
+    pub fn to_commit(&self, noted: u64) -> Option<Committed> {
         let note = Note { view: self.view(), halted: self.halted.clone() };
         let metadata = serde_json::to_string(&note).ok()?;
-        let now = Committed { offset: self.tracker.safe(), metadata };
+        let now = Committed { offset: self.tracker.safe().min(noted).max(self.rewind_to()), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
@@ -254,7 +260,7 @@ mod tests {
         (0..5).for_each(|offset| assert!(first.deliver(&message(offset)) && !first.is_replayed(&message(offset))));
         first.tracker.complete(0, 0);
         first.tracker.complete(3, 0);
-        let committed = first.to_commit().unwrap();
+        let committed = first.to_commit(u64::MAX).unwrap();
         assert_eq!(committed.offset, 1);
 
         let second = state(Some(committed));
@@ -266,10 +272,10 @@ mod tests {
     fn a_halt_travels_with_the_commit() {
         let mut first = state(None);
         first.deliver(&message(0));
-        assert_eq!(Halt::of(&first.to_commit().unwrap()), None);
+        assert_eq!(Halt::of(&first.to_commit(u64::MAX).unwrap()), None);
         let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
         first.halted = Some(halt.clone());
-        let committed = first.to_commit().unwrap();
+        let committed = first.to_commit(u64::MAX).unwrap();
         assert_eq!(Halt::of(&committed), Some(halt));
         assert!(state(Some(committed)).is_replayed(&message(0)), "the view is there, too");
     }

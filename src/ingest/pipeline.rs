@@ -4,6 +4,7 @@ mod commits;
 mod parts;
 mod proofs;
 
+use commits::Notes;
 pub use parts::{ChainProgress, PipelineError, PipelineParts, PipelineReport, PipelineSettings};
 pub use proofs::Others;
 
@@ -73,6 +74,7 @@ pub struct Pipeline {
     /// The log did not say which partition this befell.
     gone: Option<BrokerError>,
     commits: Commits,
+    notes: Notes,
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
@@ -104,6 +106,7 @@ impl Pipeline {
             started: now,
             gone: None,
             commits: Commits::new(Condition::OffsetsCommitted),
+            notes: Notes::default(),
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
@@ -189,6 +192,7 @@ impl Pipeline {
 
     fn on_assigned(&mut self, assigned: Assigned) {
         let number = assigned.partition.partition;
+        self.compare_with_store(assigned.committed.as_ref().map(|committed| (number, committed)));
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
         let metrics = self.parts.metrics.partition(&assigned.partition);
         self.partitions.insert(number, PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget()));

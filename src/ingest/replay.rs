@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     event::{Decision, DecisionBody},
     ingest::plan::{Mode, TxidMap},
-    record::Reason,
+    record::{Consumed, Reason},
     tx::Txid,
 };
 
@@ -84,6 +84,14 @@ impl Rebuild {
             Some(Fate::Accepted) => Mode::RebuildAccepted,
             Some(Fate::Live) | None => Mode::RebuildWon,
         }
+    }
+
+    /// What a store holds that was rebuilt so far, with the chain below `chain`. Of what lies above the commits not everything
+    /// counts.
+    pub fn consumed(&self, chain: u64) -> Consumed {
+        let validated = self.raised.as_ref().map_or(&self.frontier, |raised| &raised.committed);
+        let validated = validated.iter().map(|(number, offset)| (number.unsigned_abs(), *offset));
+        Consumed { chain, validated: validated.collect() }
     }
 
     fn is_below(&self, partition: i32, offset: u64) -> bool {

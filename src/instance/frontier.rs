@@ -17,10 +17,12 @@ use crate::{
     broker::{Broker, BrokerError, Message, Producer, TopicPartition},
     event::{Decision, DecisionBody, Event},
     ingest::{
+        partition::consumed_of,
         plan::TxidMap,
         prepare::{Prepared, prepare},
         replay::{LastVerdicts, Raised, Rebuild},
     },
+    record::Consumed,
     sequencer::{chain_group, decisions::DecisionLog},
     tx::Txid,
 };
@@ -31,6 +33,8 @@ pub(super) struct Frontier {
     pub(super) validated: BTreeMap<i32, u64>,
     /// Next to read of the chain.
     pub(super) chain: u64,
+    /// What instances have committed: the store of the group has consumed it.
+    pub(super) consumed: Consumed,
 }
 
 const READ_WAIT: Duration = Duration::from_millis(100);
@@ -44,14 +48,21 @@ impl Frontier {
         let committed = parts.broker.committed(&settings.pipeline.group, &partitions).await?;
         let known = (0..count).zip(&committed).filter_map(|(number, committed)| Some((number, committed.as_ref()?)));
         parts.earlier_halts.look(known);
+        let by_instance = (0..count)
+            .zip(&committed)
+            .filter_map(|(number, committed)| Some((number.unsigned_abs(), consumed_of(committed.as_ref()?)?)));
+        let mut consumed = Consumed { chain: 0, validated: by_instance.collect() };
         let validated = (0..count)
             .zip(committed)
             .map(|(number, committed)| (number, committed.map_or(0, |committed| committed.offset)))
             .collect();
         let chain = [chain_of(settings)];
         let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
-        let chain = committed.into_iter().flatten().next().map_or(0, |committed| committed.offset);
-        Ok(Frontier { validated, chain })
+        let committed = committed.into_iter().flatten().next();
+        let chain = committed.as_ref().map_or(0, |committed| committed.offset);
+        // Without metadata it is an operator's, who has said where to go on.
+        consumed.chain = committed.filter(|committed| !committed.metadata.is_empty()).map_or(0, |_| chain);
+        Ok(Frontier { validated, chain, consumed })
     }
 
     pub(super) fn any(&self) -> bool {
@@ -91,7 +102,7 @@ impl Frontier {
 struct Decided {
     /// In their order.
     decisions: Vec<Decision>,
-    /// Whose contests lie behind the last one.
+    /// Whose contests lie at or behind the last one, which may not be decided on, or not to the end.
     undecided: Vec<Txid>,
     /// Who must be there for a decision to be applied, with the offset of the first such decision.
     named: BTreeMap<Txid, u64>,
@@ -100,7 +111,7 @@ struct Decided {
 }
 
 impl Decided {
-    /// All decisions, and the contests that lie behind the last one.
+    /// All decisions, and the contests that may not be decided on.
     async fn read(
         settings: &InstanceSettings,
         parts: &InstanceParts,
@@ -108,11 +119,13 @@ impl Decided {
     ) -> Result<Self, InstanceError> {
         let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
         let decisions: Vec<_> = log.table().iter().collect();
-        let behind = log.table().last_chain_offset().map_or(0, |last| last + 1);
+        // The sequencer decides in order; the last event may be half decided.
+        let handled =
+            decisions.last().map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed));
         let chain = chain_of(settings);
         let (_, high) = parts.broker.watermarks(&chain).await?;
         let mut undecided: Vec<Txid> = Vec::new();
-        read(parts.broker.as_ref(), &chain, behind.min(high), high, |message| {
+        read(parts.broker.as_ref(), &chain, handled.min(high), high, |message| {
             // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
             if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
                 undecided.push(contest.txid);
@@ -125,9 +138,6 @@ impl Decided {
                 named.entry(txid).or_insert(decision.chain_offset);
             }
         }
-        // The sequencer decides in order; the last event may be half decided.
-        let handled =
-            decisions.last().map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed));
         Ok(Decided { decisions, undecided, named, handled })
     }
 }

@@ -15,7 +15,7 @@ mod page;
 
 use bytes::Bytes;
 
-use super::{BlockRecord, Key, LockRecord, MetaRecord, Record};
+use super::{BlockRecord, Consumed, Key, LockRecord, MetaRecord, Record};
 use fields::{Reader, Writer};
 
 const VERSION: u8 = 1;
@@ -140,6 +140,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         chain_id,
         frontier,
         partitions,
+        consumed,
     } = meta;
     w.raw(store_id);
     w.number(*layout_version);
@@ -150,6 +151,12 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.option(chain_id.as_ref(), |w, id| w.raw(id));
     w.option(frontier.as_ref(), |w, offset| w.number(*offset));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
+    w.number(consumed.chain);
+    w.count(consumed.validated.len());
+    for (partition, offset) in &consumed.validated {
+        w.number(*partition);
+        w.number(*offset);
+    }
 }
 
 fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
@@ -163,6 +170,7 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         chain_id: r.option(Reader::array)?,
         frontier: r.option(Reader::u64)?,
         partitions: r.option(Reader::u32)?,
+        consumed: Consumed { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? },
     })
 }
 

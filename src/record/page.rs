@@ -473,9 +473,32 @@ pub struct MetaRecord {
     pub prune_horizon: u32,
     /// Identifies the chain topic: a recreated topic would start again at offset 0. `None` until its first event.
     pub chain_id: Option<[u8; 32]>,
-    /// Where a rebuild of this set ends: the chain offset (next to read) that the live group had committed.
+    /// Where a rebuild of this set ends: the chain offset (next to read) that the live group had committed. `None`: none is
+    /// under way.
     pub frontier: Option<u64>,
     /// Partitions of the topic of validated transactions: with another number the events of one transaction would lie in two.
     /// `None` until the first start.
     pub partitions: Option<u32>,
+    /// At least so much of the log has been consumed into this set; the group commits no more than that.
+    pub consumed: Consumed,
+}
+
+/// How much of the log has been consumed: next to read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Consumed {
+    /// Of the chain.
+    pub chain: u64,
+    /// Of the validated transactions, by partition; those without an entry have not been begun.
+    pub validated: BTreeMap<u32, u64>,
+}
+
+impl Consumed {
+    /// Takes over whatever `other` is further in.
+    pub fn raise(&mut self, other: &Consumed) {
+        self.chain = self.chain.max(other.chain);
+        for (partition, offset) in &other.validated {
+            let mine = self.validated.entry(*partition).or_default();
+            *mine = (*mine).max(*offset);
+        }
+    }
 }

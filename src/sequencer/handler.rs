@@ -20,10 +20,7 @@ use crate::{
         steps::Making,
         waiting::{LOOK_AGAIN, Waiting, names},
     },
-    store::{
-        Store,
-        nodes::{Nodes, WholeStore},
-    },
+    store::{Store, nodes::Nodes, whole::WholeStore},
     telemetry::{Metrics, VerdictKind},
     tx::{Outpoint, Transaction, Txid, utxo_hash},
 };

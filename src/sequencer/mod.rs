@@ -30,6 +30,7 @@ use crate::{
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
     engine::ErrorKind,
     ingest::partition::{Halt, PartitionBounds, PartitionState, never_read},
+    record::Consumed,
     store::nodes::Look,
     tasks,
     telemetry::Rebalance,
@@ -69,6 +70,9 @@ pub struct Sequencer {
 /// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
 const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
 
+/// The store may take so long to write down what is consumed; a commit is tried again soon enough.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// The chain partition is ours.
@@ -84,6 +88,8 @@ struct Holding {
     latest: Option<Committed>,
     /// Next to be handled.
     next: u64,
+    /// The store knows that so much is consumed.
+    noted: u64,
     /// Where it goes on when a node has forgotten.
     committed: Option<Committed>,
     start: u64,
@@ -209,6 +215,10 @@ impl Sequencer {
         let state = state::ChainState::from_metadata(metadata).map_err(|error| error.to_string());
         let mut state = state.and_then(state::ChainState::checked).map_err(Stop::Halt)?;
         let parts = self.parts.clone();
+        // A commit without metadata is an operator's, who has said where to go on.
+        if let (ChainMode::Live, false) = (self.mode, metadata.is_empty()) {
+            compare_with_store(&parts, assigned.position).await?;
+        }
         let met = Waiting::new(&parts, "the nodes of the store").until_done(self.parts.nodes.meet()).await;
         let incarnation = met?;
         if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
@@ -247,6 +257,7 @@ impl Sequencer {
             handled: VecDeque::new(),
             latest: None,
             next: assigned.position,
+            noted: 0,
             committed: assigned.committed,
             start: assigned.position,
         });
@@ -280,7 +291,7 @@ impl Sequencer {
         }
         self.let_go().await;
         let Some(holding) = self.holding.take() else { return Ok(()) };
-        self.parts.whole.check().await.map_err(Stop::Damaged)?;
+        self.parts.whole.check().await.map_err(|error| Stop::Damaged(error.to_string()))?;
         let position = holding.committed.as_ref().map_or(holding.start, |committed| committed.offset);
         tracing::warn!(position, "a node of the store restarted: the chain is handled again from what is committed");
         let epoch = match self.consumer.seek(&holding.partition, position).await {
@@ -363,6 +374,21 @@ impl Sequencer {
             commits.succeeded(health);
             return Ok(());
         };
+        if self.mode == ChainMode::Live && holding.noted < holding.next {
+            let consumed = Consumed { chain: holding.next, ..Consumed::default() };
+            let why = match tokio::time::timeout(PATIENCE, self.parts.whole.note(&consumed)).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) if !error.may_be_retried() => return Err(Stop::Damaged(error.to_string())),
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {PATIENCE:?}")),
+            };
+            if let Some(why) = why {
+                tracing::warn!(why, "what is consumed cannot be written into the store: the chain is not committed");
+                commits.failed(health, format!("what is consumed cannot be written into the store: {why}"));
+                return Ok(());
+            }
+            holding.noted = holding.next;
+        }
         let asked = match self.parts.nodes.look().await {
             Ok(Look::Same { asked }) => asked,
             Ok(Look::Restarted) => return Err(Stop::NodeRestarted),
@@ -412,6 +438,20 @@ impl Holding {
             self.handled.pop_front();
         }
         self.handled.front().filter(|(at, _)| *at + lag <= asked).map(|(_, committed)| committed.clone())
+    }
+}
+
+/// The store must be the one that the chain's committed offset speaks of.
+async fn compare_with_store(parts: &SequencerParts, chain: u64) -> Result<(), Stop> {
+    let mut waiting = Waiting::new(parts, "the chain");
+    loop {
+        match parts.whole.holds(&Consumed { chain, ..Consumed::default() }).await {
+            Err(error) if error.may_be_retried() => {
+                tracing::warn!(%error, "whether the store is the group's is asked again");
+                waiting.look_again("the meta record of the store").await;
+            }
+            answer => return answer.map_err(|error| Stop::Damaged(error.to_string())),
+        }
     }
 }
 

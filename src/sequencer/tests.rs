@@ -19,10 +19,7 @@ use crate::{
     },
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
     ingest::arrivals::Arrivals,
-    store::{
-        nodes::{Nodes, WholeStore},
-        testing,
-    },
+    store::{nodes::Nodes, testing, whole::Unaccounted},
     telemetry::Metrics,
 };
 
@@ -37,15 +34,6 @@ fn topics() -> SequencerTopics {
     }
 }
 
-struct Whole;
-
-#[async_trait::async_trait]
-impl WholeStore for Whole {
-    async fn check(&self) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 pub(super) async fn parts() -> SequencerParts {
     let clock = Clock::simulated(1_000);
     let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
@@ -55,7 +43,7 @@ pub(super) async fn parts() -> SequencerParts {
     let store = testing::store(100);
     SequencerParts {
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
-        whole: Arc::new(Whole),
+        whole: Arc::new(Unaccounted),
         arrivals: Arrivals::default(),
         verdicts: Arc::default(),
         producer: broker.producer().await.unwrap(),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
-    engine::{EngineError, Row, Set},
-    record::{Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
+    engine::{EngineError, ErrorKind, Row, Set},
+    record::{Consumed, Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
     tx::Network,
 };
 
@@ -92,6 +92,29 @@ pub enum MetaError {
         /// Of the topic as it is.
         found: u32,
     },
+    /// What the group has committed did not come into this store.
+    #[error(
+        "the store is not the one that its group has committed offsets for, or an older copy of it: of {what} the group has \
+         committed {committed}, the store has consumed {consumed}; use the group's store, or stop the group, run `replay \
+         --rebuild` into an empty set and go on with that"
+    )]
+    Behind {
+        /// Partition or chain.
+        what: String,
+        /// Next to read by the group.
+        committed: u64,
+        /// Next to read into the store.
+        consumed: u64,
+    },
+    /// A rebuild has not reached its end.
+    #[error(
+        "the store is a rebuild that is under way, or did not reach its end (chain offset {frontier}): wait for it, or run \
+         `replay --rebuild` into an empty set"
+    )]
+    Unfinished {
+        /// Where it was to end.
+        frontier: u64,
+    },
     /// A change needs a meta record and there is none.
     #[error("the store has no meta record (any more): start `run` on it first, or run `replay --rebuild`")]
     Absent,
@@ -133,9 +156,16 @@ pub async fn topic_id(broker: &dyn Broker, partition: &TopicPartition) -> Result
 
 const FIRST_WAIT: Duration = Duration::from_secs(5);
 
+impl MetaError {
+    /// The store did not answer, and may do so when it is asked again.
+    pub fn may_be_retried(&self) -> bool {
+        matches!(self, MetaError::Engine(error) if error.kind != ErrorKind::Fatal)
+    }
+}
+
 impl Store {
     /// Reads the meta record and compares it with `expected`; an empty set is made this store's, as `store_id` (random,
-    /// used only then). A new `retention` is written down.
+    /// used only then). A new `retention` is written down. A rebuild that is not at its end is refused.
     ///
     /// `group_has_offsets`: the consumer group has committed offsets, so that the store cannot be new. A rebuild, which
     /// starts from nothing on purpose, says `false`.
@@ -154,6 +184,9 @@ impl Store {
             None => self.create_meta(&expected, store_id).await?,
         };
         check(&meta, &expected)?;
+        if let Some(frontier) = meta.frontier {
+            return Err(MetaError::Unfinished { frontier });
+        }
         if meta.retention == expected.retention {
             return Ok(meta);
         }
@@ -195,9 +228,15 @@ impl Store {
         .await
     }
 
-    /// Writes down where a rebuild of this set ends (chain offset, next to read); `None`: it has ended.
-    pub async fn set_frontier(&self, frontier: Option<u64>) -> Result<MetaRecord, MetaError> {
-        self.change_meta(|meta| Ok(MetaRecord { frontier, ..meta })).await
+    /// A rebuild of this set begins, which ends at `frontier` (chain offset, next to read). Until it has, nobody may work on
+    /// the set.
+    pub async fn begin_rebuild(&self, frontier: u64) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| Ok(MetaRecord { frontier: Some(frontier), ..meta })).await
+    }
+
+    /// The rebuild of this set has ended: all of `consumed` is in it.
+    pub async fn end_rebuild(&self, consumed: &Consumed) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| Ok(MetaRecord { frontier: None, consumed: consumed.clone(), ..meta })).await
     }
 
     /// Changes the meta record by compare-and-set; `change` may be asked again with what somebody else has written
@@ -235,6 +274,7 @@ impl Store {
             chain_id: None,
             frontier: None,
             partitions: None,
+            consumed: Consumed::default(),
         };
         match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) }).await? {
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(meta),
@@ -366,9 +406,9 @@ mod tests {
     #[tokio::test]
     async fn changes_made_meanwhile_are_kept() {
         let store = store(5);
-        assert!(matches!(store.set_frontier(Some(1)).await, Err(MetaError::Absent)));
+        assert!(matches!(store.begin_rebuild(1).await, Err(MetaError::Absent)));
         store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        store.set_frontier(Some(7)).await.unwrap();
+        store.begin_rebuild(7).await.unwrap();
         let (other, interfered) = (store.clone(), std::sync::atomic::AtomicBool::new(false));
         let meta = store
             .change_meta(|meta| {
@@ -381,6 +421,17 @@ mod tests {
             .await
             .unwrap();
         assert_eq!((meta.prune_horizon, meta.chain_id, meta.frontier), (40, Some([3; 32]), Some(7)));
-        assert_eq!(store.set_frontier(None).await.unwrap().frontier, None);
+    }
+
+    #[tokio::test]
+    async fn nobody_works_on_a_rebuild_before_its_end() {
+        let store = store(5);
+        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        store.begin_rebuild(7).await.unwrap();
+        let error = store.open_meta(EXPECTED, true, [2; 16]).await.unwrap_err();
+        assert!(matches!(error, MetaError::Unfinished { frontier: 7 }) && error.to_string().contains("rebuild"));
+        let consumed = Consumed { chain: 7, validated: [(0, 3)].into() };
+        store.end_rebuild(&consumed).await.unwrap();
+        assert_eq!(store.open_meta(EXPECTED, true, [2; 16]).await.unwrap().consumed, consumed);
     }
 }

@@ -9,6 +9,7 @@ pub mod nodes;
 pub mod read;
 pub mod stats;
 pub mod verify;
+pub mod whole;
 
 mod scan;
 #[cfg(test)]

@@ -111,13 +111,6 @@ impl Nodes {
     }
 }
 
-/// Looks, after a restart, whether the store is still there as a whole.
-#[async_trait::async_trait]
-pub trait WholeStore: Send + Sync {
-    /// Fails when part of the namespace is gone, which no replay from the committed offsets can mend.
-    async fn check(&self) -> Result<(), String>;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,6 +12,7 @@ mod cli;
 mod demo;
 mod differential;
 mod forgetting;
+mod group_store;
 mod halts;
 mod health;
 mod kafka;

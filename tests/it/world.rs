@@ -265,8 +265,20 @@ impl World {
 
     /// The same world over another engine.
     pub fn over(self, engine: Arc<dyn RecordEngine>) -> Self {
-        let store = Store::new(engine.clone(), self.store.settings);
-        World { store, nodes: Arc::new(FaultEngine::new(engine, 0)), ..self }
+        self.beside(engine)
+    }
+
+    /// The same log and group, for who works on another store.
+    pub fn beside(&self, engine: Arc<dyn RecordEngine>) -> Self {
+        World {
+            broker: self.broker.clone(),
+            clock: self.clock.clone(),
+            store: Store::new(engine.clone(), self.store.settings),
+            memory: self.memory.clone(),
+            nodes: Arc::new(FaultEngine::new(engine, 0)),
+            settings: self.settings.clone(),
+            rebuild_engine: None,
+        }
     }
 
     /// What an instance works with.
@@ -373,7 +385,7 @@ impl World {
         committed.into_iter().flatten().map(|committed| committed.offset).sum()
     }
 
-    async fn end(&self, topic: &str, partition: i32) -> u64 {
+    pub async fn end(&self, topic: &str, partition: i32) -> u64 {
         self.broker.watermarks(&TopicPartition { topic: topic.into(), partition }).await.unwrap().1
     }
 
@@ -537,6 +549,11 @@ impl Running {
     pub async fn stop(self) -> PipelineReport {
         self.shutdown.cancel();
         self.task.await.unwrap().unwrap()
+    }
+
+    /// Waits until it ends by itself.
+    pub async fn ended(self) -> Result<PipelineReport, InstanceError> {
+        self.task.await.unwrap()
     }
 
     /// Drops it where it stands.

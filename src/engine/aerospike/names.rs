@@ -87,4 +87,8 @@ pub mod meta {
     pub const CHAIN_ID: &str = "chainID";
     pub const FRONTIER: &str = "frontier";
     pub const PARTITIONS: &str = "partitions";
+    /// Of the chain; absent: 0.
+    pub const CONSUMED_CHAIN: &str = "chainNext";
+    /// Partition, offset, partition, offset …
+    pub const CONSUMED: &str = "consumed";
 }

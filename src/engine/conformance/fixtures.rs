@@ -8,8 +8,8 @@ use bytes::Bytes;
 use crate::{
     engine::Row,
     record::{
-        BlockRecord, Body, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn, Operation, Page, Phase, Sequenced,
-        Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
+        BlockRecord, Body, Consumed, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn, Operation, Page, Phase,
+        Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -185,5 +185,6 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         chain_id: None,
         frontier: None,
         partitions: None,
+        consumed: Consumed::default(),
     }
 }

@@ -1,22 +1,67 @@
 //! Commits what is safe, or reads everything else again where a node of the store has forgotten.
 
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::time::Instant;
+
 use super::{Pipeline, PipelineError};
 use crate::{
     api::Condition,
-    broker::{BrokerErrorKind, TopicPartition},
+    broker::{BrokerErrorKind, Committed, TopicPartition},
     engine::ErrorKind,
-    ingest::replay::Modes,
-    store::nodes::Look,
+    ingest::{
+        dispatch::{Done, spawn},
+        partition::consumed_of,
+        replay::Modes,
+    },
+    record::Consumed,
+    store::{meta::MetaError, nodes::Look, whole::WholeStore},
 };
 
+/// The store may take so long to write down what is consumed; a commit is tried again soon enough.
+const PATIENCE: Duration = Duration::from_secs(2);
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// What this instance has written into the store of what it has consumed.
+#[derive(Default)]
+pub(super) struct Notes {
+    /// What was written last.
+    last: Consumed,
+    /// What the store may still forget, each with when it was there.
+    young: VecDeque<(Instant, Consumed)>,
+    /// What it can no longer forget.
+    settled: Consumed,
+}
+
+impl Notes {
+    /// Whatever was there longer than `lag` before `asked` is there for good.
+    fn settle(&mut self, asked: Instant, lag: Duration) {
+        while let Some((_, consumed)) = self.young.front().filter(|(at, _)| *at + lag <= asked) {
+            self.settled.raise(consumed);
+            self.young.pop_front();
+        }
+    }
+
+    /// So much of a partition may be committed.
+    fn of(&self, partition: i32) -> u64 {
+        self.settled.validated.get(&partition.unsigned_abs()).copied().unwrap_or(0)
+    }
+}
+
 impl Pipeline {
-    /// Commits what is safe. Where a node has restarted nothing is: it is done again instead. The question comes first:
-    /// what was complete for longer than the lag when it was asked is in the store for good.
+    /// Commits what is safe. Where a node has restarted nothing is: it is done again instead. What is consumed is written into
+    /// the store first, and the question comes before the commit: what was there for longer than the lag when it was asked is
+    /// there for good.
     pub(super) async fn commit(&mut self) -> Result<(), PipelineError> {
+        if !self.note_consumed().await? {
+            return Ok(());
+        }
         match self.parts.nodes.look().await {
             Ok(Look::Same { asked }) => {
-                let before_ms = self.uptime_ms(asked).saturating_sub(self.parts.nodes.lag().as_millis() as u64);
+                let lag = self.parts.nodes.lag();
+                let before_ms = self.uptime_ms(asked).saturating_sub(lag.as_millis() as u64);
                 self.partitions.values_mut().for_each(|state| state.tracker.settle(before_ms));
+                self.notes.settle(asked, lag);
                 self.commit_safe().await
             }
             Ok(Look::Restarted) => self.rewind().await,
@@ -30,6 +75,50 @@ impl Pipeline {
         }
     }
 
+    /// Writes into the store what is consumed by now. `false`: it is not written, and nothing may be committed.
+    async fn note_consumed(&mut self) -> Result<bool, PipelineError> {
+        if let Modes::Rebuild(_) = self.parts.modes {
+            return Ok(true);
+        }
+        let mut consumed = self.notes.last.clone();
+        let validated =
+            self.partitions.iter().map(|(number, state)| (number.unsigned_abs(), state.tracker.watermark()));
+        consumed.raise(&Consumed { chain: 0, validated: validated.collect() });
+        if consumed == self.notes.last {
+            return Ok(true);
+        }
+        let why = match tokio::time::timeout(PATIENCE, self.parts.whole.note(&consumed)).await {
+            Ok(Ok(())) => {
+                self.notes.young.push_back((Instant::now(), consumed.clone()));
+                self.notes.last = consumed;
+                return Ok(true);
+            }
+            Ok(Err(error)) if !error.may_be_retried() => return Err(PipelineError::Store(error.to_string())),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {PATIENCE:?}"),
+        };
+        tracing::warn!(why, "what is consumed cannot be written into the store: nothing is committed");
+        let why = format!("what is consumed cannot be written into the store: {why}");
+        self.commits.failed(&self.parts.health, why);
+        Ok(false)
+    }
+
+    /// Looks, beside the loop, whether the store is the one that these commits speak of; ends the pipeline where it is not.
+    pub(super) fn compare_with_store<'a>(&self, commits: impl IntoIterator<Item = (i32, &'a Committed)>) {
+        let validated = commits.into_iter().filter_map(|(number, at)| Some((number.unsigned_abs(), consumed_of(at)?)));
+        let committed = Consumed { chain: 0, validated: validated.collect() };
+        if committed.validated.is_empty() || matches!(self.parts.modes, Modes::Rebuild(_)) {
+            return;
+        }
+        let (whole, done) = (self.parts.whole.clone(), self.done_sender.clone());
+        spawn("comparing the store with its group", &self.done_sender, async move {
+            if let Err(error) = held(whole.as_ref(), &committed).await {
+                // A pipeline that has ended meanwhile asks again when it starts.
+                let _ = done.send(Done::Fatal(PipelineError::Store(error.to_string())));
+            }
+        });
+    }
+
     /// A node has forgotten: everything that is not committed is read and done again, under new epochs, so that no
     /// completion from before counts.
     pub(super) async fn rewind(&mut self) -> Result<(), PipelineError> {
@@ -40,6 +129,8 @@ impl Pipeline {
         }
         self.parts.nodes.meet().await.map_err(|error| store(&error))?;
         self.parts.whole.check().await.map_err(|error| store(&error))?;
+        // What was written last may be among what is forgotten.
+        self.notes = Notes::default();
         self.planner.abandon();
         self.chunks.clear();
         self.unprepared = 0;
@@ -72,12 +163,14 @@ impl Pipeline {
 
     /// Commits every safe prefix that has grown, with what other instances need for their proofs.
     pub(super) async fn commit_safe(&mut self) -> Result<(), PipelineError> {
+        let rebuild = matches!(self.parts.modes, Modes::Rebuild(_));
         let offsets: Vec<_> = self
             .partitions
             .iter()
             .filter_map(|(number, state)| {
                 let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
-                Some((partition, state.to_commit()?))
+                let noted = if rebuild { u64::MAX } else { self.notes.of(*number) };
+                Some((partition, state.to_commit(noted)?))
             })
             .collect();
         if offsets.is_empty() {
@@ -102,5 +195,36 @@ impl Pipeline {
             }
         }
         Ok(())
+    }
+}
+
+/// Asks until the store answers.
+async fn held(whole: &dyn WholeStore, committed: &Consumed) -> Result<(), MetaError> {
+    loop {
+        match whole.holds(committed).await {
+            Err(error) if error.may_be_retried() => {
+                tracing::warn!(%error, "whether the store is the group's is asked again");
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_may_be_committed_once_the_store_cannot_forget_it() {
+        let consumed = |offset| Consumed { chain: 0, validated: [(3, offset)].into() };
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut notes = Notes::default();
+        (1..=4).for_each(|n| notes.young.push_back((start + second * n, consumed(u64::from(n) * 10))));
+        let mut settled = |at: u32| {
+            notes.settle(start + second * at, 2 * second);
+            (notes.of(3), notes.of(4), notes.young.len())
+        };
+        assert_eq!([settled(2), settled(3), settled(5), settled(9)], [(0, 0, 4), (10, 0, 3), (30, 0, 1), (40, 0, 0)]);
     }
 }

@@ -11,7 +11,7 @@ use crate::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, halts::EarlierHalts, partition::PartitionBounds,
         plan::PlanSettings, prepare::PrepareSettings, proof::ChainView, publish::Publisher, replay::Modes,
     },
-    store::nodes::{Nodes, WholeStore},
+    store::{nodes::Nodes, whole::WholeStore},
     telemetry::Metrics,
 };
 
@@ -60,7 +60,7 @@ pub struct PipelineParts {
     pub modes: Modes,
     /// Whether the store has forgotten.
     pub nodes: Nodes,
-    /// Whether it is still there as a whole.
+    /// Whether it is still there as a whole, and the group's.
     pub whole: Arc<dyn WholeStore>,
     /// Which halts this instance lifts.
     pub earlier_halts: Arc<EarlierHalts>,

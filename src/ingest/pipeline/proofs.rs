@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{LONG_WAIT_MS, Pipeline, PipelineParts};
 use crate::{
-    broker::{BrokerError, TopicPartition},
+    broker::{BrokerError, Committed, TopicPartition},
     ingest::{
         dispatch::{Done, spawn},
         flight::FlightId,
@@ -27,6 +27,8 @@ pub struct Others {
     partitions: Vec<(i32, PartitionView)>,
     /// Ends of those that are.
     ends: BTreeMap<i32, u64>,
+    /// What was last committed of those that are not held here.
+    committed: Vec<(i32, Committed)>,
     chain: ChainView,
     /// Who was waiting when all this was asked for: of anybody who came later it proves nothing.
     waiting: BTreeSet<FlightId>,
@@ -46,6 +48,8 @@ async fn how_far_others_are(
         .collect();
     let committed = parts.broker.committed(group, &foreign).await?;
     let mut partitions = Vec::new();
+    let known = |(partition, at): (&TopicPartition, &Option<Committed>)| Some((partition.partition, at.clone()?));
+    let foreign_commits = foreign.iter().zip(&committed).filter_map(known).collect();
     for (partition, committed) in foreign.iter().zip(committed) {
         let view = PartitionState::foreign_view(parts.broker.as_ref(), partition, committed).await?;
         partitions.push((partition.partition, view));
@@ -55,7 +59,8 @@ async fn how_far_others_are(
         let partition = TopicPartition { topic: topic.clone(), partition: *number };
         ends.insert(*number, parts.broker.watermarks(&partition).await?.1);
     }
-    Ok(Others { count: count as usize, partitions, ends, chain: parts.chain.view().await?, waiting })
+    let chain = parts.chain.view().await?;
+    Ok(Others { count: count as usize, partitions, ends, committed: foreign_commits, chain, waiting })
 }
 
 impl Pipeline {
@@ -94,6 +99,7 @@ impl Pipeline {
             Ok(others) => others,
             Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
+        self.compare_with_store(others.committed.iter().map(|(number, committed)| (*number, committed)));
         self.look_at_chain(others.chain);
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let own = |(number, state): (&i32, &PartitionState)| {

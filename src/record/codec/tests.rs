@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use proptest::{
     collection::{btree_map, btree_set, vec},
@@ -9,7 +9,8 @@ use proptest::{
 use super::*;
 use crate::{
     record::{
-        Body, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
+        Body, Consumed, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput,
+        Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -159,8 +160,13 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
             (Key::Block(block_id), Record::Block(block))
         },
     );
-    let meta = (any::<[u8; 16]>(), any::<[u32; 4]>(), any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>)>())
-        .prop_map(|(store_id, numbers, (network, chain_id, frontier, partitions))| {
+    let meta = (
+        any::<[u8; 16]>(),
+        any::<[u32; 4]>(),
+        any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>)>(),
+        any::<(u64, BTreeMap<u32, u64>)>(),
+    )
+        .prop_map(|(store_id, numbers, (network, chain_id, frontier, partitions), (chain, validated))| {
             let [layout_version, utxo_batch_size, retention, prune_horizon] = numbers;
             let meta = MetaRecord {
                 store_id,
@@ -172,6 +178,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                 chain_id,
                 frontier,
                 partitions,
+                consumed: Consumed { chain, validated },
             };
             (Key::Meta, Record::Meta(meta))
         });

@@ -1,5 +1,7 @@
 //! Bins of the records that are no pages.
 
+use std::collections::BTreeMap;
+
 use aerospike::Value;
 
 use super::{
@@ -8,7 +10,7 @@ use super::{
     fields::{BadRecord, Fields, int},
     page::{stamp_from, stamp_number},
 };
-use crate::record::{BlockRecord, Key, LockRecord, MetaRecord};
+use crate::record::{BlockRecord, Consumed, Key, LockRecord, MetaRecord};
 
 /// The seed's only kind of lock record.
 const LOCK_TYPE: &str = "tx_creation";
@@ -90,6 +92,14 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if let Some(partitions) = record.partitions {
         bins.push((meta::PARTITIONS, int(partitions)));
     }
+    let Consumed { chain, validated } = &record.consumed;
+    if *chain > 0 {
+        bins.push((meta::CONSUMED_CHAIN, int(*chain)));
+    }
+    if !validated.is_empty() {
+        let numbers = validated.iter().flat_map(|(partition, offset)| [int(*partition), int(*offset)]);
+        bins.push((meta::CONSUMED, Value::List(numbers.collect())));
+    }
     bins
 }
 
@@ -104,5 +114,14 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         chain_id: bins.optional_array(meta::CHAIN_ID)?,
         frontier: bins.optional(meta::FRONTIER)?,
         partitions: bins.optional(meta::PARTITIONS)?,
+        consumed: Consumed { chain: bins.number(meta::CONSUMED_CHAIN)?, validated: decode_consumed(bins)? },
     })
+}
+
+fn decode_consumed(bins: &mut Fields) -> Result<BTreeMap<u32, u64>, BadRecord> {
+    let numbers: Vec<u64> = bins.numbers(meta::CONSUMED)?;
+    let (pairs, rest) = numbers.as_chunks::<2>();
+    let pair = |[partition, offset]: &[u64; 2]| Some((u32::try_from(*partition).ok()?, *offset));
+    let consumed = pairs.iter().map(pair).collect::<Option<_>>().filter(|_| rest.is_empty());
+    consumed.ok_or(BadRecord(meta::CONSUMED))
 }

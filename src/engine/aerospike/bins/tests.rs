@@ -140,8 +140,14 @@ fn other_records_come_back() {
     };
     comes_back(Key::Block(7), &Record::Block(marked));
     comes_back(Key::Meta, &Record::Meta(meta(8)));
-    let later =
-        crate::record::MetaRecord { chain_id: Some([4; 32]), frontier: Some(9), partitions: Some(64), ..meta(8) };
+    let consumed = crate::record::Consumed { chain: 7, validated: [(0, 12), (63, 1 << 40)].into() };
+    let later = crate::record::MetaRecord {
+        chain_id: Some([4; 32]),
+        frontier: Some(9),
+        partitions: Some(64),
+        consumed,
+        ..meta(8)
+    };
     comes_back(Key::Meta, &Record::Meta(later));
 }
 

@@ -1,0 +1,142 @@
+//! The store that an instance works on is the one that its group has committed offsets for, and no older copy of it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    engine::memory::MemoryEngine,
+    instance::{self, InstanceError},
+    record::{Rules, TxState},
+    store::{Store, meta::MetaError},
+};
+
+use crate::world::{Made, World, spend};
+
+/// An empty store.
+fn new_store(world: &World) -> Store {
+    Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings)
+}
+
+async fn rebuild(world: &World) -> Store {
+    let store = new_store(world);
+    let parts = world.parts(&store);
+    instance::rebuild(world.settings.clone(), parts, CancellationToken::new()).await.unwrap();
+    store
+}
+
+/// Why an instance over this store ends.
+async fn refused(world: &World, store: &Store) -> InstanceError {
+    let run = instance::run(world.settings.clone(), world.parts(store), CancellationToken::new());
+    tokio::time::timeout(Duration::from_secs(600), run).await.expect("it ends").unwrap_err()
+}
+
+async fn digest(store: &Store) -> String {
+    store.survey(|_| {}).await.unwrap().digest.to_string()
+}
+
+async fn is_live(store: &Store, made: &Made) -> bool {
+    store.master(made.txid).await.unwrap().is_some_and(|page| page.state() == TxState::Live)
+}
+
+/// Rivals, a child of each, and a block: all of it consumed and committed.
+async fn live_through(world: &World) -> [Made; 2] {
+    let seed = world.seed(1, 2).await;
+    let (winner, loser) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(0)], 2, 2));
+    let running = world.start();
+    for made in [&winner, &loser, &spend(&[winner.coin(0)], 1, 3), &spend(&[loser.coin(0)], 1, 4)] {
+        world.validate(made).await;
+    }
+    world.mine(1, &[&winner]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    [winner, loser]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_goes_on_with_a_store_that_was_rebuilt_while_it_stood() {
+    let world = World::new().await;
+    let [winner, loser] = live_through(&world).await;
+    let rebuilt = rebuild(&world).await;
+    assert_eq!(digest(&rebuilt).await, digest(&world.store).await);
+
+    let moved = world.beside(rebuilt.engine.clone());
+    let (child, orphan) = (spend(&[winner.coin(1)], 1, 5), spend(&[loser.coin(1)], 1, 6));
+    let running = moved.start();
+    for made in [&child, &orphan] {
+        moved.validate(made).await;
+    }
+    moved.mine(2, &[&child]).await;
+    moved.until_consumed().await;
+    running.stop().await;
+    assert!(is_live(&rebuilt, &child).await && !is_live(&rebuilt, &orphan).await);
+    assert_eq!(digest(&rebuild(&moved).await).await, digest(&rebuilt).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_that_its_group_has_left_behind_is_refused() {
+    let world = World::new().await;
+    let [winner, _] = live_through(&world).await;
+    let rebuilt = rebuild(&world).await;
+    let running = world.start();
+    world.validate(&spend(&[winner.coin(1)], 1, 5)).await;
+    world.until_consumed().await;
+    running.stop().await;
+
+    let before = digest(&rebuilt).await;
+    let error = refused(&world, &rebuilt).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::Behind { .. })), "{error}");
+    assert_eq!(digest(&rebuilt).await, before);
+    world.run_until_consumed().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_that_was_killed_is_refused() {
+    let world = World::new().await;
+    live_through(&world).await;
+    let store = new_store(&world);
+    let parts = world.parts(&store);
+    let shutdown = CancellationToken::new();
+    let rebuilding = tokio::spawn(instance::rebuild(world.settings.clone(), parts, shutdown));
+    while store.meta().await.unwrap().is_none_or(|meta| meta.frontier.is_none()) {
+        tokio::task::yield_now().await;
+    }
+    rebuilding.abort();
+    let error = refused(&world, &store).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::Unfinished { .. })), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_that_was_shut_down_is_refused() {
+    let world = World::new().await;
+    live_through(&world).await;
+    let store = new_store(&world);
+    let shutdown = CancellationToken::new();
+    shutdown.cancel();
+    instance::rebuild(world.settings.clone(), world.parts(&store), shutdown).await.unwrap();
+    let error = refused(&world, &store).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::Unfinished { .. })), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_begins_with_a_store_of_his_own_beside_others_ends() {
+    let world = World::new().await;
+    let own = || world.beside(new_store(&world).engine).start();
+    let (one, other) = (own(), own());
+    let mut made = Vec::new();
+    for tag in 1..=20 {
+        let parent = spend(&[world.seed(tag, 1).await.coin(0)], 1, tag);
+        made.push(spend(&[parent.coin(0)], 1, 100 + tag));
+        world.validate(&parent).await;
+    }
+    for child in &made {
+        world.validate(child).await;
+    }
+    // The one who is left works on what is his alone, if the other has committed nothing.
+    let ended = tokio::select! {
+        ended = one.ended() => ended,
+        ended = other.ended() => ended,
+    };
+    let why = ended.expect_err("one of them sees what the other has committed").to_string();
+    assert!(why.contains("the store is not the one"), "{why}");
+    assert_eq!(world.end("chain", 0).await, 0, "nobody was proven missing");
+}
