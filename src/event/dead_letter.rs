@@ -36,7 +36,8 @@ declare! {
     pub enum DeadLetterClass {
         /// The bytes are no event that the topic may carry, its transaction does not parse, or it is not the key's.
         Decode = 0, "decode",
-        /// The event alone shows that it cannot be: an overspend, no outputs, an input without previous output.
+        /// It cannot be: an overspend, no outputs, an input without previous output; or a block or reorg under a sequence that
+        /// something else had before.
         Invalid = 1, "invalid",
         /// A parent was proven never to have been produced before it.
         MissingParent = 2, "missing-parent",

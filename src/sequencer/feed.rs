@@ -15,7 +15,8 @@ use crate::{
     },
     event::{DeadLetter, DeadLetterClass, Event},
     ingest::publish::bury_until_acknowledged,
-    sequencer::{SequencerParts, state::ChainState, waiting::Waiting},
+    record::{Key, Record},
+    sequencer::{SequencerParts, Stop, fed::Fed, hex_reversed, state::ChainState, waiting::Waiting},
     telemetry::Metrics,
 };
 
@@ -66,7 +67,9 @@ struct Tap {
 pub struct Feed {
     block_mined: Tap,
     reorgs: Tap,
-    next: u64,
+    fed: Fed,
+    /// Readiness names something whose sequence was used before.
+    told_used: bool,
     gap_since: Option<Instant>,
     gap_told: bool,
     parts: SequencerParts,
@@ -86,7 +89,8 @@ impl Feed {
         let mut feed = Feed {
             block_mined: Tap::open(broker, &topics.block_mined, state.block_mined_next).await?,
             reorgs: Tap::open(broker, &topics.reorgs, state.reorgs_next).await?,
-            next: state.sequence.saturating_add(1),
+            fed: Fed::from(state.sequence.saturating_add(1)),
+            told_used: false,
             gap_since: None,
             gap_told: false,
             parts: parts.clone(),
@@ -105,8 +109,8 @@ impl Feed {
         while reader.position() < high {
             for message in next_messages(&mut reader, broker.as_ref(), &chain, Duration::from_millis(200)).await? {
                 // Repeats of a zombie are below; a gap there cannot be.
-                if sequence_of(&message).is_ok_and(|sequence| sequence == self.next) {
-                    self.next = self.next.saturating_add(1);
+                if sequence_of(&message).is_ok_and(|sequence| sequence == self.fed.next()) {
+                    self.fed.push(identity(&message));
                 }
             }
         }
@@ -114,7 +118,7 @@ impl Feed {
     }
 
     /// Feeds until it cannot go on. Cancel safe: what was fed twice is passed over.
-    pub async fn run(mut self) -> Result<(), BrokerError> {
+    pub async fn run(mut self) -> Result<(), Stop> {
         loop {
             self.listen().await?;
             let batch = self.gather().await?;
@@ -143,39 +147,78 @@ impl Feed {
             for message in messages {
                 match sequence_of(&message) {
                     Ok(sequence) => self.tap(source).heads.push_back((sequence, message)),
-                    Err(why) => {
-                        let from = self.tap(source).topic.clone();
-                        let letter = dead_letter(&self.parts.metrics, &from, &message, why);
-                        let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
-                        let buried = bury_until_acknowledged(producer, topic, message, &letter, RETRY_PAUSE);
-                        acknowledged(&self.parts, buried).await?;
-                    }
+                    Err(why) => self.bury(source, DeadLetterClass::Decode, message, why).await?,
                 }
             }
         }
         Ok(())
     }
 
+    async fn bury(
+        &mut self,
+        source: Source,
+        class: DeadLetterClass,
+        message: Message,
+        why: String,
+    ) -> Result<(), BrokerError> {
+        let from = self.tap(source).topic.clone();
+        let letter = dead_letter(&self.parts.metrics, &from, &message, class, why);
+        let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
+        acknowledged(&self.parts, bury_until_acknowledged(producer, topic, message, &letter, RETRY_PAUSE)).await
+    }
+
+    /// Whether it was fed before, under its sequence. Of what was handled before this feed began the store knows the blocks.
+    async fn is_repeat(&mut self, sequence: u64, message: &Message) -> Result<bool, Stop> {
+        if let Some(is_repeat) = self.fed.is_repeat(sequence, identity(message)) {
+            return Ok(is_repeat);
+        }
+        let Ok(Event::BlockMined(mined)) = Event::decode(&message.payload) else { return Ok(true) };
+        let key = Key::Block(mined.block.block_id);
+        let there = acknowledged(&self.parts, self.parts.store.read(vec![key])).await?;
+        Ok(matches!(there.first(), Some(Some(Record::Block(there))) if there.hash == mined.block.hash))
+    }
+
+    /// A producer that begins to count anew would have all that it sends passed over for repeats. Who sent it has to look.
+    async fn refuse(&mut self, source: Source, sequence: u64, message: Message) -> Result<(), BrokerError> {
+        let what = match Event::decode(&message.payload) {
+            Ok(Event::BlockMined(mined)) => format!("block {}", hex_reversed(&mined.block.hash)),
+            _ => "a reorg".to_owned(),
+        };
+        let why = format!(
+            "{what} has sequence {sequence}, which something else had before it; {} is next, and whoever produces to `{}` goes on \
+             with that",
+            self.fed.next(),
+            self.tap(source).topic.topic
+        );
+        self.parts.health.set(Condition::ChainFed, Some(why.clone()));
+        self.told_used = true;
+        self.bury(source, DeadLetterClass::Invalid, message, why).await
+    }
+
     fn has_next(&self) -> bool {
-        let choice = choose(self.next, self.block_mined.head(), self.reorgs.head());
+        let choice = choose(self.fed.next(), self.block_mined.head(), self.reorgs.head());
         matches!(choice, Choice::Feed(_) | Choice::Skip(_))
     }
 
-    async fn gather(&mut self) -> Result<Vec<Produce>, BrokerError> {
+    async fn gather(&mut self) -> Result<Vec<Produce>, Stop> {
         let mut batch = Vec::new();
         while batch.len() < BATCH {
             let heads = (self.block_mined.head(), self.reorgs.head());
-            match choose(self.next, heads.0, heads.1) {
+            match choose(self.fed.next(), heads.0, heads.1) {
                 Choice::Feed(source) => {
                     if let Some((_, message)) = self.tap(source).heads.pop_front() {
-                        batch.push(self.fed(message));
-                        // The last that there can be halts the chain, which says so.
-                        self.next = self.next.saturating_add(1);
+                        // The last sequence that there can be halts the chain, which says so.
+                        self.fed.push(identity(&message));
+                        batch.push(self.to_chain(message));
                         self.end_gap();
                     }
                 }
                 Choice::Skip(source) => {
-                    self.tap(source).heads.pop_front();
+                    if let Some((sequence, message)) = self.tap(source).heads.pop_front()
+                        && !self.is_repeat(sequence, &message).await?
+                    {
+                        self.refuse(source, sequence, message).await?;
+                    }
                 }
                 Choice::Wait => {
                     // One topic has gone past it, and the other has nothing: what is next may still be on its way.
@@ -196,7 +239,7 @@ impl Feed {
 
     fn end_gap(&mut self) {
         self.gap_since = None;
-        if std::mem::take(&mut self.gap_told) {
+        if std::mem::take(&mut self.gap_told) | std::mem::take(&mut self.told_used) {
             self.parts.metrics.chain_gap.set(0);
             self.parts.health.set(Condition::ChainFed, None);
         }
@@ -206,7 +249,7 @@ impl Feed {
         let shown = |head: Option<u64>| head.map_or("nothing".to_owned(), |sequence| sequence.to_string());
         let why = format!(
             "sequence {} is missing: in `{}` {} is next, in `{}` {}",
-            self.next,
+            self.fed.next(),
             self.parts.topics.block_mined,
             shown(heads.0),
             self.parts.topics.reorgs,
@@ -216,7 +259,7 @@ impl Feed {
         self.parts.metrics.chain_gap.set(1);
         if !std::mem::replace(&mut self.gap_told, true) {
             tracing::error!(
-                missing = self.next,
+                missing = self.fed.next(),
                 block_mined = heads.0,
                 reorgs = heads.1,
                 "a sequence number is missing in both topics; the chain waits for it"
@@ -231,7 +274,7 @@ impl Feed {
         }
     }
 
-    fn fed(&self, message: Message) -> Produce {
+    fn to_chain(&self, message: Message) -> Produce {
         Produce {
             topic: self.parts.topics.chain.clone(),
             partition: Some(0),
@@ -293,15 +336,31 @@ fn too_large(batch: &[Produce], error: BrokerError) -> BrokerError {
     BrokerError { message, ..error }
 }
 
-fn dead_letter(metrics: &Metrics, source: &TopicPartition, message: &Message, why: String) -> DeadLetter {
-    metrics.dead_letters.of(DeadLetterClass::Decode).inc();
+/// Tells one block or reorg from another.
+fn identity(message: &Message) -> u64 {
+    let hash = match Event::decode(&message.payload) {
+        Ok(Event::BlockMined(mined)) => mined.block.hash,
+        _ => *blake3::hash(&message.payload).as_bytes(),
+    };
+    let [first, ..] = *hash.as_chunks::<8>().0 else { return 0 };
+    u64::from_le_bytes(first)
+}
+
+fn dead_letter(
+    metrics: &Metrics,
+    source: &TopicPartition,
+    message: &Message,
+    class: DeadLetterClass,
+    why: String,
+) -> DeadLetter {
+    metrics.dead_letters.of(class).inc();
     tracing::error!(topic = %source.topic, offset = message.offset, why, "dead letter");
     DeadLetter {
         topic: source.topic.to_string(),
         partition: source.partition,
         offset: message.offset,
         stage: "feed".to_owned(),
-        class: DeadLetterClass::Decode,
+        class,
         message: why,
         timestamp_ms: message.timestamp_ms,
     }

@@ -6,7 +6,12 @@ use std::{
 };
 
 use super::*;
-use crate::{event::Reorg, sequencer::tests::parts};
+use crate::{
+    engine::{Row, conformance::fixtures},
+    event::{Block, BlockMined, Reorg},
+    record::Sequenced,
+    sequencer::tests::parts,
+};
 
 #[test]
 fn merges_by_sequence_and_waits_for_what_is_missing() {
@@ -163,5 +168,49 @@ async fn what_got_into_the_chain_out_of_sequence_is_fed_again() {
     let feed = tokio::spawn(topics.feed(&ChainState::default(), 0).await.run());
     a_while().await;
     assert_eq!(topics.chain().await, [1, 3, 2, 3]);
+    feed.abort();
+}
+
+/// A block with a record in the store, where it is `stored`.
+async fn block(topics: &Topics, n: u8, sequence: u64, stored: bool) -> Vec<u8> {
+    let record = fixtures::block(u32::from(n), 1);
+    if stored {
+        let operation = fixtures::at(1, Sequenced::PutBlock(record.clone()));
+        let row = Row { key: Key::Block(record.block_id), operation };
+        topics.parts.store.engine.apply(&[row]).await.remove(0).unwrap();
+    }
+    let block = Block {
+        hash: record.hash,
+        previous: [n - 1; 32],
+        height: u32::from(n),
+        block_id: u32::from(n),
+        longest_chain: true,
+        time: 0,
+        coinbase: b"none",
+        subtrees: vec![],
+    };
+    Event::BlockMined(BlockMined { sequence, block }).encode()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_under_a_sequence_that_another_had_is_a_dead_letter_and_readiness_names_it() {
+    let topics = Topics::new().await;
+    let state = ChainState { sequence: 2, ..ChainState::default() };
+    let feed = tokio::spawn(topics.feed(&state, 0).await.run());
+    // One repeat of what was handled before, one of what is fed now, and one of each that is none.
+    for (n, sequence, stored) in [(1, 1, true), (3, 3, false), (3, 3, false), (7, 3, false), (8, 2, false)] {
+        let payload = block(&topics, n, sequence, stored).await;
+        topics.produce("block-mined", payload).await;
+    }
+    a_while().await;
+    assert_eq!(topics.chain().await, [3]);
+    assert_eq!(topics.metrics.dead_letters.of(DeadLetterClass::Invalid).get(), 2);
+    let why = topics.parts.health.ready().reasons["chain_fed"].clone();
+    assert!(why.contains(&"08".repeat(32)) && why.contains("sequence 2") && why.contains("4 is next"), "{why}");
+    let payload = block(&topics, 4, 4, false).await;
+    topics.produce("block-mined", payload).await;
+    a_while().await;
+    assert_eq!(topics.chain().await, [3, 4]);
+    assert_eq!(topics.parts.health.ready().reasons.get("chain_fed"), None);
     feed.abort();
 }

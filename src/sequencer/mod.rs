@@ -7,6 +7,7 @@ mod block;
 mod contest;
 pub mod decisions;
 pub mod evaluate;
+mod fed;
 pub mod feed;
 pub mod handler;
 mod parts;

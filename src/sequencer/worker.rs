@@ -77,7 +77,7 @@ impl Worker {
         tokio::select! {
             // A run must replay from its seed, and an unbiased select throws dice of its own.
             biased;
-            fed = feed.run() => Ok(fed?),
+            fed = feed.run() => fed,
             handled = self.handle_all(&mut log, messages) => handled,
         }
     }
