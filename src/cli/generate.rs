@@ -3,21 +3,26 @@
 mod produce;
 mod source;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, block_on};
+use super::{CommandResult, ConfigArgs, Failure, block_on};
 use crate::{
-    broker::{Broker, BrokerError, NewTopic, kafka::KafkaBroker},
+    broker::{Broker, BrokerError, NewTopic, TopicPartition, kafka::KafkaBroker},
     config::{Brokers, Topics},
     event::Topic,
-    generate::ChainCounts,
+    generate::{ChainCounts, Message},
 };
 
 pub use produce::{Produced, produce, progress_bar};
 pub use source::{Feed, Loaded, SourceArgs};
+
+const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 const EXAMPLE: &str = "\
 Example:
@@ -25,7 +30,8 @@ Example:
   utxo-store generate --blocks tests/data/mainnet-384188.block --synthesize-prevouts --brokers 127.0.0.1:9092
   utxo-store generate --events events.jsonl --brokers 127.0.0.1:9092
 
-Files are one chain in the order given. Topics that are not there are created.";
+Files are one chain in the order given. Topics that are not there are created. Blocks are numbered from 1, so only the same
+files (or more of the same chain) can be produced to topics that hold blocks.";
 
 /// Turns block files into events, and feeds them to the log
 #[derive(Debug, Args)]
@@ -71,6 +77,9 @@ impl GenerateArgs {
         block_on(async {
             let broker = KafkaBroker::new(super::wiring::kafka(&config))?;
             create_missing(&broker, &new_topics(&config.kafka.topics, self.partitions)).await?;
+            if let Feed::Chain(_) = feed {
+                check_same_chain(&broker, &config.kafka.topics, feed.messages()).await?;
+            }
             let bar = progress_bar("produced", feed.messages().count() as u64);
             let producer = broker.producer().await?;
             let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await?;
@@ -79,6 +88,33 @@ impl GenerateArgs {
             Ok(())
         })
     }
+}
+
+/// Blocks are numbered from 1: under another chain's numbers they would be refused one by one.
+///
+/// # Errors
+/// The topic holds blocks that do not begin as `messages` do.
+async fn check_same_chain(
+    broker: &dyn Broker,
+    topics: &Topics,
+    mut messages: impl Iterator<Item = Message>,
+) -> Result<(), Failure> {
+    let blocks = TopicPartition { topic: topic_name(topics, Topic::BlockMined).into(), partition: 0 };
+    let (low, high) = broker.watermarks(&blocks).await?;
+    let mut reader = broker.read(&blocks, low).await?;
+    while reader.position() < high {
+        let Some(there) = reader.next(FIRST_WAIT).await?.into_iter().next() else { continue };
+        let first = messages.find(|message| message.topic == Topic::BlockMined);
+        return match first {
+            Some(first) if *first.payload != *there.payload => Err(Failure::new(format!(
+                "topic {} holds the blocks of another chain, or of another part of it: use topics of its own for this one, or number its \
+                 blocks yourself and produce them with --events",
+                blocks.topic
+            ))),
+            _ => Ok(()),
+        };
+    }
+    Ok(())
 }
 
 impl Summary {

@@ -80,6 +80,8 @@ async fn everything_arrives_once_and_in_order() {
 
     let loaded = parsed(&["--blocks", &data("mainnet-0-4312.blk")]).unwrap().source.load().unwrap();
     let feed = loaded.feed().unwrap();
+    let same = async |messages| check_same_chain(&broker, &config.kafka.topics, messages).await;
+    same(feed.messages()).await.expect("no blocks are there");
     let producer = broker.producer().await.unwrap();
     let bar = indicatif::ProgressBar::hidden();
     let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await.unwrap();
@@ -99,4 +101,10 @@ async fn everything_arrives_once_and_in_order() {
     let first = reader.next(std::time::Duration::from_secs(5)).await.unwrap().remove(0);
     let expected = feed.messages().find(|message| message.topic == Topic::BlockMined).unwrap();
     assert_eq!(first.payload, expected.payload);
+
+    same(feed.messages()).await.expect("these blocks are there");
+    let other = ["--blocks", &data("mainnet-384188.block"), "--synthesize-prevouts"];
+    let loaded = parsed(&other).unwrap().source.load().unwrap();
+    let refused = same(loaded.feed().unwrap().messages()).await.unwrap_err().to_string();
+    assert!(refused.contains("utxo.block-mined holds the blocks of another chain"), "{refused}");
 }
