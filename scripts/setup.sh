@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sees to it that what the build needs is there: installs it with apt-get where that can be done, else says what is missing.
-# librdkafka is built from source by ./configure (bash) and make, and compiles a C++ wrapper along with the C library.
+# librdkafka is built from source by ./configure (bash) and make, and compiles a C++ wrapper along with the C library; for TLS
+# it links the system's OpenSSL.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -22,6 +23,8 @@ need g++ "${CXX:-c++}" g++ clang++
 need make make
 # A compiler can be there without the C library's headers: gcc only recommends them.
 if ! echo '#include <stdio.h>' | "${CC:-cc}" -E - >/dev/null 2>&1; then packages+=(libc6-dev); fi
+need pkg-config pkg-config pkgconf
+if ! pkg-config --exists openssl 2>/dev/null && [ -z "${OPENSSL_DIR:-}" ]; then packages+=(libssl-dev); fi
 if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then

@@ -52,3 +52,15 @@ fn a_bad_configuration_is_exit_code_2_and_a_line_for_each_error() {
          error: log.format must be one of auto, pretty, json, not \"xml\" (UTXO_STORE__LOG__FORMAT)\n"
     );
 }
+
+#[test]
+fn what_librdkafka_refuses_is_a_bad_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("utxo-store.toml");
+    for (property, status) in [("\"security.protocol\" = \"ssl\"", 0), ("\"security.protocol\" = \"telepathy\"", 2)] {
+        fs::write(&file, format!("[kafka.properties]\n{property}\n")).unwrap();
+        let check = utxo_store(&["config", "check", "--config", file.to_str().unwrap()], &[]);
+        assert_eq!(check.status.code(), Some(status), "{}", stderr(&check));
+        assert!(status == 0 || stderr(&check).contains("security.protocol"), "{}", stderr(&check));
+    }
+}

@@ -272,6 +272,22 @@ mod tests {
         assert_eq!(config.get("queued.max.messages.kbytes"), Some("32768"), "256 MiB over 8 partitions");
     }
 
+    /// SCRAM and OAUTHBEARER come with OpenSSL, too.
+    #[test]
+    fn clients_over_tls_and_with_logins_can_be_made() {
+        for (protocol, mechanism) in [("ssl", None), ("sasl_ssl", Some("PLAIN")), ("sasl_ssl", Some("SCRAM-SHA-512"))] {
+            let mut settings = KafkaSettings::new("localhost:1");
+            settings.pass_through.insert("security.protocol".into(), protocol.into());
+            for (key, value) in
+                [("sasl.mechanism", mechanism), ("sasl.username", Some("u")), ("sasl.password", Some("p"))]
+            {
+                settings.pass_through.extend(mechanism.and(value).map(|value| (key.into(), value.into())));
+            }
+            super::super::KafkaBroker::new(settings)
+                .unwrap_or_else(|error| panic!("{protocol} {mechanism:?}: {error}"));
+        }
+    }
+
     #[test]
     fn timeouts_that_contradict_each_other_are_refused() {
         let good = KafkaSettings::new("localhost:9092");
