@@ -31,7 +31,6 @@ pub struct OffsetTracker {
     safe_before_ms: u64,
     unfinished: usize,
     unfinished_bytes: u64,
-    read_timestamp_ms: i64,
 }
 
 impl OffsetTracker {
@@ -49,7 +48,6 @@ impl OffsetTracker {
             safe_before_ms: 0,
             unfinished: 0,
             unfinished_bytes: 0,
-            read_timestamp_ms: i64::MIN,
         }
     }
 
@@ -63,7 +61,6 @@ impl OffsetTracker {
         self.window.push_back(Delivered { offset, timestamp_ms, bytes, done_ms: OPEN });
         self.unfinished += 1;
         self.unfinished_bytes += u64::from(bytes);
-        self.read_timestamp_ms = self.read_timestamp_ms.max(timestamp_ms);
         true
     }
 
@@ -147,11 +144,6 @@ impl OffsetTracker {
     pub fn oldest_unfinished(&self) -> Option<(i64, u64)> {
         let unfinished = self.window.iter().filter(|entry| entry.done_ms >= self.safe_before_ms);
         unfinished.map(|entry| (entry.timestamp_ms, entry.offset)).min()
-    }
-
-    /// The greatest timestamp read; `i64::MIN` before the first message.
-    pub fn read_timestamp_ms(&self) -> i64 {
-        self.read_timestamp_ms
     }
 }
 

@@ -17,6 +17,10 @@ pub struct PartitionBounds {
     pub bytes: u64,
 }
 
+/// A producer's clock may be ahead of ours by so much. A message from beyond would make its partition count as read past
+/// everything that is still to come there.
+const CLOCKS_DIFFER_MS: i64 = 60_000;
+
 /// Why a partition does not go on until an operator has looked. It travels with the commit, so that no rebalance lifts it:
 /// only an instance that was started after it tries again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +79,8 @@ pub struct PartitionState {
     pub halted: Option<Halt>,
     /// Its dead letters.
     pub dead_letters: DeadLetterGauge,
+    /// Greatest timestamp read.
+    read_timestamp_ms: i64,
     /// What was committed last.
     pub committed: Option<Committed>,
     /// Below it, an earlier assignment had read everything (and perhaps more).
@@ -97,6 +103,7 @@ impl PartitionState {
             at_bound: false,
             halted: None,
             dead_letters: DeadLetterGauge::default(),
+            read_timestamp_ms: i64::MIN,
             committed: assigned.committed.clone(),
             read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
             start: assigned.position,
@@ -110,9 +117,13 @@ impl PartitionState {
         Some(self.start).filter(|start| *start > 0 && self.committed.is_none())
     }
 
-    /// Registers a message; `false` for one that was read before.
-    pub fn deliver(&mut self, message: &Message) -> bool {
-        self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len())
+    /// Registers a message that is read now; `false` for one that was read before.
+    pub fn deliver(&mut self, message: &Message, now_ms: u64) -> bool {
+        let is_new = self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len());
+        if is_new && message.timestamp_ms <= (now_ms as i64).saturating_add(CLOCKS_DIFFER_MS) {
+            self.read_timestamp_ms = self.read_timestamp_ms.max(message.timestamp_ms);
+        }
+        is_new
     }
 
     /// Everything has been read.
@@ -153,7 +164,7 @@ impl PartitionState {
         let never_read = self.begins_above().map(|_| (i64::MIN, 0));
         PartitionView {
             oldest_unfinished: never_read.or_else(|| self.tracker.oldest_unfinished()),
-            read_timestamp_ms: self.tracker.read_timestamp_ms(),
+            read_timestamp_ms: self.read_timestamp_ms,
             position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
             at_bound: self.at_bound,
@@ -257,7 +268,8 @@ mod tests {
     #[test]
     fn what_was_read_and_not_committed_is_known_to_be_read_again() {
         let mut first = state(None);
-        (0..5).for_each(|offset| assert!(first.deliver(&message(offset)) && !first.is_replayed(&message(offset))));
+        (0..5)
+            .for_each(|offset| assert!(first.deliver(&message(offset), 1_000) && !first.is_replayed(&message(offset))));
         first.tracker.complete(0, 0);
         first.tracker.complete(3, 0);
         let committed = first.to_commit(u64::MAX).unwrap();
@@ -269,9 +281,21 @@ mod tests {
     }
 
     #[test]
+    fn a_timestamp_far_ahead_does_not_make_a_partition_read_past_what_follows() {
+        let mut state = state(None);
+        let at = |offset, timestamp_ms| Message { timestamp_ms, ..message(offset) };
+        for (offset, timestamp_ms, read) in
+            [(0, 500, 500), (1, 1_000_000, 500), (2, 61_000, 61_000), (3, 61_001, 61_000)]
+        {
+            assert!(state.deliver(&at(offset, timestamp_ms), 1_000));
+            assert_eq!(state.view().read_timestamp_ms, read, "offset {offset}");
+        }
+    }
+
+    #[test]
     fn a_halt_travels_with_the_commit() {
         let mut first = state(None);
-        first.deliver(&message(0));
+        first.deliver(&message(0), 1_000);
         assert_eq!(Halt::of(&first.to_commit(u64::MAX).unwrap()), None);
         let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
         first.halted = Some(halt.clone());

@@ -269,7 +269,9 @@ impl Pipeline {
         let Some(state) = self.partitions.get_mut(&number).filter(|state| state.epoch == batch.epoch) else { return };
         state.high_watermark = state.high_watermark.max(batch.high_watermark);
         state.at_end = false;
-        let messages: Vec<Message> = batch.messages.into_iter().filter(|message| state.deliver(message)).collect();
+        let wall_ms = self.parts.clock.now_ms();
+        let messages: Vec<Message> =
+            batch.messages.into_iter().filter(|message| state.deliver(message, wall_ms)).collect();
         if messages.is_empty() {
             return;
         }

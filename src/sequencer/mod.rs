@@ -163,8 +163,9 @@ impl Sequencer {
             Polled::Messages(batch) => {
                 if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == batch.epoch) {
                     holding.state.high_watermark = holding.state.high_watermark.max(batch.high_watermark);
+                    let wall_ms = self.parts.clock.now_ms();
                     for message in &batch.messages {
-                        holding.state.deliver(message);
+                        holding.state.deliver(message, wall_ms);
                     }
                     // A worker that has ended has said why.
                     let _ = holding.messages.send(batch);
