@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use super::{
     Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Committed, Consumer, End, Message, Polled, Reader,
     TopicPartition,
+    retry::{next_messages, until_answered},
 };
 
 struct Source {
@@ -40,7 +41,7 @@ impl ReplayConsumer {
         let mut assigned = Vec::new();
         for (&number, &end) in ends {
             let partition = TopicPartition { topic: topic.clone(), partition: number };
-            let (low, high) = broker.watermarks(&partition).await?;
+            let (low, high) = until_answered(|| broker.watermarks(&partition)).await?;
             if low > 0 && end > 0 || high < end {
                 return Err(BrokerError {
                     kind: BrokerErrorKind::OutOfRange,
@@ -57,7 +58,7 @@ impl ReplayConsumer {
                 position: 0,
                 high_watermark: end,
             });
-            let reader = broker.read(&partition, 0).await?;
+            let reader = until_answered(|| broker.read(&partition, 0)).await?;
             sources.insert(number, Source { partition, reader, end, paused: false, end_told: false });
         }
         let to_say = VecDeque::from([Polled::Assigned(assigned)]);
@@ -105,8 +106,8 @@ impl Consumer for ReplayConsumer {
             };
             let Some(source) = self.sources.get_mut(&number) else { continue };
             let end = source.end;
-            let messages: Vec<Message> =
-                source.reader.next(WAIT).await?.into_iter().filter(|message| message.offset < end).collect();
+            let read = next_messages(&mut source.reader, self.broker.as_ref(), &source.partition, WAIT).await?;
+            let messages: Vec<Message> = read.into_iter().filter(|message| message.offset < end).collect();
             if !messages.is_empty() {
                 let partition = source.partition.clone();
                 return Ok(Polled::Messages(Batch { partition, epoch: self.epoch, messages, high_watermark: end }));

@@ -5,7 +5,7 @@
 //! its end does not matter, only what the end is. Whoever is live at the frontier has its slots for itself and live parents, so
 //! that nobody waits for what another decision has to bring first.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Borrow, collections::BTreeMap, sync::Arc};
 
 use crate::{
     event::{Decision, DecisionBody},
@@ -122,13 +122,14 @@ pub struct LastVerdicts {
 impl LastVerdicts {
     /// From the decisions that count, in their order, and then the contests that have none yet. Below the chain offset
     /// `frontier` decisions are applied; those on what stands above it only show what had been there before.
-    pub fn new<'a>(
-        decisions: impl IntoIterator<Item = &'a Decision>,
+    pub fn new(
+        decisions: impl IntoIterator<Item = impl Borrow<Decision>>,
         undecided: impl IntoIterator<Item = Txid>,
         frontier: u64,
     ) -> Self {
         let mut verdicts = LastVerdicts::default();
         for decision in decisions {
+            let decision = decision.borrow();
             if decision.chain_offset < frontier {
                 verdicts.apply(&decision.body);
             } else {

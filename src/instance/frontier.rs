@@ -14,8 +14,11 @@ use std::{
 
 use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
-    broker::{Broker, BrokerError, Message, Producer, TopicPartition},
-    event::{Decision, DecisionBody, Event},
+    broker::{
+        Broker, BrokerError, Message, Producer, TopicPartition,
+        retry::{next_messages, until_answered},
+    },
+    event::{DecisionBody, Event},
     ingest::{
         partition::consumed_of,
         plan::TxidMap,
@@ -80,16 +83,17 @@ impl Frontier {
     ) -> Result<(Rebuild, u64), InstanceError> {
         let decided = Decided::read(settings, parts, producer).await?;
         let chain = self.chain.max(decided.handled);
-        let verdicts = Arc::new(LastVerdicts::new(&decided.decisions, decided.undecided, chain));
+        let undecided = decided.undecided.iter().copied();
+        let verdicts = Arc::new(LastVerdicts::new(decided.log.table().iter(), undecided, chain));
         let mut ends = BTreeMap::new();
         for &number in self.validated.keys() {
             ends.insert(number, parts.broker.watermarks(&validated_of(settings, number)).await?.1);
         }
         let mut rebuild = Rebuild { frontier: self.validated, verdicts, stop_at_frontier: true, raised: None };
         if rebuild.frontier != ends {
-            let mut named = decided.named;
-            named.retain(|_, chain_offset| *chain_offset < chain);
-            let mut roots: BTreeSet<Txid> = named.into_keys().collect();
+            let below = decided.log.table().iter().take_while(|decision| decision.chain_offset < chain);
+            let mut roots: BTreeSet<Txid> = below.flat_map(|decision| names(&decision.body)).collect();
+            drop(decided);
             read(parts.broker.as_ref(), &chain_of(settings), 0, chain, |message| listed_in(&message, &mut roots))
                 .await?;
             rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
@@ -100,12 +104,10 @@ impl Frontier {
 
 /// What all decisions come to.
 struct Decided {
-    /// In their order.
-    decisions: Vec<Decision>,
+    /// All of them. They may be many: nothing keeps them twice.
+    log: DecisionLog,
     /// Whose contests lie at or behind the last one, which may not be decided on, or not to the end.
     undecided: Vec<Txid>,
-    /// Who must be there for a decision to be applied, with the offset of the first such decision.
-    named: BTreeMap<Txid, u64>,
     /// Every event of the chain below it has been handled.
     handled: u64,
 }
@@ -118,10 +120,7 @@ impl Decided {
         producer: Arc<dyn Producer>,
     ) -> Result<Self, InstanceError> {
         let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
-        let decisions: Vec<_> = log.table().iter().collect();
-        // The sequencer decides in order; the last event may be half decided.
-        let handled =
-            decisions.last().map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed));
+        let handled = log.table().handled_below();
         let chain = chain_of(settings);
         let (_, high) = parts.broker.watermarks(&chain).await?;
         let mut undecided: Vec<Txid> = Vec::new();
@@ -132,13 +131,7 @@ impl Decided {
             }
         })
         .await?;
-        let mut named = BTreeMap::new();
-        for decision in &decisions {
-            for txid in names(&decision.body) {
-                named.entry(txid).or_insert(decision.chain_offset);
-            }
-        }
-        Ok(Decided { decisions, undecided, named, handled })
+        Ok(Decided { log, undecided, handled })
     }
 }
 
@@ -245,9 +238,10 @@ async fn read(
     if from >= end {
         return Ok(());
     }
-    let mut reader = broker.read(partition, from).await?;
+    let mut reader = until_answered(|| broker.read(partition, from)).await?;
     while reader.position() < end {
-        reader.next(READ_WAIT).await?.into_iter().filter(|message| message.offset < end).for_each(&mut each);
+        let messages = next_messages(&mut reader, broker, partition, READ_WAIT).await?;
+        messages.into_iter().filter(|message| message.offset < end).for_each(&mut each);
     }
     Ok(())
 }

@@ -106,19 +106,24 @@ impl DecisionTable {
 
     /// Every decision, by chain offset and step; parts joined.
     pub fn iter(&self) -> impl Iterator<Item = Decision> + '_ {
-        self.by_offset.keys().flat_map(move |&chain_offset| {
-            let mut next = 0;
-            std::iter::from_fn(move || {
-                let (body, behind) = self.whole(chain_offset, next)?;
-                let step = std::mem::replace(&mut next, behind);
-                Some(Decision { chain_offset, step, body })
-            })
+        self.by_offset.keys().flat_map(|chain_offset| self.on(*chain_offset))
+    }
+
+    /// The decisions on one event, by step; parts joined.
+    fn on(&self, chain_offset: u64) -> impl Iterator<Item = Decision> + '_ {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let (body, behind) = self.whole(chain_offset, next)?;
+            let step = std::mem::replace(&mut next, behind);
+            Some(Decision { chain_offset, step, body })
         })
     }
 
-    /// The greatest chain offset that has a decision.
-    pub fn last_chain_offset(&self) -> Option<u64> {
-        self.by_offset.keys().next_back().copied()
+    /// Every event below this chain offset has been handled: the sequencer decides in order. The last that it decided on
+    /// may be half decided.
+    pub fn handled_below(&self) -> u64 {
+        let last = self.by_offset.keys().rev().find_map(|chain_offset| self.on(*chain_offset).last());
+        last.map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed))
     }
 
     /// Forgets what lies below a chain offset that is handled.
