@@ -176,6 +176,16 @@ pub async fn run(
     together(pipeline, sequencer, shutdown).await
 }
 
+/// What a rebuild did.
+#[derive(Debug, Clone, Copy)]
+pub struct Rebuilt {
+    /// Of the validated transactions.
+    pub pipeline: PipelineReport,
+    /// Contests in the log that nobody has decided yet. The live store may hold slots for those who contest, the rebuilt one does
+    /// not: their digests are the same only once there are none.
+    pub undecided: usize,
+}
+
 /// Rebuilds the state of a live group, as far as it had committed, into an empty store. Publishes nothing and commits
 /// nothing.
 ///
@@ -188,7 +198,7 @@ pub async fn rebuild(
     mut settings: InstanceSettings,
     parts: InstanceParts,
     shutdown: CancellationToken,
-) -> Result<PipelineReport, InstanceError> {
+) -> Result<Rebuilt, InstanceError> {
     let partitions = check_topics(&settings, &parts).await?;
     settings.pipeline.partitions = Some(partitions);
     if parts.store.meta().await?.is_some() {
@@ -200,7 +210,7 @@ pub async fn rebuild(
     first_of_chain(&settings, &parts).await?;
     let nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
-    let (rebuild, chain_frontier) = committed.raise(&settings, &parts, producer.clone()).await?;
+    let (rebuild, chain_frontier, undecided) = committed.raise(&settings, &parts, producer.clone()).await?;
 
     parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
     parts.store.begin_rebuild(chain_frontier).await?;
@@ -230,7 +240,7 @@ pub async fn rebuild(
     if !shutdown.is_cancelled() {
         end_rebuild(&parts.store, nodes, &consumed).await?;
     }
-    Ok(report)
+    Ok(Rebuilt { pipeline: report, undecided })
 }
 
 /// Says in the store that its rebuild has ended, and waits until no node can forget that any more.

@@ -20,7 +20,6 @@ use super::{
 use crate::{
     config::Config,
     engine::StoreUrl,
-    ingest::pipeline::PipelineReport,
     instance::{self, InstanceParts},
     store::{
         Store,
@@ -63,6 +62,8 @@ pub struct ReplayArgs {
 struct Rebuilt<'a> {
     digest: StateDigest,
     events: u64,
+    /// Contests without a decision: until they have one, the live store's digest may be another.
+    undecided: usize,
     chain_offset: u64,
     seconds: f64,
     #[serde(flatten)]
@@ -90,7 +91,8 @@ impl ReplayArgs {
         let (report, survey) = surveyed.await?;
         let rebuilt = Rebuilt {
             digest: survey.digest,
-            events: report.completed,
+            events: report.pipeline.completed,
+            undecided: report.undecided,
             chain_offset: u64::try_from(watched.metrics.chain_offset.get()).unwrap_or(0),
             seconds: started.elapsed().as_secs_f64(),
             stats: &survey.stats,
@@ -103,7 +105,7 @@ impl ReplayArgs {
         config: &Config,
         parts: InstanceParts,
         shutdown: CancellationToken,
-    ) -> Result<PipelineReport, Failure> {
+    ) -> Result<instance::Rebuilt, Failure> {
         let groups = inspect::offsets::groups(parts.broker.as_ref(), config).await?;
         let places = groups.iter().flat_map(|group| &group.partitions);
         let total = places.filter_map(|place| place.committed).sum();
@@ -125,10 +127,16 @@ impl ReplayArgs {
             serde_json::to_writer(&mut *out, rebuilt)?;
             writeln!(out)?;
         } else {
-            let Rebuilt { digest, events, chain_offset, seconds, stats } = rebuilt;
+            let Rebuilt { digest, events, undecided, chain_offset, seconds, stats } = rebuilt;
             writeln!(out, "{events} events and {chain_offset} of the chain in {seconds:.1} s")?;
             writeln!(out, "{} blocks, {} transactions, {} unspent", stats.blocks, stats.transactions, stats.unspent)?;
             writeln!(out, "digest {digest}")?;
+            if *undecided > 0 {
+                writeln!(
+                    out,
+                    "{undecided} contests are not decided yet: the live store may differ by the slots that they hold"
+                )?;
+            }
         }
         Ok(())
     }

@@ -72,7 +72,7 @@ impl Frontier {
         self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
     }
 
-    /// How events are treated up to here, and the chain's frontier.
+    /// How events are treated up to here, the chain's frontier, and how many contests are undecided.
     ///
     /// What may be named must be looked for last: it was in the log before it was named.
     pub(super) async fn raise(
@@ -80,11 +80,12 @@ impl Frontier {
         settings: &InstanceSettings,
         parts: &InstanceParts,
         producer: Arc<dyn Producer>,
-    ) -> Result<(Rebuild, u64), InstanceError> {
+    ) -> Result<(Rebuild, u64, usize), InstanceError> {
         let decided = Decided::read(settings, parts, producer).await?;
         let chain = self.chain.max(decided.handled);
-        let undecided = decided.undecided.iter().copied();
-        let verdicts = Arc::new(LastVerdicts::new(decided.log.table().iter(), undecided, chain));
+        let undecided = decided.undecided.len();
+        let contested = decided.undecided.iter().copied();
+        let verdicts = Arc::new(LastVerdicts::new(decided.log.table().iter(), contested, chain));
         let mut ends = BTreeMap::new();
         for &number in self.validated.keys() {
             ends.insert(number, parts.broker.watermarks(&validated_of(settings, number)).await?.1);
@@ -98,7 +99,7 @@ impl Frontier {
                 .await?;
             rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
         }
-        Ok((rebuild, chain))
+        Ok((rebuild, chain, undecided))
     }
 }
 
@@ -106,7 +107,7 @@ impl Frontier {
 struct Decided {
     /// All of them. They may be many: nothing keeps them twice.
     log: DecisionLog,
-    /// Whose contests lie at or behind the last one, which may not be decided on, or not to the end.
+    /// Whose contests have none yet, or not the whole of one.
     undecided: Vec<Txid>,
     /// Every event of the chain below it has been handled.
     handled: u64,
@@ -123,14 +124,16 @@ impl Decided {
         let handled = log.table().handled_below();
         let chain = chain_of(settings);
         let (_, high) = parts.broker.watermarks(&chain).await?;
-        let mut undecided: Vec<Txid> = Vec::new();
+        let mut contests: Vec<(u64, Txid)> = Vec::new();
         read(parts.broker.as_ref(), &chain, handled.min(high), high, |message| {
             // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
             if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
-                undecided.push(contest.txid);
+                contests.push((message.offset, contest.txid));
             }
         })
         .await?;
+        contests.retain(|(chain_offset, _)| log.table().whole(*chain_offset, 0).is_none());
+        let undecided = contests.into_iter().map(|(_, txid)| txid).collect();
         Ok(Decided { log, undecided, handled })
     }
 }

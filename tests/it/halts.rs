@@ -160,7 +160,7 @@ async fn decisions_of_another_topic_are_refused_by_name() {
         other.settings.topics.decisions = name.into();
         let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
         let rebuilt = instance::rebuild(other.settings.clone(), other.parts(&store), CancellationToken::new()).await;
-        for refused in [other.start().task.await.unwrap(), rebuilt] {
+        for refused in [other.start().ended().await.map(drop), rebuilt.map(drop)] {
             let why = refused.expect_err(name).to_string();
             assert!(why.starts_with(&format!("topic `{name}` is not the one that holds the decisions")), "{why}");
             assert!(

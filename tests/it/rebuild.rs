@@ -99,6 +99,28 @@ async fn what_was_decided_and_not_committed_is_applied() {
     assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 
+/// The chain stands at a block that lists what is not there: the live store has given the contestant what was free.
+#[tokio::test(start_paused = true)]
+async fn contests_that_nobody_has_decided_yet_are_counted() {
+    let world = World::new().await;
+    let seed = world.seed(1, 3).await;
+    let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 1, 2));
+    let running = world.start();
+    world.validate(&first).await;
+    pause().await;
+    world.mine(1, &[&spend(&[seed.coin(2)], 1, 3)]).await;
+    pause().await;
+    world.validate(&second).await;
+    pause().await;
+    running.stop().await;
+
+    let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+    let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
+    assert_eq!(rebuilt.await.unwrap().undecided, 1);
+    assert_eq!(state(&store, &second).await, state(&world.store, &second).await);
+    assert_ne!(digest(&store).await, digest(&world.store).await, "the slot that it holds");
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_had_below_the_frontier_ends_a_rebuild_by_name() {
     let mut world = World::new().await;
