@@ -5,9 +5,17 @@
 //! changed in the meantime is done again: on what an earlier call of the group has made of it, or else on what is stored. A
 //! record that no group after [`Job::seen`] changed is still as it was found. So one thread, which writes, has little
 //! else to do, and what can be done by many is done by many.
+//!
+//! It is two threads: while the disk has a group ([`Writer`]), the next one is put right and made into a batch. Only what
+//! has to be read again and was changed by the group on its way waits for that.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    io,
+    sync::{
+        Arc,
+        atomic::Ordering,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
     thread::JoinHandle,
 };
 
@@ -18,6 +26,7 @@ use super::{
     job::{Job, Touched},
     known::Learner,
     recent::{Changed, Recent},
+    stopped,
     tables::{Tables, disk},
 };
 use crate::{
@@ -39,26 +48,99 @@ pub(super) fn start(
     tables: Arc<Tables>,
     rules: Rules,
     mut queue: mpsc::Receiver<Call>,
-) -> std::io::Result<JoinHandle<Result<(), EngineError>>> {
+) -> io::Result<JoinHandle<Result<(), EngineError>>> {
+    let mut writer = Writer::start(&tables)?;
     std::thread::Builder::new().name("fjall-committer".into()).spawn(move || {
-        let mut buffer = Vec::new();
-        let mut recent = Recent::default();
-        let mut learner = None;
-        while let Some(first) = queue.blocking_recv() {
-            // Not before: who only reads creates nothing.
-            learner.get_or_insert_with(|| Learner::start(&tables));
-            let (mut jobs, waiting) = gather(first, &mut queue);
-            commit(&tables, &rules, &mut jobs, &mut recent, &mut buffer);
-            for (job, done) in jobs.into_iter().zip(waiting) {
-                // Who does not wait any more does not want to know.
-                let _ = done.send(job);
-            }
-        }
-        drop(learner);
+        let ended = work(&tables, &rules, &mut queue, &mut writer);
+        // Whoever opens the directory next must not find it in use.
+        writer.join();
+        ended?;
         tables.database.persist(PersistMode::SyncAll).map_err(|error| disk("close", "store", &error))
     })
 }
 
+fn work(
+    tables: &Arc<Tables>,
+    rules: &Rules,
+    queue: &mut mpsc::Receiver<Call>,
+    writer: &mut Writer,
+) -> Result<(), EngineError> {
+    let mut buffer = Vec::new();
+    let mut recent = Recent::default();
+    let mut learner = None;
+    while let Some(first) = queue.blocking_recv() {
+        // Not before: who only reads creates nothing.
+        learner.get_or_insert_with(|| Learner::start(tables));
+        let (mut jobs, waiting) = gather(first, queue);
+        let changed = reconcile(tables, rules, &mut jobs, &recent, || writer.rest())?;
+        let batch = batch(tables, &mut jobs, &mut buffer);
+        writer.write(Group { jobs, waiting, batch })?;
+        recent.push(changed);
+    }
+    writer.rest()
+}
+
+/// Calls that are written together.
+struct Group {
+    jobs: Vec<Job>,
+    /// Parallel to `jobs`.
+    waiting: Vec<oneshot::Sender<Job>>,
+    batch: WriteBatch,
+}
+
+/// Has one group at a time written, in the order in which they come.
+struct Writer {
+    groups: SyncSender<Group>,
+    written: Receiver<()>,
+    /// Whether the last group is on its way.
+    busy: bool,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    fn start(tables: &Arc<Tables>) -> io::Result<Self> {
+        let (groups, queue) = sync_channel::<Group>(1);
+        let (tell, written) = sync_channel(1);
+        let tables = tables.clone();
+        let thread = std::thread::Builder::new().name("fjall-writer".into()).spawn(move || {
+            for Group { mut jobs, waiting, batch } in queue {
+                write(&tables, &mut jobs, batch);
+                if tell.send(()).is_err() {
+                    return;
+                }
+                for (job, done) in jobs.into_iter().zip(waiting) {
+                    // Who does not wait any more does not want to know.
+                    let _ = done.send(job);
+                }
+            }
+        })?;
+        Ok(Writer { groups, written, busy: false, thread })
+    }
+
+    /// Waits until nothing is on its way.
+    fn rest(&mut self) -> Result<(), EngineError> {
+        if std::mem::take(&mut self.busy) { self.written.recv().map_err(|_| ended()) } else { Ok(()) }
+    }
+
+    /// Sends a group on its way, once the one before is written.
+    fn write(&mut self, group: Group) -> Result<(), EngineError> {
+        self.rest()?;
+        self.busy = true;
+        self.groups.send(group).map_err(|_| ended())
+    }
+
+    /// Lets what is on its way come to its end.
+    fn join(self) {
+        drop(self.groups);
+        drop(self.written);
+        // A panic was told to who waited.
+        let _ = self.thread.join();
+    }
+}
+
+fn ended() -> EngineError {
+    stopped("apply", "the writer")
+}
 /// The calls that are waiting, as they came.
 fn gather(first: Call, queue: &mut mpsc::Receiver<Call>) -> (Vec<Job>, Vec<oneshot::Sender<Job>>) {
     let mut rows = 0;
@@ -73,18 +155,15 @@ fn gather(first: Call, queue: &mut mpsc::Receiver<Call>) -> (Vec<Job>, Vec<onesh
     calls
 }
 
-fn commit(tables: &Tables, rules: &Rules, jobs: &mut [Job], recent: &mut Recent, buffer: &mut Vec<u8>) {
-    let changed = reconcile(tables, rules, jobs, recent);
-    if let Err(error) = write(tables, jobs, buffer) {
-        jobs.iter_mut().for_each(|job| job.fail(&error));
-    }
-    recent.push(changed);
-    // Before the answers: who is answered and calls again finds everything that this group wrote.
-    tables.groups.fetch_add(1, Ordering::Release);
-}
-
-/// Makes of calls that were done side by side what they are one after the other.
-fn reconcile(tables: &Tables, rules: &Rules, jobs: &mut [Job], recent: &Recent) -> Changed {
+/// Makes of calls that were done side by side what they are one after the other. Before it reads what the group on its
+/// way changes, it has that one `rest`.
+fn reconcile(
+    tables: &Tables,
+    rules: &Rules,
+    jobs: &mut [Job],
+    recent: &Recent,
+    mut rest: impl FnMut() -> Result<(), EngineError>,
+) -> Result<Changed, EngineError> {
     let most = jobs.iter().map(|job| job.touched.len()).sum();
     let mut changed = Changed::with_capacity_and_hasher(most, Default::default());
     for number in 0..jobs.len() {
@@ -96,6 +175,9 @@ fn reconcile(tables: &Tables, rules: &Rules, jobs: &mut [Job], recent: &Recent) 
             if let Some((by, there)) = changed.get(&key) {
                 job.go_on(rules, place, &mut earlier[*by].touched[*there]);
             } else if touched.is_unread() || recent.may_differ(&key, job.seen) {
+                if recent.is_last(&key) {
+                    rest()?;
+                }
                 job.read_again(tables, rules, place);
             }
             if job.touched[place].is_changed() {
@@ -103,12 +185,12 @@ fn reconcile(tables: &Tables, rules: &Rules, jobs: &mut [Job], recent: &Recent) 
             }
         }
     }
-    changed
+    Ok(changed)
 }
 
 /// One batch: all of it is there after a crash, or nothing. Ascending by key, and keyspace by keyspace: that halves what
 /// fjall takes for it, as each search in its memory goes most of the way that the last one went.
-fn write(tables: &Tables, jobs: &mut [Job], buffer: &mut Vec<u8>) -> Result<(), EngineError> {
+fn batch(tables: &Tables, jobs: &mut [Job], buffer: &mut Vec<u8>) -> WriteBatch {
     let mut touched: Vec<&mut Touched> =
         jobs.iter_mut().flat_map(|job| &mut job.touched).filter(|touched| touched.is_changed()).collect();
     touched.sort_by_key(|touched| touched.order());
@@ -117,7 +199,15 @@ fn write(tables: &Tables, jobs: &mut [Job], buffer: &mut Vec<u8>) -> Result<(), 
     batch = batch.durability(Some(PersistMode::SyncData));
     touched.iter_mut().for_each(|touched| touched.write(tables, &mut batch, buffer));
     touched.iter().for_each(|touched| touched.reindex(tables, &mut batch));
-    batch.commit().map_err(|error| not_written(&error))
+    batch
+}
+
+fn write(tables: &Tables, jobs: &mut [Job], batch: WriteBatch) {
+    if let Err(error) = batch.commit().map_err(|error| not_written(&error)) {
+        jobs.iter_mut().for_each(|job| job.fail(&error));
+    }
+    // Before the answers: who is answered and calls again finds everything that this group wrote.
+    tables.groups.fetch_add(1, Ordering::Release);
 }
 
 /// A batch whose write or sync failed may be on disk all the same. From then on the store takes no more.

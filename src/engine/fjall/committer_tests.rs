@@ -32,8 +32,25 @@ impl Bench {
 
     /// Writes the calls as one group.
     fn commit(&mut self, jobs: impl Into<Vec<Job>>) -> Vec<Vec<Answer>> {
+        let (jobs, batch) = self.reconcile(jobs, |_| ());
+        self.write(jobs, batch)
+    }
+
+    /// What is to be written for the calls; `rest` is asked to end what is on its way.
+    fn reconcile(&mut self, jobs: impl Into<Vec<Job>>, mut rest: impl FnMut(&Self)) -> (Vec<Job>, WriteBatch) {
         let mut jobs = jobs.into();
-        super::commit(&self.tables, &RULES, &mut jobs, &mut self.recent, &mut Vec::new());
+        let rest = || {
+            rest(self);
+            Ok(())
+        };
+        let changed = super::reconcile(&self.tables, &RULES, &mut jobs, &self.recent, rest).unwrap();
+        let batch = super::batch(&self.tables, &mut jobs, &mut Vec::new());
+        self.recent.push(changed);
+        (jobs, batch)
+    }
+
+    fn write(&self, mut jobs: Vec<Job>, batch: WriteBatch) -> Vec<Vec<Answer>> {
+        super::write(&self.tables, &mut jobs, batch);
         jobs.into_iter().map(Job::answers).collect()
     }
 
@@ -98,6 +115,36 @@ fn what_a_call_found_and_another_group_changed_since_is_found_again() {
     assert!(refused_for(&bench.commit([second])[0][0], 7));
     assert!(is_done(&bench.commit([other])[0][0]));
     assert_eq!([bench.spender(1, 0), bench.spender(1, 1)], [Some(7), Some(9)], "the second is on top of the first");
+}
+
+#[test]
+fn what_the_group_on_its_way_changes_is_found_once_it_is_written() {
+    let mut bench = Bench::new();
+    bench.apply([create(page(1, 2)), create(page(2, 1))]);
+    let calls = [bench.prepare([spend(txid(1), 7, &[0])]), bench.prepare([spend(txid(2), 7, &[0])])];
+    let behind = [bench.prepare([create(page(3, 1)), spend(txid(1), 8, &[0])]), bench.prepare([spend(txid(1), 9, &[1])])];
+    let mut on_its_way = Some(bench.reconcile(calls, |_| unreachable!("nothing is on its way")));
+    let (behind, batch) = bench.reconcile(behind, |bench| {
+        if let Some((jobs, batch)) = on_its_way.take() {
+            assert!(bench.write(jobs, batch).iter().flatten().all(is_done));
+        }
+    });
+    assert!(on_its_way.is_none(), "the second group waited for the first");
+    let answers = bench.write(behind, batch);
+    assert!(is_done(&answers[0][0]) && refused_for(&answers[0][1], 7) && is_done(&answers[1][0]), "{answers:?}");
+    assert_eq!([bench.spender(1, 0), bench.spender(1, 1), bench.spender(2, 0)], [Some(7), Some(9), Some(7)]);
+}
+
+#[test]
+fn nobody_waits_for_a_group_that_changes_other_records() {
+    let mut bench = Bench::new();
+    bench.apply([create(page(1, 1)), create(page(2, 1))]);
+    let calls = [bench.prepare([spend(txid(1), 7, &[0])])];
+    let behind = [bench.prepare([spend(txid(2), 8, &[0]), create(page(3, 1))])];
+    let (calls, first) = bench.reconcile(calls, |_| unreachable!("nothing is on its way"));
+    let (behind, second) = bench.reconcile(behind, |_| unreachable!("other records"));
+    assert!(bench.write(calls, first).iter().chain(&bench.write(behind, second)).flatten().all(is_done));
+    assert_eq!([bench.spender(1, 0), bench.spender(2, 0)], [Some(7), Some(8)]);
 }
 
 #[test]

@@ -21,13 +21,18 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Another group was written, or may have been.
+    /// Another group is on its way.
     pub fn push(&mut self, changed: Changed) {
         self.groups += 1;
         self.latest.push_back(changed);
         if self.latest.len() > REMEMBERED {
             self.latest.pop_front();
         }
+    }
+
+    /// Whether the last group changed it, which may be on its way still.
+    pub fn is_last(&self, key: &Key) -> bool {
+        self.latest.back().is_some_and(|changed| changed.contains_key(key))
     }
 
     /// Whether a record that was read when there were `seen` groups may be another now.
