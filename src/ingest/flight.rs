@@ -111,6 +111,11 @@ pub enum Stage {
     Looking,
     /// Its own record is being read, before it is parked.
     ReadingOwn,
+    /// The record that an earlier event of its transaction made is being read.
+    ReadingFirst {
+        /// Why it is to be contested; `None`: its slots are all its own.
+        contested: Option<Reason>,
+    },
     /// Waits for its next try.
     Parked,
     /// Its create is on its way.

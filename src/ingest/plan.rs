@@ -375,7 +375,7 @@ impl Planner {
         let forgets = self.store_forgets;
         let Some(flight) = self.get(id) else { return };
         let (stage, waits) = (flight.stage, flight.waits());
-        if !waits && !matches!(stage, Stage::ReadingOwn | Stage::Looking) {
+        if !waits && !matches!(stage, Stage::ReadingOwn | Stage::ReadingFirst { .. } | Stage::Looking) {
             // It was asked while it waited, and has moved since.
             return;
         }
@@ -385,6 +385,10 @@ impl Planner {
                 self.wait_no_longer(id);
             }
             self.came_second(id, contradicts);
+            return self.settle_ready(now_ms);
+        }
+        if let Stage::ReadingFirst { contested } = stage {
+            self.first_was_read(id, contested, own, now_ms);
             return self.settle_ready(now_ms);
         }
         match own.map(Page::state) {
@@ -421,6 +425,9 @@ impl Planner {
 
     /// Creates the transaction, live, with the spends of the children that wait for it.
     fn create(&mut self, id: FlightId) {
+        if self.writes_nothing(id) {
+            return self.read_own(id, Stage::ReadingFirst { contested: None });
+        }
         let Some(flight) = self.get(id) else { return };
         let page = flight.work.page().clone();
         let children = flight.children.clone();

@@ -80,24 +80,26 @@ impl Handler {
         let mut phase = Phase::Evaluate;
         loop {
             let body = steps.decide(self.judge(at, phase, txid, reopen)).await?;
+            // What is decided behind it may be new.
+            let applied_again = steps.is_applied_again();
             let contest = match reopen {
                 Reopen::ByEvent(contest) if self.is_carried_out(at, &body, txid) => Some(contest),
                 _ => None,
             };
             if let Some(contest) = contest.filter(|_| !was_live(&body)) {
-                if steps.is_applied_again() {
+                if applied_again {
                     self.restore_contestant(at, contest).await?;
                 } else if at.making == Making::Replaying {
                     // Should it wait for what this very decision gives it: a stub makes it come.
                     self.contest_holders(at, Phase::Apply, vec![txid]).await?;
                 }
                 let has_won = matches!(body, DecisionBody::Accepted { .. });
-                self.adopt_body(at, steps.is_applied_again(), contest, has_won).await?;
+                self.adopt_body(at, applied_again, contest, has_won).await?;
             }
             self.carry_out(at, steps, body.clone()).await?;
             // What was live keeps its body until it has fallen.
-            if let Some(contest) = contest.filter(|_| was_live(&body) || steps.is_applied_again()) {
-                self.adopt_body(at, steps.is_applied_again(), contest, false).await?;
+            if let Some(contest) = contest.filter(|_| was_live(&body) || applied_again) {
+                self.adopt_body(at, applied_again, contest, false).await?;
             }
             // What was applied would refuse an evaluation that is stamped before it.
             phase = Phase::Apply;
@@ -135,7 +137,8 @@ impl Handler {
         };
         let height = page.master.as_ref().and_then(|master| master.unmined_since).unwrap_or(self.height());
         let may_wait = match reopen {
-            Reopen::Reconsider => false,
+            // The parents of what is live are there, or come again where a node forgot them.
+            Reopen::Reconsider => was_live && self.parts.nodes.may_forget(),
             Reopen::ByEvent(contest) => !matches!(contest.reason, Reason::MissingParent { .. }),
         };
         if let Reopen::ByEvent(contest) = reopen

@@ -160,12 +160,16 @@ pub struct Handler {
     pub state: ChainState,
     /// For events that are read again.
     pub(super) readers: Mutex<Readers>,
+    /// With parents that a node forgot before the chain was taken hold of: they come again by themselves. One for all of them,
+    /// since some never do.
+    pub(super) returning: Patience,
 }
 
 impl Handler {
     /// Handles what comes after `state`.
     pub fn new(parts: SequencerParts, state: ChainState) -> Self {
-        Handler { parts, state, readers: Mutex::default() }
+        let returning = Patience::new(parts.nodes.may_forget());
+        Handler { parts, state, readers: Mutex::default(), returning }
     }
 
     /// The page and slot of an outpoint.
@@ -354,6 +358,11 @@ impl Patience {
     /// Whether it has lasted long enough.
     pub fn is_over(self) -> bool {
         self.0.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Whether nothing that may have been forgotten is waited for any more, if it ever was.
+    pub fn is_spent(self) -> bool {
+        self.0.is_none() || self.is_over()
     }
 }
 

@@ -44,24 +44,27 @@ struct Win<'a> {
 const BODIES_AT_ONCE: usize = 256;
 
 impl Handler {
-    /// Does what a verdict says. Every part is idempotent, so it can be done again from its beginning.
+    /// Does what a verdict says, the last that was taken of `steps`. Every part is idempotent, so it can be done again from
+    /// its beginning.
     pub async fn carry_out(&self, at: At, steps: &mut Steps<'_>, body: DecisionBody) -> Result<(), Stop> {
+        // As of the verdict: its cone may have been decided on only in part when a node forgot.
+        let applied_again = steps.is_applied_again();
         match body {
             DecisionBody::Accepted { txid, height, inputs, losers, by_block } => {
                 let win = Win { txid, height, inputs: &inputs, losers: &losers, by_block };
-                self.accept(at, steps, win).await
+                self.accept(at, steps, applied_again, win).await
             }
             DecisionBody::Conflicting { txid, reason, height, live } => {
                 let loser = Loser { txid, reason, was_live: live };
-                let members = self.fell(at, steps, height, vec![loser], None).await?;
-                let settled = self.settle(at, steps.is_applied_again(), &members).await?;
+                let members = self.fell(at, steps, applied_again, height, vec![loser], None).await?;
+                let settled = self.settle(at, applied_again, &members).await?;
                 self.second_chances(at, &settled, None, &members).await?;
                 if let Reason::MissingParent { parent } = reason {
                     self.chance_if_it_came(at, txid, parent).await?;
                 }
                 self.tell_conflicting(at, members).await
             }
-            DecisionBody::PassedOver { txid } => self.settle_passed_over(at, steps.is_applied_again(), txid).await,
+            DecisionBody::PassedOver { txid } => self.settle_passed_over(at, applied_again, txid).await,
             DecisionBody::Cone { .. }
             | DecisionBody::CommandDone { .. }
             | DecisionBody::Closed
@@ -72,10 +75,10 @@ impl Handler {
         }
     }
 
-    async fn accept(&self, at: At, steps: &mut Steps<'_>, win: Win<'_>) -> Result<(), Stop> {
+    async fn accept(&self, at: At, steps: &mut Steps<'_>, applied_again: bool, win: Win<'_>) -> Result<(), Stop> {
         let Win { txid, height, inputs, losers, by_block } = win;
         let wins = at.making == Making::Allowed || self.ends_live(at, &txid);
-        let contested = self.contest_again(at, steps.is_applied_again(), txid, inputs, losers).await?;
+        let contested = self.contest_again(at, applied_again, txid, inputs, losers).await?;
         let input_of = |loser: &Txid| {
             inputs
                 .iter()
@@ -88,17 +91,21 @@ impl Handler {
             .iter()
             .map(|loser| Loser { txid: *loser, reason: reason_of(loser), was_live: true })
             .collect::<Vec<_>>();
-        let members = if lost.is_empty() { Vec::new() } else { self.fell(at, steps, height, lost, Some(txid)).await? };
+        let members = if lost.is_empty() {
+            Vec::new()
+        } else {
+            self.fell(at, steps, applied_again, height, lost, Some(txid)).await?
+        };
         if wins {
-            self.respend(at, steps.is_applied_again(), txid, inputs).await?;
+            self.respend(at, applied_again, txid, inputs).await?;
             // What is stored now may be by another event than what was decided on.
-            if by_block || steps.is_applied_again() || at.making == Making::Replaying {
-                self.adopt_proven(at, steps.is_applied_again(), txid).await?;
+            if by_block || applied_again || at.making == Making::Replaying {
+                self.adopt_proven(at, applied_again, txid).await?;
             }
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
-            self.note_child(at, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
+            self.note_child(at, applied_again, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         }
-        let settled = self.settle(at, steps.is_applied_again(), &members).await?;
+        let settled = self.settle(at, applied_again, &members).await?;
         self.publish_reconsider(at, &contested).await?;
         self.second_chances(at, &settled, Some(txid), &members).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
@@ -169,6 +176,7 @@ impl Handler {
         &self,
         at: At,
         steps: &mut Steps<'_>,
+        applied_again: bool,
         height: u32,
         losers: Vec<Loser>,
         winner: Option<Txid>,
@@ -185,7 +193,7 @@ impl Handler {
             };
             if chunk.is_empty() {
                 members.retain(|loser| !self.ends_live(at, &loser.txid));
-                self.after_cone(at, steps.is_applied_again(), &members, &visited).await?;
+                self.after_cone(at, applied_again, &members, &visited).await?;
                 return Ok(members);
             }
             let chunk: Vec<Loser> = chunk
@@ -348,14 +356,15 @@ impl Handler {
 
     async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
         let inputs = self.inputs_of(page)?;
-        // Who is not there while a decision is applied again was there when it was made, and comes again: but for the one
-        // that was missing by verdict.
+        // Who is not there while a decision is applied again to a store that forgets was there when it was made, and comes
+        // again: but for the one that was missing by verdict.
         let missing = match page.state() {
             TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent })) => Some(parent),
             _ => None,
         };
-        self.settle_slots(at, page.txid, &inputs, |parent| !applied_again || missing == Some(parent)).await?;
-        self.note_child(at, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
+        let forgotten = applied_again && self.parts.nodes.may_forget();
+        self.settle_slots(at, page.txid, &inputs, |parent| !forgotten || missing == Some(parent)).await?;
+        self.note_child(at, applied_again, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
         Ok(inputs.into_iter().map(|(outpoint, _)| outpoint).collect())
     }
 
@@ -407,23 +416,35 @@ impl Handler {
         Ok(())
     }
 
+    /// Names a conflicting child to its parents, or takes the name away. A parent that a node forgot, `applied_again`, is waited
+    /// for: it comes without the names of its children, and the child would have no second chance.
     async fn note_child(
         &self,
         at: At,
+        applied_again: bool,
         child: Txid,
         parents: impl Iterator<Item = Txid>,
         conflicting: bool,
     ) -> Result<(), Stop> {
-        let rows = distinct(parents).into_iter().map(|parent| {
-            let operation = if conflicting {
-                Sequenced::AddConflictingChild(child)
-            } else {
-                Sequenced::RemoveConflictingChild(child)
-            };
-            at.row(Phase::Apply, Key::master(parent), operation)
-        });
-        self.apply(rows.collect()).await?;
-        Ok(())
+        let mut parents = distinct(parents);
+        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: the parents of {child}", at.offset));
+        loop {
+            let rows = parents.iter().map(|parent| {
+                let operation = if conflicting {
+                    Sequenced::AddConflictingChild(child)
+                } else {
+                    Sequenced::RemoveConflictingChild(child)
+                };
+                at.row(Phase::Apply, Key::master(*parent), operation)
+            });
+            let outcomes = self.apply(rows.collect()).await?;
+            let mut absent = outcomes.iter().map(|outcome| *outcome == Outcome::Rejected(Rejection::NotFound));
+            parents.retain(|_| absent.next() == Some(true));
+            if parents.is_empty() || !applied_again || self.returning.is_spent() {
+                return Ok(());
+            }
+            waiting.look_again(&names(&parents)).await;
+        }
     }
 
     /// Publishes `Reconsider` for the conflicting transactions that name a settled slot which nobody holds now, or what was

@@ -4,17 +4,21 @@
 use std::time::Duration;
 
 use utxo_store::{
-    broker::{Broker, TopicPartition},
+    broker::{Broker, Message, TopicPartition},
     engine::Row,
     event::{Action, Command, Contest, DecidedInput, Decision, DecisionBody, Event, Position},
+    ingest::{
+        dead_letters::DeadLetterLimits,
+        prepare::{Prepared, prepare},
+    },
     record::{Body, Key, Operation, Phase, Reason, Sequenced, SpendingData, Stamp, TxState, Verdict},
     store::canonical::BodyHash,
 };
 
 use crate::world::{Coin, MAY_FORGET, Made, PARTITIONS, World, block_event, coinbase, spend, spend_claiming};
 
-/// A contest of a transaction by its `nth` event.
-async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
+/// The events of a transaction, with their partition.
+async fn events_of(world: &World, made: &Made) -> Vec<(i32, Message)> {
     let mut events = Vec::new();
     for number in 0..PARTITIONS {
         let partition = TopicPartition { topic: "txs".into(), partition: number };
@@ -22,14 +26,18 @@ async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
         let mut reader = world.broker.read(&partition, 0).await.unwrap();
         while reader.position() < end {
             let messages = reader.next(Duration::from_millis(1)).await.unwrap();
-            events.extend(
-                messages.into_iter().filter(|message| *message.key == made.txid.0).map(|message| (number, message)),
-            );
+            let of = |message: &Message| *message.key == made.txid.0 && Event::decode(&message.payload).is_ok();
+            events.extend(messages.into_iter().filter(of).map(|message| (number, message)));
         }
     }
-    let (partition, message) = &events[nth];
+    events
+}
+
+/// A contest of a transaction by its `nth` event.
+async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
+    let (partition, message) = events_of(world, made).await.remove(nth);
     let (offset, timestamp_ms) = (message.offset, message.timestamp_ms);
-    let position = Position { topic: "txs".into(), partition: *partition, offset, timestamp_ms };
+    let position = Position { topic: "txs".into(), partition, offset, timestamp_ms };
     let Event::Validated(validated) = Event::decode(&message.payload).unwrap() else { panic!("no transaction") };
     let body = BodyHash::of(&Body::Transaction(message.payload.slice_ref(validated.tx))).hash();
     let event = Event::Contest(Contest { txid: made.txid, position, body, reason });
@@ -39,9 +47,18 @@ async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
 /// All that was decided on an event of the chain.
 async fn decided(world: &World, chain_offset: u64, bodies: Vec<DecisionBody>) {
     for (body, step) in bodies.into_iter().chain([DecisionBody::Closed]).zip(0..) {
-        let event = Event::Decision(Decision { chain_offset, step, body });
-        world.produce("decisions", &chain_offset.to_be_bytes(), event.encode()).await;
+        decision(world, chain_offset, step, body).await;
     }
+}
+
+/// The first that was decided on an event of the chain, and nothing behind it.
+async fn decided_first(world: &World, chain_offset: u64, body: DecisionBody) {
+    decision(world, chain_offset, 0, body).await;
+}
+
+async fn decision(world: &World, chain_offset: u64, step: u32, body: DecisionBody) {
+    let event = Event::Decision(Decision { chain_offset, step, body });
+    world.produce("decisions", &chain_offset.to_be_bytes(), event.encode()).await;
 }
 
 /// An accepted transaction; each input with who held its slot.
@@ -172,6 +189,26 @@ async fn a_verdict_is_applied_again_to_what_another_event_made_live() {
     world.check_without_model("another event made it live").await;
 }
 
+/// The same, but the node forgot before all of the verdict's cone was decided: what is decided behind the verdict is new, and the
+/// verdict is applied again all the same (simulator, seed 53887).
+#[tokio::test(start_paused = true)]
+async fn a_verdict_is_applied_again_before_its_cone_was_decided() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let honest = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&honest).await;
+    stored_for_good(&world, &[&honest]).await;
+    let wrong = Coin { script: vec![0x52], ..seed.coin(0) };
+    let lie = spend_claiming(&[seed.coin(0)], &[wrong], 1, 1);
+    world.validate(&lie).await;
+    contest(&world, &lie, 1, Reason::Mismatch { input: 0 }).await;
+    decided_first(&world, 0, conflicting(&lie, Reason::Mismatch { input: 0 }, false)).await;
+    run(&world).await;
+    let page = world.page(&lie).await.unwrap();
+    assert_eq!(page.body(), Some(&Body::Transaction(lie.extended.clone())));
+    world.check_without_model("before its cone was decided").await;
+}
+
 /// The first event of a transaction claims wrongly what it spends, and its contest was passed over, because a node had forgotten it. It
 /// lost by the second, for a parent that was conflicting, and won by a `Reconsider`, which names neither (simulator, seed 40910).
 #[tokio::test(start_paused = true)]
@@ -277,4 +314,93 @@ async fn slots_that_are_held_are_compared_with_what_is_claimed() {
     let page = world.page(&honest).await.unwrap();
     assert_eq!((page.state(), page.body()), (TxState::Live, Some(&Body::Transaction(honest.extended.clone()))));
     world.check("held and claimed").await;
+}
+
+/// A loser's verdict is applied again before a parent of it has come back, and with that the parent learns of it. So it has a second
+/// chance when its rival falls.
+#[tokio::test(start_paused = true)]
+async fn a_loser_is_named_to_a_parent_that_comes_again() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 2).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let winner = spend(&[parent.coin(0), seed.coin(1)], 1, 2);
+    let loser = spend(&[parent.coin(0)], 1, 3);
+    let rival = spend(&[seed.coin(1)], 1, 4);
+    stored_for_good(&world, &[&seed]).await;
+    for made in [&winner, &loser] {
+        world.validate(made).await;
+    }
+    let reason = Reason::DoubleSpend { input: 0, winner: winner.txid };
+    contest(&world, &loser, 0, reason).await;
+    decided(&world, 0, vec![conflicting(&loser, reason, false), cone_ends()]).await;
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    world.validate(&parent).await;
+    world.until_consumed().await;
+    assert_eq!(state(&world, &winner).await, Some(TxState::Live));
+    assert_eq!(state(&world, &loser).await, Some(TxState::Conflicting(Verdict::Conflicting(reason))));
+    world.validate(&rival).await;
+    world.mine(1, &[&rival]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &rival).await, Some(TxState::Live));
+    assert_eq!(state(&world, &loser).await, Some(TxState::Live));
+    world.check_without_model("named to its parent").await;
+}
+
+/// A node forgot the parent of what is live, and a `Reconsider` comes before the parent comes again.
+#[tokio::test(start_paused = true)]
+async fn a_reconsider_of_what_is_live_waits_for_a_forgotten_parent() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let child = spend(&[parent.coin(0)], 1, 2);
+    stored_for_good(&world, &[&seed]).await;
+    world.validate(&child).await;
+    let (_, message) = events_of(&world, &child).await.remove(0);
+    let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!("no event") };
+    let create = Operation::Create(tx.page.clone());
+    world.store.apply(vec![Row { key: Key::master(child.txid), operation: create }]).await.unwrap();
+    let action = Action::Reconsider { txid: child.txid };
+    world.produce("chain", b"", Event::Command(Command { id: [1; 16], action }).encode()).await;
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    world.validate(&parent).await;
+    world.until_consumed().await;
+    running.stop().await;
+    let page = world.page(&child).await.unwrap();
+    assert_eq!((page.state(), page.verdict()), (TxState::Live, None), "nothing was ever against it");
+    world.check_without_model("a forgotten parent").await;
+}
+
+/// A node forgot a contestant between its decision and its verdict, and the partition of its event stands: the chain does not
+/// (simulator, seeds 133, 230, 480, where the event waited for a parent whose contest stood behind).
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_contestant_is_stored_again_by_its_contest() {
+    let mut world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    world.validate(&winner).await;
+    stored_for_good(&world, &[&winner]).await;
+    for _ in 0..3 {
+        world.produce("txs", &loser.txid.0, vec![9]).await;
+    }
+    world.validate(&loser).await;
+    let reason = Reason::DoubleSpend { input: 0, winner: winner.txid };
+    contest(&world, &loser, 0, reason).await;
+    decided(&world, 0, vec![conflicting(&loser, reason, false), cone_ends()]).await;
+    let limits = std::mem::replace(
+        &mut world.settings.pipeline.dead_letter_limits,
+        DeadLetterLimits { consecutive: 3, ratio: 1.0 },
+    );
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(running.health.ready().reasons.contains_key("partitions_running"), "its partition stands");
+    let page = world.page(&loser).await.unwrap();
+    assert_eq!(page.state(), TxState::Conflicting(Verdict::Conflicting(reason)));
+    assert_eq!(page.body(), Some(&Body::Transaction(loser.extended.clone())));
+    running.stop().await;
+    world.settings.pipeline.dead_letter_limits = limits;
+    run(&world).await;
+    world.check_without_model("stored again").await;
 }

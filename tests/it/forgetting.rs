@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use utxo_store::{
+    broker::memory::MemoryFaults,
     engine::fault::Faults,
-    record::{Key, TxState, Verdict},
+    record::{Body, Key, TxState, Verdict},
 };
 
-use crate::world::{Coin, MAY_FORGET, Made, World, spend};
+use crate::world::{Coin, MAY_FORGET, Made, World, spend, spend_claiming};
 
 async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
@@ -254,6 +255,33 @@ async fn a_cone_is_flagged_again_with_two_instances() {
         assert!(matches!(state(&world, made).await, TxState::Conflicting(_)), "{}", made.txid);
     }
     world.check("a cone").await;
+}
+
+/// Two events of a transaction that say otherwise. The record that the first has made is forgotten just before the second has its
+/// turn: what is stored is by the first all the same, as in a rebuild (simulator, seed 102339).
+#[tokio::test(start_paused = true)]
+async fn a_later_event_makes_no_record_where_that_of_the_first_was_forgotten() {
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.commit_interval = Duration::from_secs(5);
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let running = world.start();
+    let wrong = Coin { satoshis: 1_000_001, ..seed.coin(0) };
+    let (first, second) = (spend_claiming(&[seed.coin(0)], &[wrong], 1, 1), spend(&[seed.coin(0)], 1, 1));
+    assert_eq!(first.txid, second.txid);
+    // The contest of the first has to wait, and the second for that.
+    world.validate_at(&first, 100).await;
+    world.validate_at(&second, 200).await;
+    world.broker.set_faults(MemoryFaults { produce_refused: 1.0, ..MemoryFaults::default() });
+    until(async || is_stored(&world, &first).await).await;
+    assert_eq!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(first.txid)), Some(1));
+    world.broker.set_faults(MemoryFaults::default());
+    world.until_consumed().await;
+    running.stop().await;
+    let page = world.page(&first).await.unwrap();
+    assert_eq!((page.state(), page.master.as_ref().unwrap().unmined_since), (TxState::Live, Some(100)));
+    assert_eq!(page.body(), Some(&Body::Transaction(second.extended.clone())));
+    world.check_after_forgetting("two events").await;
 }
 
 /// A store that forgets all the time, as far as it can be told to by chance, still gets to the end.

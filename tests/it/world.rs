@@ -26,12 +26,12 @@ use utxo_store::{
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
     record::{Page, Record, Rules},
     sequencer::{SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress},
-    store::{Store, StoreSettings},
+    store::{Store, StoreSettings, into_page},
     telemetry::Metrics,
     tx::{Network, Outpoint, Transaction, Txid, varint},
 };
 
-use crate::model::{self, Expected, Logs, Model};
+use crate::model::{self, Complaint, Expected, Logs, Model};
 
 pub const PARTITIONS: i32 = 3;
 pub const GROUP: &str = "g";
@@ -497,8 +497,26 @@ impl World {
         rebuilt
     }
 
+    /// The same once nodes have forgotten: what the model can say of the logs then holds, too.
+    pub async fn check_after_forgetting(&self, what: &str) {
+        let rebuilt = self.check_without_model(what).await;
+        let expected = self.replayed(what, Model::replay_after_forgetting).await;
+        for (name, store) in [("the store", &self.store), ("the rebuild", &rebuilt)] {
+            let expected = expected.clone().claiming_as(&pages_of(store).await);
+            self.compare(&format!("{what}: {name}"), &expected, store).await;
+        }
+    }
+
     /// What the model makes of the logs. Everything must have been handled.
     pub async fn expected(&self, what: &str) -> Expected {
+        self.replayed(what, Model::replay).await
+    }
+
+    async fn replayed(
+        &self,
+        what: &str,
+        replay: fn(&Logs, &model::Rules) -> Result<Expected, Vec<Complaint>>,
+    ) -> Expected {
         let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
         let settings = self.settings.pipeline.prepare;
         let rules = model::Rules {
@@ -509,7 +527,7 @@ impl World {
             pruned_to: None,
             partitions: PARTITIONS,
         };
-        match Model::replay(&logs, &rules) {
+        match replay(&logs, &rules) {
             Ok(expected) => expected,
             Err(complaints) => {
                 let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
@@ -519,9 +537,8 @@ impl World {
     }
 
     async fn compare(&self, what: &str, expected: &Expected, store: &Store) {
-        let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
-        let pages = scanned.records.iter().filter_map(|(_, record)| record.page());
-        let complaints = expected.compare(pages);
+        let pages = pages_of(store).await;
+        let complaints = expected.compare(pages.iter().map(|page| &**page));
         let digest = store.survey(|_| {}).await.unwrap().digest;
         if !complaints.is_empty() || digest != expected.digest() {
             let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
@@ -561,6 +578,11 @@ impl Running {
         self.task.abort();
         let _ = self.task.await;
     }
+}
+
+async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
+    let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
+    scanned.records.into_iter().filter_map(|(_, record)| into_page(Some(record))).collect()
 }
 
 async fn dump(store: &Store) -> Vec<String> {

@@ -11,7 +11,17 @@ use crate::{
 };
 
 impl Planner {
+    /// A later event of a transaction makes no record over a store that forgets: the first has made one, and where there is none,
+    /// a node forgot it, and the first is done again. What is stored would be by the second.
+    pub(super) fn writes_nothing(&mut self, id: FlightId) -> bool {
+        let forgets = self.store_forgets;
+        self.get(id).is_some_and(|flight| forgets && flight.again && flight.mode == Mode::Normal)
+    }
+
     pub(super) fn store_contested(&mut self, id: FlightId, reason: Reason) {
+        if self.writes_nothing(id) {
+            return self.read_own(id, Stage::ReadingFirst { contested: Some(reason) });
+        }
         let Some(flight) = self.get(id) else { return };
         flight.stage = Stage::StoringContested { reason };
         let page = Arc::new(Page::clone(flight.work.page()).contested());
@@ -22,25 +32,48 @@ impl Planner {
     pub(super) fn stored_contested(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         let Stage::StoringContested { reason } = flight.stage else { return };
-        let publish = match outcome {
+        match outcome {
+            Outcome::AlreadyApplied(Reply::State(state)) | Outcome::Rejected(Rejection::Exists(state)) => {
+                self.contest_as_stored(id, reason, state, now_ms);
+            }
+            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => self.contest_or_end(id, reason, Completion::PassedOver),
+            Outcome::Rejected(Rejection::OtherContent) => self.came_second(id, true),
+            Outcome::Rejected(Rejection::OtherKind) => self.came_second(id, false),
+            Outcome::Rejected(_) => self.finish(id, Completion::PassedOver),
+        }
+    }
+
+    /// The record that the first event of the transaction made, or would have made.
+    pub(super) fn first_was_read(&mut self, id: FlightId, contested: Option<Reason>, own: Option<&Page>, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        match (own.map(Page::state), contested) {
+            _ if own.is_some_and(|own| own.contradicts(flight.work.page())) => self.came_second(id, true),
+            (None | Some(TxState::Stub(_) | TxState::Creating), _) => self.park(id, now_ms),
+            (Some(TxState::Live), None) => self.finish(id, Completion::Live),
+            (Some(state), reason) => self.contest_as_stored(id, reason.unwrap_or(Reason::Found), state, now_ms),
+        }
+    }
+
+    /// Contests a transaction that is stored, unless that would come to nothing.
+    fn contest_as_stored(&mut self, id: FlightId, reason: Reason, state: TxState, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
+        let publish = match state {
             // The verdict holds, and there is nothing to settle: a contest would be passed over. Without this every
             // redelivery of a loser would add one to the log.
-            Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(Verdict::Conflicting(verdict))))
+            TxState::Conflicting(Verdict::Conflicting(verdict))
                 if !verdict.reopened_by_its_event() && !flight.may_hold_any() =>
             {
                 false
             }
-            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => true,
+            TxState::Conflicting(_) | TxState::Stub(_) => true,
             // Live, yet a slot does not name it: a node forgot a spend, and the sequencer mends that. But a parent that
             // was pruned, or is absent, proves nothing against a live transaction, nor does what another event of it claims.
-            Outcome::Rejected(Rejection::Exists(TxState::Live)) => !matches!(
+            TxState::Live => !matches!(
                 reason,
                 Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Mismatch { .. } | Reason::Found
             ),
-            Outcome::Rejected(Rejection::Exists(TxState::Creating)) => return self.park(id, now_ms),
-            Outcome::Rejected(Rejection::OtherContent) => return self.came_second(id, true),
-            Outcome::Rejected(Rejection::OtherKind) => return self.came_second(id, false),
-            Outcome::Rejected(_) => false,
+            TxState::Creating => return self.park(id, now_ms),
+            TxState::Pruned(_) => false,
         };
         if publish {
             self.contest_or_end(id, reason, Completion::PassedOver)

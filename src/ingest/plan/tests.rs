@@ -380,6 +380,35 @@ fn a_repeat_joins_and_an_event_with_other_claims_has_its_own_turn() {
     assert_eq!(planner.counts().active, 0);
 }
 
+/// What it would store is for the first to store, which is done again.
+#[test]
+fn a_later_event_makes_no_record_over_a_store_that_forgets() {
+    for (answer, done) in
+        [(applied(), Completion::Live), (Outcome::Rejected(Rejection::HashMismatch(0)), Completion::PassedOver)]
+    {
+        let mut planner = Planner::new(SETTINGS).over_forgetful_store(true);
+        let first = tx(&[outside(0)], 1);
+        planner.submit(event(0), first.clone(), Mode::Normal, 0);
+        planner.submit(event(1), claiming(&first, &[0x52]), Mode::Normal, 0);
+        for _ in ["spend", "create"] {
+            let (token, _) = row(&mut planner);
+            planner.outcome(token, applied(), 0);
+        }
+        let (token, spend) = row(&mut planner);
+        assert!(matches!(spend.operation, Operation::Spend(_)), "its turn");
+        planner.outcome(token, answer.clone(), 0);
+        let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it looks first") };
+        planner.own_record(id, None, 0);
+        assert_eq!((planner.counts().parked, actions(&mut planner).len()), (1, 0), "a node forgot what the first made");
+        planner.retry_due(10_000);
+        if let Some(Action::Apply(token, _)) = actions(&mut planner).pop() {
+            planner.outcome(token, answer, 10_000);
+        }
+        planner.own_record(id, Some(&first.page), 10_000);
+        assert_eq!(completed(&mut planner).pop(), Some((1, done)));
+    }
+}
+
 #[test]
 fn what_stands_behind_a_flight_is_revoked_with_its_partition() {
     let mut planner = Planner::new(SETTINGS);

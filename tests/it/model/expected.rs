@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Debug,
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -57,6 +58,16 @@ impl Expected {
             add(&mut sum, blake3::hash(&canonical(txid, tx)).as_bytes());
         }
         StateDigest(sum)
+    }
+
+    /// The same, with what the records of a store claim of the outputs that are spent.
+    pub fn claiming_as(mut self, records: &[Arc<Page>]) -> Self {
+        for page in records.iter().filter(|page| page.number == 0) {
+            if let (Some(tx), Some(body @ Body::Transaction(_))) = (self.txs.get_mut(&page.txid), page.body()) {
+                tx.body = Some(body.clone());
+            }
+        }
+        self
     }
 
     /// How the records of a store differ: nothing where they are as they must be.

@@ -15,6 +15,7 @@ mod contests;
 mod expected;
 mod facts;
 mod forget;
+mod forgetful;
 mod history;
 mod logs;
 mod replay;
@@ -67,5 +68,10 @@ impl Model {
     /// What the logs come to, or everything in them that is not justified.
     pub fn replay(logs: &Logs, rules: &Rules) -> Result<Expected, Vec<Complaint>> {
         replay::Replay::new(logs, rules).run()
+    }
+
+    /// What can be said of the logs once a node has forgotten: see [`forgetful`]. Which claims are stored is left open.
+    pub fn replay_after_forgetting(logs: &Logs, rules: &Rules) -> Result<Expected, Vec<Complaint>> {
+        replay::Replay::new(logs, rules).run_after_forgetting()
     }
 }

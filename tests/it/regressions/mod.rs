@@ -86,6 +86,17 @@ const HERE: &[(&str, &[Scenario])] = &[
         ],
     ),
     (
+        "a node that forgets between a verdict and the end of its cone, between two events of a transaction, or a parent \
+         (simulator, seeds 53887, 102339, 133)",
+        &[
+            Scenario("applied_again", "a_verdict_is_applied_again_before_its_cone_was_decided"),
+            Scenario("applied_again", "a_forgotten_contestant_is_stored_again_by_its_contest"),
+            Scenario("applied_again", "a_loser_is_named_to_a_parent_that_comes_again"),
+            Scenario("applied_again", "a_reconsider_of_what_is_live_waits_for_a_forgotten_parent"),
+            Scenario("forgetting", "a_later_event_makes_no_record_where_that_of_the_first_was_forgotten"),
+        ],
+    ),
+    (
         "a block that lists a transaction whose parent's contest stands behind the block in the log",
         &[Scenario("chain", "a_block_lists_the_child_of_a_parent_whose_contest_stands_behind_the_block")],
     ),
@@ -171,6 +182,7 @@ const FILES: &[(&str, &str)] = &[
     ("contests", include_str!("contests.rs")),
     ("parents", include_str!("parents.rs")),
     ("zombies", include_str!("zombies.rs")),
+    ("applied_again", include_str!("../applied_again.rs")),
     ("forgetting", include_str!("../forgetting.rs")),
     ("pipeline", include_str!("../pipeline.rs")),
     ("seeded_twice", include_str!("../seeded_twice.rs")),

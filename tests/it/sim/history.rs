@@ -39,6 +39,7 @@ pub fn plan(seed: u64) -> Plan {
     let mut later_dice = Seeded::new(seed ^ u64::from_be_bytes(*b"later on"));
     let mut on = swarm::events(&mut dice);
     on.extend(swarm::later_events(&mut later_dice));
+    let mut faulty_dice = Seeded::new(seed ^ u64::from_be_bytes(*b"faulting"));
     let inner_dice = dice.next_u64() >> 16;
     // Only who spends coinbases needs them to mature: blocks by the dozen cost time.
     let runs = *dice.pick(&[1, 50]);
@@ -47,7 +48,7 @@ pub fn plan(seed: u64) -> Plan {
         height_step: if on.contains("coinbase spend") { runs } else { 1 },
         session_ms: *dice.pick(&[0, 0, 500, 5_000]),
         batch: *dice.pick(&[1, 2, 16]),
-        faults: swarm::faults(&mut dice),
+        faults: swarm::faults(&mut dice).into_iter().chain(swarm::later_faults(&mut faulty_dice)).collect(),
         txs: BTreeMap::new(),
         steps: Vec::new(),
     };
@@ -75,7 +76,7 @@ pub fn plan(seed: u64) -> Plan {
 fn seed_some(plan: &mut Plan, seed: u64) {
     let mut dice = Seeded::new(seed ^ 0x5EED_ED00);
     // PENDING: over a store that forgets, once its histories all come out right.
-    if dice.below(3) > 0 || swarm::forgets() {
+    if dice.below(3) > 0 || plan.faults.contains_key(swarm::FORGETS) {
         return;
     }
     let share = *dice.pick(&[0.1, 0.3]);
@@ -123,7 +124,7 @@ impl Author {
         for slot in 0..self.instances {
             self.does(Step::Start { slot });
         }
-        if swarm::forgets() {
+        if self.plan.faults.contains_key(swarm::FORGETS) {
             // Nothing begins before the meta record is safe.
             self.does(Step::Sleep { ms: 1_000 });
         }

@@ -356,7 +356,7 @@ impl<'a> Simulation<'a> {
         if self.world.memory.restarts() == 0 {
             self.world.check("the run").await;
         } else {
-            self.world.check_without_model("the run").await;
+            self.world.check_after_forgetting("the run").await;
         }
         for step in &self.plan.steps {
             let Step::Validate { tx, lie: None, .. } = step else { continue };

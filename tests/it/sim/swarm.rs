@@ -56,24 +56,19 @@ pub const FAULTS: &[(&str, f64)] = &[
     ("produce-unacknowledged", 0.1),
 ];
 
+/// Faults that were thought of later, with the greatest probability each and the part of the histories that have it. They have
+/// dice of their own, too.
+pub const LATER_FAULTS: &[(&str, f64, f64)] = &[(FORGETS, 0.05, 0.2)];
+
 /// A node restarts and forgets what it acknowledged last.
-///
-/// PENDING: on in every history with `SIM_FORGETS=1`, and else in none, until all of them come out right (ARCHITECTURE.md,
-/// "Found in review, still open"); then it belongs among [`FAULTS`]. `PENDING` prints it with the coverage.
 pub const FORGETS: &str = "node-forgets";
-const FORGETS_MOST: f64 = 0.05;
 /// A store whose nodes restart all the time commits nothing.
 const FORGETS_AT_MOST: u64 = 3;
 
-/// Whether nodes forget in the histories of seeds; a printed plan says for itself.
-pub fn forgets() -> bool {
-    std::env::var("SIM_FORGETS").is_ok_and(|text| text == "1")
-}
-
 /// What is not simulated yet.
 pub const PENDING: &[&str] = &[
-    "a node that forgets what it acknowledged last, unless SIM_FORGETS=1",
-    "what the model makes of decisions over a store that has forgotten",
+    "partial events besides whole ones over a store that forgets",
+    "reasons of decisions that are about who is live, once a node has forgotten",
 ];
 
 /// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves those out of every history.
@@ -88,7 +83,15 @@ pub fn later_events(dice: &mut Seeded) -> BTreeSet<&'static str> {
 }
 
 fn is_out(kind: &str) -> bool {
-    std::env::var("SIM_WITHOUT").is_ok_and(|without| without.split(',').any(|out| out == kind))
+    is_among("SIM_WITHOUT", kind)
+}
+
+fn is_wanted(kind: &str) -> bool {
+    is_among("SIM_WITH", kind)
+}
+
+fn is_among(variable: &str, kind: &str) -> bool {
+    std::env::var(variable).is_ok_and(|kinds| kinds.split(',').any(|named| named == kind))
 }
 
 /// The faults that are on.
@@ -100,8 +103,17 @@ pub fn faults(dice: &mut Seeded) -> BTreeMap<&'static str, f64> {
             on.insert(*name, rate(dice, *most));
         }
     }
-    if forgets() {
-        on.insert(FORGETS, rate(dice, FORGETS_MOST));
+    on
+}
+
+/// The same of the faults that have dice of their own. `SIM_WITH="node-forgets"` turns those on in every history.
+pub fn later_faults(dice: &mut Seeded) -> BTreeMap<&'static str, f64> {
+    let mut on = BTreeMap::new();
+    for (name, most, share) in LATER_FAULTS {
+        let (chosen, rate) = (dice.chance(*share), rate(dice, *most));
+        if (chosen || is_wanted(name)) && !is_out(name) {
+            on.insert(*name, rate);
+        }
     }
     on
 }
@@ -114,7 +126,8 @@ fn rate(dice: &mut Seeded, most: f64) -> f64 {
 
 /// The fault that a plan names.
 pub fn fault_named(name: &str) -> Option<&'static str> {
-    FAULTS.iter().map(|(fault, _)| *fault).chain([FORGETS]).find(|fault| *fault == name)
+    let later = LATER_FAULTS.iter().map(|(fault, ..)| *fault);
+    FAULTS.iter().map(|(fault, _)| *fault).chain(later).find(|fault| *fault == name)
 }
 
 /// What the store can forget. A plan lasts a second or so: much less than that, so that offsets are committed, too.

@@ -1,0 +1,216 @@
+//! What holds whatever the nodes of a store have forgotten. Who is found live when something is decided hangs then on what was
+//! lost, and so do the reasons of decisions, as far as they are about who is live. But what the events say does not, and the
+//! last verdict on a transaction is what it is: both are looked at here.
+
+use std::collections::BTreeSet;
+
+use utxo_store::{
+    event::{Action, BlockMined, ConeMember, Contest, DecidedInput, DecisionBody, Event, OutcomeKind, Position},
+    record::{MinedIn, Reason},
+    tx::Txid,
+};
+
+use super::{
+    Complaint, Expected, Logged, Place,
+    facts::Tx,
+    history::{Fate, Standing},
+    replay::Replay,
+};
+
+impl Replay<'_> {
+    /// What the last verdicts come to, or everything in the logs that the events do not justify.
+    pub fn run_after_forgetting(mut self) -> Result<Expected, Vec<Complaint>> {
+        self.read_decisions();
+        for txid in self.history.facts.txs.keys() {
+            self.history.fates.insert(*txid, Fate::new(Standing::Uncontested));
+        }
+        for logged in &self.logs.chain {
+            self.forgetful_event(logged);
+        }
+        self.check_messages();
+        if self.complaints.is_empty() { Ok(self.history.expected()) } else { Err(self.complaints) }
+    }
+
+    fn forgetful_event(&mut self, logged: &Logged) {
+        (self.at, self.next) = (logged.message.offset, 0);
+        match Event::decode(&logged.message.payload) {
+            Ok(Event::BlockMined(mined)) => self.forgetful_block(logged, &mined),
+            Ok(Event::Contest(contest)) => self.forgetful_contest(&contest),
+            Ok(Event::Command(command)) => match command.action {
+                Action::Reconsider { txid } => drop(self.forgetful_verdicts(txid)),
+                _ => self.complain("is a command that is not built"),
+            },
+            Ok(Event::Reorg(_)) => self.complain("is a reorg, which are not built"),
+            _ => drop(self.chain_poison.insert(self.at)),
+        }
+        let count = self.decisions.get(&self.at).map_or(0, Vec::len);
+        if self.next < count {
+            self.complain("has decisions that nothing asks for");
+        }
+    }
+
+    fn forgetful_contest(&mut self, contest: &Contest) {
+        // Whose record a node forgot is found to be a stub, for whatever reason it was called for.
+        if contest.reason != Reason::Found {
+            self.check_contest(contest);
+        }
+        let verdict = self.forgetful_verdicts(contest.txid);
+        if let Some(DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. }) = verdict {
+            let Position { partition, offset, timestamp_ms, .. } = contest.position;
+            self.buried.insert(Place { timestamp_ms, partition, offset });
+            if !self.was_missing(&parent, &contest.position) {
+                self.complain(format!("{} lost for {parent}, which was produced before it", contest.txid));
+            }
+        }
+    }
+
+    /// Decisions until the one on the transaction itself: a live rival may have to give way first.
+    fn forgetful_verdicts(&mut self, txid: Txid) -> Option<DecisionBody> {
+        loop {
+            let body = self.step();
+            self.touch_inputs(&txid);
+            match &body {
+                Some(DecisionBody::PassedOver { txid: named }) if *named == txid => {}
+                Some(DecisionBody::Accepted { txid: named, by_block: false, inputs, losers, .. }) if *named == txid => {
+                    self.forgetful_win(txid, inputs, losers);
+                }
+                Some(DecisionBody::Conflicting { txid: loser, reason, live, .. }) if *live || *loser == txid => {
+                    if !self.is_true_of_events(*loser, *reason) {
+                        self.complain(format!("{loser} is conflicting because of {reason:?}, which no event says"));
+                    }
+                    self.forgetful_fall(vec![(*loser, *reason)]);
+                    if *loser != txid {
+                        continue;
+                    }
+                }
+                other => self.complain(format!("asks for a verdict on {txid}, and gets {other:?}")),
+            }
+            self.expect_closed();
+            return body;
+        }
+    }
+
+    fn forgetful_block(&mut self, logged: &Logged, mined: &BlockMined<'_>) {
+        if mined.sequence != self.history.sequence + 1 {
+            return;
+        }
+        let block = &mined.block;
+        self.history.sequence = mined.sequence;
+        self.history.blocks.insert(block.block_id, true);
+        let coinbase = self.make_coinbase(logged, block, Standing::Live);
+        let listed = self.listed(block);
+        while let Some(body) = self.peek() {
+            self.next += 1;
+            let DecisionBody::Accepted { txid, by_block: true, inputs, losers, .. } = body else {
+                if body != DecisionBody::Closed {
+                    self.complain(format!("is a block, and decides {body:?}"));
+                }
+                continue;
+            };
+            if !listed.iter().any(|(listed, _)| *listed == txid) {
+                self.complain(format!("{txid} wins by a block that does not list it"));
+            }
+            self.forgetful_win(txid, &inputs, &losers);
+        }
+        for (txid, subtree) in listed.into_iter().chain(coinbase.map(|txid| (txid, 0))) {
+            if let Some(Standing::Lost(reason)) = self.history.standing(&txid) {
+                self.complain(format!("block {} lists {txid}, which lost: {reason:?}", block.height));
+            }
+            self.set_mined(&txid, MinedIn { block_id: block.block_id, height: block.height, subtree });
+        }
+        // Perhaps more than once: a listed transaction that a node forgot has to win again where a rival came first.
+        let last = self.next.checked_sub(1).and_then(|last| self.decisions.get(&self.at)?.get(last));
+        if last.is_some_and(|last| *last != DecisionBody::Closed) {
+            self.complain("is a block that is not closed");
+        }
+    }
+
+    fn forgetful_win(&mut self, txid: Txid, inputs: &[DecidedInput], losers: &[Txid]) {
+        let own = self.history.inputs(&txid);
+        if inputs.iter().map(|input| input.outpoint).ne(own.iter().copied()) {
+            self.complain(format!("{txid} is accepted with inputs that are not its own: {inputs:?}"));
+        }
+        for DecidedInput { outpoint, holder, .. } in inputs {
+            if holder.is_some_and(|holder| !self.names(&holder, outpoint)) {
+                self.complain(format!("{holder:?} is said to hold {outpoint}, which it does not spend so"));
+            }
+            if self.history.owed(outpoint).is_none() {
+                self.complain(format!("{txid} is accepted, though there is no {outpoint}"));
+            }
+        }
+        let holder = |loser: &Txid| inputs.iter().filter_map(|input| input.holder).find(|held| held.txid == *loser);
+        let mut lost = Vec::new();
+        for loser in losers {
+            let Some(held) = holder(loser) else {
+                self.complain(format!("{loser} loses to {txid}, and holds nothing of it"));
+                continue;
+            };
+            lost.push((*loser, Reason::DoubleSpend { input: held.input, winner: txid }));
+        }
+        if !losers.is_empty() {
+            self.forgetful_fall(lost);
+        }
+        let fate = self.history.fate(&txid);
+        (fate.standing, fate.accepted) = (Standing::Live, true);
+        self.touch_inputs(&txid);
+        self.tell(txid, OutcomeKind::Accepted);
+    }
+
+    /// They fall, and real descendants of them.
+    fn forgetful_fall(&mut self, roots: Vec<(Txid, Reason)>) {
+        let mut fallen: BTreeSet<Txid> = roots.iter().map(|(txid, _)| *txid).collect();
+        roots.into_iter().for_each(|(txid, reason)| self.forgetful_loss(txid, reason));
+        while let Some(DecisionBody::Cone { members, .. }) = self.step() {
+            if members.is_empty() {
+                return;
+            }
+            for ConeMember { txid, parent, .. } in members {
+                let descends = self.history.inputs(&txid).iter().any(|input| input.txid == parent);
+                if !descends || !fallen.contains(&parent) {
+                    self.complain(format!("the cone names {txid} under {parent}, from which it does not descend"));
+                }
+                if fallen.insert(txid) {
+                    self.forgetful_loss(txid, Reason::ConflictingParent { parent });
+                }
+            }
+        }
+        self.complain("a cone has no end");
+    }
+
+    /// What a block has listed stays, whatever was forgotten.
+    fn forgetful_loss(&mut self, txid: Txid, reason: Reason) {
+        if self.history.is_mined(&txid) {
+            self.complain(format!("{txid} falls because of {reason:?}, though it is mined"));
+        }
+        self.lose(txid, reason, self.history.height());
+    }
+
+    /// Whether what the events say bears a reason out, whoever was live.
+    fn is_true_of_events(&self, txid: Txid, reason: Reason) -> bool {
+        let inputs = self.history.inputs(&txid);
+        let outpoint = |input: u32| inputs.get(input as usize).copied();
+        let versions = self.history.tx(&txid).map(Tx::versions).unwrap_or_default();
+        match reason {
+            Reason::DoubleSpend { input, winner } => outpoint(input)
+                .is_some_and(|outpoint| winner != txid && self.history.facts.may_be_named(&winner, &outpoint)),
+            Reason::ConflictingParent { parent }
+            | Reason::MissingParent { parent }
+            | Reason::PrunedParent { parent }
+            | Reason::Locked { parent } => inputs.iter().any(|input| input.txid == parent),
+            Reason::Mismatch { input } => {
+                outpoint(input).and_then(|outpoint| self.history.owed(&outpoint)).is_some_and(|owed| {
+                    versions.iter().any(|version| version.claims.get(input as usize).is_some_and(|it| *it != owed))
+                })
+            }
+            Reason::NoSuchOutput { input } => {
+                outpoint(input).is_some_and(|outpoint| self.history.owed(&outpoint).is_none())
+            }
+            Reason::Immature { input } => outpoint(input).is_some_and(|outpoint| {
+                let from = self.history.tx(&outpoint.txid).and_then(Tx::spending_height);
+                from.is_some_and(|from| versions.iter().any(|version| from > version.height))
+            }),
+            Reason::Frozen { .. } | Reason::NotYetSpendable { .. } => false,
+            Reason::History { .. } | Reason::Found | Reason::Command | Reason::Disconnected | Reason::Seeded => false,
+        }
+    }
+}
