@@ -89,7 +89,7 @@ impl Requests {
             // What this leaves behind, and what a kill does, is for the store's own rule on unfinished uploads.
             drop(self.within("write", path, 0, upload.abort()).await);
         }
-        done
+        Ok(done?)
     }
 
     /// Gives an object a second name, unless that is taken.
