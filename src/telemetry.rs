@@ -11,7 +11,7 @@ mod logging;
 use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
 use crate::{
-    blob::BlobErrorKind,
+    blob::{BlobErrorKind, BlobKind},
     broker::TopicPartition,
     engine::ErrorKind,
     event::{Action, Command, DeadLetterClass, Event},
@@ -128,6 +128,14 @@ labels! {
         Delete = "delete",
     }
 
+    /// The two sorts of blobs.
+    BlobLabel {
+        /// A whole transaction.
+        Tx = "tx",
+        /// Outputs of a partial one.
+        Outputs = "outputs",
+    }
+
     /// Which way bytes went.
     Direction {
         /// From the store.
@@ -209,6 +217,15 @@ impl Label for BlobErrorKind {
     const VALUES: &'static [&'static str] = &["retryable", "unknown", "denied", "corrupt", "invalid"];
     fn index(self) -> usize {
         self as usize
+    }
+}
+
+impl From<BlobKind> for BlobLabel {
+    fn from(kind: BlobKind) -> Self {
+        match kind {
+            BlobKind::Tx => BlobLabel::Tx,
+            BlobKind::Outputs => BlobLabel::Outputs,
+        }
     }
 }
 
@@ -310,6 +327,8 @@ metrics! {
     pub store_errors: Counters<ErrorKind> = "utxo_store_errors" ["type"];
     /// Time a request to the blob store takes, in seconds, by what was asked.
     pub blob_seconds: Histograms<BlobOperation> = "utxo_blob_seconds" ["operation"];
+    /// Time it takes to store a body externally, in seconds, by the sort of blob.
+    pub create_external: Histograms<BlobLabel> = "utxo_create_external" ["blob"];
     /// Failed requests to the blob store, by what the caller may do.
     pub blob_errors: Counters<BlobErrorKind> = "utxo_blob_errors_total" ["type"];
     /// Bytes that came from the blob store or were sent to it.

@@ -11,13 +11,24 @@
 //! | `ab/ab…cd.outputs` | [`PartialTx`] |
 
 mod cache;
+pub mod conformance;
+mod directory;
 mod error;
+pub mod fault;
 mod name;
+mod open;
 mod outputs;
 mod requests;
 mod store;
+mod url;
 
+pub use directory::DirectoryError;
 pub use error::{BlobError, BlobErrorKind};
 pub use name::{BlobKind, BlobName};
+pub use open::{BlobAccess, Intent, OpenBlobError, open};
 pub use outputs::{OutputsError, PartialTx};
 pub use store::{BlobOptions, BlobStore, Put, Reuse};
+pub use url::{BlobUrl, BlobUrlError, Bucket};
+
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,13 @@ use std::{io::Read, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{
-    StreamExt, TryStreamExt,
+    StreamExt,
     future::BoxFuture,
-    stream::{self, BoxStream},
+    stream::{self, BoxStream, FuturesUnordered},
 };
 use object_store::{
-    Error, GetResult, GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, path::Path,
+    Error, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    path::Path,
 };
 
 use super::{BlobError, BlobErrorKind};
@@ -74,13 +75,7 @@ impl Requests {
         self.metrics.blob_bytes.of(Direction::Written).inc_by(bytes.len() as u64);
         let begin = self.store.put_multipart(path);
         let mut upload = self.within("write", path, 0, begin).await?;
-        let parts: Vec<_> =
-            pieces_of(bytes, part).map(|part| (part.len() as u64, upload.put_part(part.into()))).collect();
-        let sent = stream::iter(parts)
-            .map(|(len, sent)| self.within("write", path, len, sent))
-            .buffer_unordered(PARTS_IN_FLIGHT)
-            .try_collect::<()>()
-            .await;
+        let sent = self.send_parts(path, bytes, part, &mut *upload).await;
         let done = match sent {
             Ok(()) => self.within("write", path, bytes.len() as u64, upload.complete()).await.map(drop),
             Err(error) => Err(error),
@@ -90,6 +85,27 @@ impl Requests {
             drop(self.within("write", path, 0, upload.abort()).await);
         }
         Ok(done?)
+    }
+
+    async fn send_parts(
+        &self,
+        path: &Path,
+        bytes: &Bytes,
+        part: usize,
+        upload: &mut dyn MultipartUpload,
+    ) -> Result<(), Failure> {
+        let mut on_their_way = FuturesUnordered::new();
+        for piece in pieces_of(bytes, part) {
+            if on_their_way.len() == PARTS_IN_FLIGHT {
+                on_their_way.next().await.unwrap_or(Ok(()))?;
+            }
+            let len = piece.len() as u64;
+            on_their_way.push(self.within("write", path, len, upload.put_part(piece.into())));
+        }
+        while let Some(sent) = on_their_way.next().await {
+            sent?;
+        }
+        Ok(())
     }
 
     /// Gives an object a second name, unless that is taken.

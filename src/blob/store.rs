@@ -4,10 +4,12 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use object_store::{ObjectStore, memory::InMemory, path::Path};
+use tokio::time::Instant;
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
     cache::{Cache, Turns},
+    directory::Directory,
     requests::{Created, PIECE, Reading, Requests},
 };
 use crate::{
@@ -83,12 +85,22 @@ pub struct BlobStore(Arc<Inner>);
 
 struct Inner {
     requests: Requests,
-    /// An object that is there as long as the store is.
-    mark: Option<Path>,
+    place: Place,
     part_bytes: Option<usize>,
     cache: Cache,
     turns: Turns,
     metrics: Arc<Metrics>,
+}
+
+/// What is known of where the objects are.
+#[derive(Debug, Default)]
+pub(super) struct Place {
+    /// An object that is there as long as the store is.
+    pub mark: Option<Path>,
+    /// They are files in this directory.
+    pub directory: Option<Directory>,
+    /// Nothing is written.
+    pub read_only: bool,
 }
 
 /// Where a blob lies before it gets its name.
@@ -111,13 +123,13 @@ impl BlobStore {
 
     /// On any store of objects that can put an object if there is none. It is taken to be there always.
     pub fn new(store: Arc<dyn ObjectStore>, options: BlobOptions) -> Self {
-        Self::marked(store, options, None)
+        Self::at(store, options, Place::default())
     }
 
-    pub(super) fn marked(store: Arc<dyn ObjectStore>, options: BlobOptions, mark: Option<Path>) -> Self {
+    pub(super) fn at(store: Arc<dyn ObjectStore>, options: BlobOptions, place: Place) -> Self {
         BlobStore(Arc::new(Inner {
             requests: Requests { store, timeout: options.timeout, metrics: options.metrics.clone() },
-            mark,
+            place,
             part_bytes: options.part_bytes,
             cache: Cache::new(options.cache_bytes, options.keep),
             turns: Turns::default(),
@@ -150,6 +162,7 @@ impl BlobStore {
             check_tx(name, &bytes).await?;
             // Nobody may put into the cache what was read before.
             let _turn = self.0.turns.of(txid).await;
+            self.must_take_writes(name).await?;
             let path = name.path();
             let replaced = match self.0.part_bytes {
                 Some(part) if bytes.len() > part => self.0.requests.overwrite_in_parts(&path, &bytes, part).await,
@@ -268,7 +281,7 @@ impl BlobStore {
     pub async fn delete(&self, name: BlobName) -> Result<(), BlobError> {
         self.watched(BlobOperation::Delete, async {
             let _turn = self.0.turns.of(name.txid).await;
-            self.must_be_there(name).await?;
+            self.must_take_writes(name).await?;
             let deleted = self.0.requests.delete(&name.path()).await;
             if name.kind == BlobKind::Tx {
                 self.0.cache.remove(&name.txid);
@@ -278,15 +291,32 @@ impl BlobStore {
         .await
     }
 
+    pub(super) fn requests(&self) -> &Requests {
+        &self.0.requests
+    }
+
     async fn put(&self, name: BlobName, bytes: &Bytes) -> Result<Put, BlobError> {
+        let started = Instant::now();
+        let put = self.put_once(name, bytes).await;
+        self.0.metrics.create_external.of(name.kind.into()).observe(started.elapsed().as_secs_f64());
+        put
+    }
+
+    async fn put_once(&self, name: BlobName, bytes: &Bytes) -> Result<Put, BlobError> {
+        self.must_take_writes(name).await?;
         let created = match self.0.part_bytes {
             Some(part) if bytes.len() > part => self.create_in_parts(name, bytes, part).await?,
             _ => self.0.requests.create(&name.path(), bytes).await?,
         };
-        match created {
-            Created::New => Ok(Put::Stored),
-            Created::Exists => self.compare(name, bytes).await,
+        let put = match created {
+            Created::New => Put::Stored,
+            Created::Exists => self.compare(name, bytes).await?,
+        };
+        if let Some(directory) = &self.0.place.directory {
+            let settled = directory.settle(name).await;
+            settled.map_err(|wrong| error(BlobErrorKind::Unknown, "write", name, wrong))?;
         }
+        Ok(put)
     }
 
     /// No store takes parts on the condition that there is no such object. So they become an object of another name, which
@@ -384,10 +414,19 @@ impl BlobStore {
         }
     }
 
+    async fn must_take_writes(&self, name: BlobName) -> Result<(), BlobError> {
+        let Place { directory, read_only, .. } = &self.0.place;
+        if *read_only {
+            return Err(error(BlobErrorKind::Denied, "write", name, "the store was opened to read"));
+        }
+        // A directory that is not mounted would take them, into the one below.
+        if directory.is_some() { self.must_be_there(name).await } else { Ok(()) }
+    }
+
     /// What is not found is missing only where the store itself is there: a directory that is not mounted, or a bucket that was
     /// deleted, finds nothing.
     async fn must_be_there(&self, name: BlobName) -> Result<(), BlobError> {
-        let Some(mark) = &self.0.mark else { return Ok(()) };
+        let Some(mark) = &self.0.place.mark else { return Ok(()) };
         match self.0.requests.size(mark).await? {
             Some(_) => Ok(()),
             None => Err(error(BlobErrorKind::Retryable, "read", name, format!("the store is away: `{mark}` is gone"))),
@@ -399,7 +438,7 @@ impl BlobStore {
         operation: BlobOperation,
         request: impl Future<Output = Result<T, BlobError>>,
     ) -> Result<T, BlobError> {
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         let done = request.await;
         let metrics = &self.0.metrics;
         metrics.blob_seconds.of(operation).observe(started.elapsed().as_secs_f64());
