@@ -78,7 +78,7 @@ pub fn transaction(number: u64, outputs: u32, script_len: usize, claim: u64) -> 
 }
 
 /// Larger than a piece of a read, and than a part of a write where there are any in tests.
-const LARGE: (u32, usize) = (3_000, 2_000);
+const LARGE: (u32, usize) = (800, 2_000);
 /// How often a request is sent before the store is held to be broken, and how long to wait in between.
 const ATTEMPTS: usize = 200;
 const PAUSE: Duration = Duration::from_millis(1);

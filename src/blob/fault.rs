@@ -121,6 +121,11 @@ impl FaultStore {
         state.script.insert(request, fault);
     }
 
+    /// Forgets what [`fail_at`](Self::fail_at) asked for and has not come to pass.
+    pub fn unscript(&self) {
+        self.state().script.clear();
+    }
+
     /// Requests so far; each part of a large object is one.
     pub fn requests(&self) -> u64 {
         self.state().requests

@@ -5,16 +5,21 @@
 //! deleted last. Seed: `003_f428a83e5197ea21.txt`, "External Blob Storage"; where the reference lets whoever comes last overwrite, here
 //! the first one stays.
 //!
-//! | blob | bytes |
+//! | blob | content |
 //! |---|---|
 //! | `ab/ab…cd.tx` | the transaction in extended format, as its event had it; a coinbase in standard format, too |
 //! | `ab/ab…cd.outputs` | [`PartialTx`] |
+//!
+//! Behind the content stands its BLAKE3 (32 bytes). `utxo-store.blobs` marks a store that is there; `staging/` holds what is being
+//! written in parts.
 
 mod cache;
+mod check;
 pub mod conformance;
 mod directory;
 mod error;
 pub mod fault;
+mod frame;
 mod name;
 mod open;
 mod outputs;

@@ -8,6 +8,7 @@ use object_store::{ObjectStore, local::LocalFileSystem, path::Path};
 use super::{
     BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket,
     directory::{Directory, DirectoryError, LAYOUT, MARK},
+    frame::Framed,
     store::Place,
 };
 
@@ -132,7 +133,8 @@ async fn check_mark(store: &BlobStore, intent: Intent, place: String) -> Result<
     let requests = store.requests();
     let path = Path::from(MARK);
     if intent == Intent::Write && requests.size(&path).await?.is_none() {
-        requests.create(&path, &Bytes::from_static(LAYOUT.as_bytes())).await?;
+        let mark = Framed { content: Bytes::from_static(LAYOUT.as_bytes()), checksum: Bytes::new() };
+        requests.create(&path, &mark).await?;
     }
     let Some(mark) = requests.read(&path).await? else { return Err(OpenBlobError::Missing { place }) };
     let found = mark.all().await?;

@@ -13,7 +13,7 @@ use object_store::{
     path::Path,
 };
 
-use super::{BlobError, BlobErrorKind};
+use super::{BlobError, BlobErrorKind, frame::Framed};
 use crate::{
     telemetry::{Direction, Metrics},
     text::one_line,
@@ -54,30 +54,30 @@ pub(super) enum Created {
 
 impl Requests {
     /// Writes an object that is not there yet, all at once.
-    pub async fn create(&self, path: &Path, bytes: &Bytes) -> Result<Created, BlobError> {
-        self.put(path, bytes, PutMode::Create).await
+    pub async fn create(&self, path: &Path, blob: &Framed) -> Result<Created, BlobError> {
+        self.put(path, blob, PutMode::Create).await
     }
 
     /// Writes an object, whether it is there or not: readers see the one or the other, whole.
-    pub async fn overwrite(&self, path: &Path, bytes: &Bytes) -> Result<(), BlobError> {
-        self.put(path, bytes, PutMode::Overwrite).await.map(drop)
+    pub async fn overwrite(&self, path: &Path, blob: &Framed) -> Result<(), BlobError> {
+        self.put(path, blob, PutMode::Overwrite).await.map(drop)
     }
 
-    async fn put(&self, path: &Path, bytes: &Bytes, mode: PutMode) -> Result<Created, BlobError> {
-        let payload: PutPayload = pieces_of(bytes, PIECE).collect();
-        self.metrics.blob_bytes.of(Direction::Written).inc_by(bytes.len() as u64);
+    async fn put(&self, path: &Path, blob: &Framed, mode: PutMode) -> Result<Created, BlobError> {
+        let payload: PutPayload = blob.pieces(PIECE).collect();
+        self.metrics.blob_bytes.of(Direction::Written).inc_by(blob.len() as u64);
         let put = self.store.put_opts(path, payload, PutOptions::from(mode));
-        created(self.within("write", path, bytes.len() as u64, put).await)
+        created(self.within("write", path, blob.len() as u64, put).await)
     }
 
     /// Writes an object in parts, each a request of its own, whether it is there or not. It is there once all are.
-    pub async fn overwrite_in_parts(&self, path: &Path, bytes: &Bytes, part: usize) -> Result<(), BlobError> {
-        self.metrics.blob_bytes.of(Direction::Written).inc_by(bytes.len() as u64);
+    pub async fn overwrite_in_parts(&self, path: &Path, blob: &Framed, part: usize) -> Result<(), BlobError> {
+        self.metrics.blob_bytes.of(Direction::Written).inc_by(blob.len() as u64);
         let begin = self.store.put_multipart(path);
         let mut upload = self.within("write", path, 0, begin).await?;
-        let sent = self.send_parts(path, bytes, part, &mut *upload).await;
+        let sent = self.send_parts(path, blob, part, &mut *upload).await;
         let done = match sent {
-            Ok(()) => self.within("write", path, bytes.len() as u64, upload.complete()).await.map(drop),
+            Ok(()) => self.within("write", path, blob.len() as u64, upload.complete()).await.map(drop),
             Err(error) => Err(error),
         };
         if done.is_err() {
@@ -90,12 +90,12 @@ impl Requests {
     async fn send_parts(
         &self,
         path: &Path,
-        bytes: &Bytes,
+        blob: &Framed,
         part: usize,
         upload: &mut dyn MultipartUpload,
     ) -> Result<(), Failure> {
         let mut on_their_way = FuturesUnordered::new();
-        for piece in pieces_of(bytes, part) {
+        for piece in blob.pieces(part) {
             if on_their_way.len() == PARTS_IN_FLIGHT {
                 on_their_way.next().await.unwrap_or(Ok(()))?;
             }
@@ -208,10 +208,6 @@ fn pieces(found: GetResult) -> BoxStream<'static, Result<Bytes, Error>> {
         })
     };
     stream::try_unfold((file, path), move |(file, path)| read(file, path)).boxed()
-}
-
-fn pieces_of(bytes: &Bytes, len: usize) -> impl Iterator<Item = Bytes> {
-    (0..bytes.len()).step_by(len).map(move |at| bytes.slice(at..bytes.len().min(at + len)))
 }
 
 fn created<T>(put: Result<T, Failure>) -> Result<Created, BlobError> {

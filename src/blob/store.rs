@@ -9,13 +9,15 @@ use tokio::time::Instant;
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
     cache::{Cache, Turns},
+    check::{self, Damage, check_tx, error, is_same},
     directory::Directory,
-    requests::{Created, PIECE, Reading, Requests},
+    frame::Framed,
+    requests::{Created, Reading, Requests},
 };
 use crate::{
     record::{Body, StoredOutput},
     telemetry::{BlobOperation, Metrics},
-    tx::{ParseError, StreamedTransaction, TransactionStream, Txid},
+    tx::{StreamedTransaction, Txid},
 };
 
 /// What became of a blob that was to be stored.
@@ -73,10 +75,8 @@ impl Default for BlobOptions {
 /// # Contract
 /// - A blob is seen whole or not at all, and what [`Put`] says has been stored survives a kill of the machine.
 /// - Nobody overwrites: the first one put stays, until [`replace_tx`](Self::replace_tx) or [`delete`](Self::delete).
-/// - What is handed out belongs to the id that was asked for: a `.tx` hashes to it, a `.outputs` names it. A `.tx` that does not is
-///   read once more, in case it was damaged on its way; then it is [`BlobErrorKind::Corrupt`].
-/// - What a txid does not commit to (the previous outputs of a `.tx`, all of a `.outputs`) is handed out as stored: compare it with
-///   what does commit, the hashes of slots and of bodies.
+/// - What is handed out is what was put, by its checksum, and belongs to the id that was asked for: a `.tx` hashes to it, a `.outputs`
+///   names it. What does not is read once more, in case it was damaged on its way; then it is [`BlobErrorKind::Corrupt`].
 /// - Every request may be repeated; after [`BlobErrorKind::Unknown`] it must be. A dropped future leaves a blob stored or not
 ///   stored.
 /// - "There is none" is only said of a store that is there: one that has lost its mark is away, and says so.
@@ -105,7 +105,6 @@ pub(super) struct Place {
 
 /// Where a blob lies before it gets its name.
 const STAGING: &str = "staging";
-const GONE: &str = "it was there, and then it was not";
 /// What is damaged is read once more: it may have been damaged on its way.
 const READS: usize = 2;
 
@@ -145,7 +144,7 @@ impl BlobStore {
         self.watched(BlobOperation::PutTx, async {
             let name = BlobName::tx(txid);
             check_tx(name, &bytes).await?;
-            self.put(name, &bytes).await
+            self.put(name, bytes).await
         })
         .await
     }
@@ -163,13 +162,14 @@ impl BlobStore {
             // Nobody may put into the cache what was read before.
             let _turn = self.0.turns.of(txid).await;
             self.must_take_writes(name).await?;
-            let path = name.path();
-            let replaced = match self.0.part_bytes {
-                Some(part) if bytes.len() > part => self.0.requests.overwrite_in_parts(&path, &bytes, part).await,
-                _ => self.0.requests.overwrite(&path, &bytes).await,
+            let (path, blob) = (name.path(), Framed::new(bytes).await);
+            let replaced = match self.part_of(&blob) {
+                Some(part) => self.0.requests.overwrite_in_parts(&path, &blob, part).await,
+                None => self.0.requests.overwrite(&path, &blob).await,
             };
             self.0.cache.remove(&txid);
-            replaced
+            replaced?;
+            self.settle(name).await
         })
         .await
     }
@@ -213,7 +213,7 @@ impl BlobStore {
         self.watched(BlobOperation::GetTx, async {
             let name = BlobName::tx(txid);
             let found = match self.cached(txid) {
-                Some(bytes) => Some(stream_bytes(&bytes, vouts).await.map_err(|damage| damage.of("read", name))?),
+                Some(bytes) => Some(check::transaction(&bytes, vouts).await.map_err(|damage| damage.of(name))?),
                 None => self.stream(name, vouts).await?,
             };
             let stored = |(vout, (satoshis, script))| (vout, StoredOutput { satoshis, script: Bytes::from(script) });
@@ -230,7 +230,7 @@ impl BlobStore {
         self.watched(BlobOperation::PutOutputs, async {
             let name = BlobName::outputs(partial.txid);
             let bytes = partial.encode().map_err(|wrong| error(BlobErrorKind::Invalid, "write", name, wrong))?;
-            self.put(name, &bytes).await
+            self.put(name, bytes).await
         })
         .await
     }
@@ -243,7 +243,7 @@ impl BlobStore {
         self.watched(BlobOperation::GetOutputs, async {
             let name = BlobName::outputs(txid);
             let Some(bytes) = self.read(name).await? else { return Ok(None) };
-            decode_outputs(name, &bytes).map(Some).map_err(|damage| damage.of("read", name))
+            check::outputs(name, &bytes).map(Some).map_err(|damage| damage.of(name))
         })
         .await
     }
@@ -295,47 +295,50 @@ impl BlobStore {
         &self.0.requests
     }
 
-    async fn put(&self, name: BlobName, bytes: &Bytes) -> Result<Put, BlobError> {
+    async fn put(&self, name: BlobName, content: Bytes) -> Result<Put, BlobError> {
         let started = Instant::now();
-        let put = self.put_once(name, bytes).await;
+        let blob = Framed::new(content).await;
+        let put = self.put_framed(name, &blob).await;
         self.0.metrics.create_external.of(name.kind.into()).observe(started.elapsed().as_secs_f64());
         put
     }
 
-    async fn put_once(&self, name: BlobName, bytes: &Bytes) -> Result<Put, BlobError> {
+    async fn put_framed(&self, name: BlobName, blob: &Framed) -> Result<Put, BlobError> {
         self.must_take_writes(name).await?;
-        let created = match self.0.part_bytes {
-            Some(part) if bytes.len() > part => self.create_in_parts(name, bytes, part).await?,
-            _ => self.0.requests.create(&name.path(), bytes).await?,
+        let created = match self.part_of(blob) {
+            Some(part) => self.create_in_parts(name, blob, part).await?,
+            None => self.0.requests.create(&name.path(), blob).await?,
         };
         let put = match created {
             Created::New => Put::Stored,
-            Created::Exists => self.compare(name, bytes).await?,
+            Created::Exists => self.compare(name, blob).await?,
         };
-        if let Some(directory) = &self.0.place.directory {
-            let settled = directory.settle(name).await;
-            settled.map_err(|wrong| error(BlobErrorKind::Unknown, "write", name, wrong))?;
-        }
+        self.settle(name).await?;
         Ok(put)
+    }
+
+    /// The size of its parts, where it is written in parts.
+    fn part_of(&self, blob: &Framed) -> Option<usize> {
+        self.0.part_bytes.filter(|part| blob.len() > *part)
+    }
+
+    async fn settle(&self, name: BlobName) -> Result<(), BlobError> {
+        let Some(directory) = &self.0.place.directory else { return Ok(()) };
+        directory.settle(name).await.map_err(|wrong| error(BlobErrorKind::Unknown, "write", name, wrong))
     }
 
     /// No store takes parts on the condition that there is no such object. So they become an object of another name, which
     /// is then copied on that condition, by the store itself.
-    async fn create_in_parts(&self, name: BlobName, bytes: &Bytes, part: usize) -> Result<Created, BlobError> {
+    async fn create_in_parts(&self, name: BlobName, blob: &Framed, part: usize) -> Result<Created, BlobError> {
         let (requests, path) = (&self.0.requests, name.path());
         if requests.size(&path).await?.is_some() {
             return Ok(Created::Exists);
         }
         // Named by its content: two who write the same write the same object.
-        let mut hasher = blake3::Hasher::new();
-        for piece in bytes.chunks(PIECE) {
-            hasher.update(piece);
-            tokio::task::yield_now().await;
-        }
         let file = name.to_string().replace('/', "-");
-        let staged = Path::from_iter([STAGING, &format!("{file}.{}", &hasher.finalize().to_hex()[..16])]);
-        requests.overwrite_in_parts(&staged, bytes, part).await?;
-        let created = requests.copy_if_absent(&staged, &path, bytes.len() as u64).await;
+        let staged = Path::from_iter([STAGING, &format!("{file}.{}", hex::encode(&blob.checksum[..8]))]);
+        requests.overwrite_in_parts(&staged, blob, part).await?;
+        let created = requests.copy_if_absent(&staged, &path, blob.len() as u64).await;
         if created.is_ok() {
             // It does no harm where it stays; whoever writes the same blob again deletes it.
             drop(requests.delete(&staged).await);
@@ -344,12 +347,18 @@ impl BlobStore {
     }
 
     /// Whether what is there is what was to be written.
-    async fn compare(&self, name: BlobName, bytes: &Bytes) -> Result<Put, BlobError> {
-        let Some(stored) = self.0.requests.read(&name.path()).await? else {
+    async fn compare(&self, name: BlobName, blob: &Framed) -> Result<Put, BlobError> {
+        let gone = || error(BlobErrorKind::Retryable, "write", name, "it was there, and then it was not");
+        let mut same = Err(Damage::UNREAD);
+        for _ in 0..READS {
             // Deleted meanwhile; or a store that says so while another write is under way.
-            return Err(error(BlobErrorKind::Retryable, "write", name, GONE));
-        };
-        if is_same(stored, bytes).await? {
+            let Some(stored) = self.0.requests.read(&name.path()).await? else { return Err(gone()) };
+            same = is_same(stored, blob).await?;
+            if same.is_ok() {
+                break;
+            }
+        }
+        if same.map_err(|damage| damage.of(name))? {
             return Ok(Put::AlreadyStored);
         }
         // Whoever stored it may have claimed otherwise; what is not even this transaction is damage.
@@ -357,7 +366,7 @@ impl BlobStore {
             BlobKind::Tx => self.stream(name, &[]).await?.is_some(),
             BlobKind::Outputs => self.read(name).await?.is_some(),
         };
-        if other { Ok(Put::OtherStored) } else { Err(error(BlobErrorKind::Retryable, "write", name, GONE)) }
+        if other { Ok(Put::OtherStored) } else { Err(gone()) }
     }
 
     fn cached(&self, txid: Txid) -> Option<Bytes> {
@@ -366,45 +375,30 @@ impl BlobStore {
         found
     }
 
-    /// All of a blob, which is what its name says.
+    /// The content of a blob, which is what its name says.
     async fn read(&self, name: BlobName) -> Result<Option<Bytes>, BlobError> {
         let mut found = Err(Damage::UNREAD);
         for _ in 0..READS {
             let Some(reading) = self.reading(name).await? else { return Ok(None) };
-            let bytes = reading.all().await?;
-            found = match name.kind {
-                BlobKind::Tx => {
-                    stream_bytes(&bytes, &[]).await.and_then(|streamed| belongs_to(streamed, name)).map(drop)
-                }
-                BlobKind::Outputs => decode_outputs(name, &bytes).map(drop),
-            };
+            found = check::content(name, reading.all().await?).await;
             if found.is_ok() {
-                return Ok(Some(bytes));
+                break;
             }
         }
-        found.map(|()| None).map_err(|damage| damage.of("read", name))
+        found.map(Some).map_err(|damage| damage.of(name))
     }
 
     /// All of a `.tx`, piece by piece: it is what its name says, and has these outputs.
     async fn stream(&self, name: BlobName, vouts: &[u32]) -> Result<Option<StreamedTransaction>, BlobError> {
         let mut found = Err(Damage::UNREAD);
         for _ in 0..READS {
-            let Some(mut reading) = self.reading(name).await? else { return Ok(None) };
-            let mut stream = TransactionStream::new(reading.len, vouts.iter().copied());
-            let mut pushed = Ok(());
-            while let Some(piece) = reading.next().await? {
-                pushed = stream.push(&piece);
-                if pushed.is_err() {
-                    break;
-                }
-            }
-            let streamed = pushed.and_then(|()| stream.finish()).map_err(Damage::from);
-            found = streamed.and_then(|streamed| belongs_to(streamed, name));
+            let Some(reading) = self.reading(name).await? else { return Ok(None) };
+            found = check::streamed(name, reading, vouts).await?;
             if found.is_ok() {
                 break;
             }
         }
-        found.map(Some).map_err(|damage| damage.of("read", name))
+        found.map(Some).map_err(|damage| damage.of(name))
     }
 
     async fn reading(&self, name: BlobName) -> Result<Option<Reading>, BlobError> {
@@ -447,79 +441,4 @@ impl BlobStore {
         }
         done
     }
-}
-
-/// What was read is not what it should be, and why.
-struct Damage(String);
-
-impl Damage {
-    const UNREAD: Damage = Damage(String::new());
-
-    fn of(self, operation: &'static str, name: BlobName) -> BlobError {
-        error(BlobErrorKind::Corrupt, operation, name, self.0)
-    }
-}
-
-impl From<ParseError> for Damage {
-    fn from(error: ParseError) -> Self {
-        Damage(format!("what is stored is no transaction: {error}"))
-    }
-}
-
-fn belongs_to(streamed: StreamedTransaction, name: BlobName) -> Result<StreamedTransaction, Damage> {
-    match streamed.txid {
-        found if found == name.txid => Ok(streamed),
-        found => Err(Damage(format!("what is stored hashes to {found}"))),
-    }
-}
-
-fn decode_outputs(name: BlobName, bytes: &Bytes) -> Result<PartialTx, Damage> {
-    match PartialTx::decode(bytes) {
-        Ok(partial) if partial.txid == name.txid => Ok(partial),
-        Ok(partial) => Err(Damage(format!("what is stored are outputs of {}", partial.txid))),
-        Err(error) => Err(Damage(format!("what is stored are no outputs: {error}"))),
-    }
-}
-
-/// Hashing gives way between pieces: other tasks share the thread.
-async fn stream_bytes(bytes: &Bytes, vouts: &[u32]) -> Result<StreamedTransaction, Damage> {
-    let mut stream = TransactionStream::new(bytes.len() as u64, vouts.iter().copied());
-    for (number, piece) in bytes.chunks(PIECE).enumerate() {
-        if number > 0 {
-            tokio::task::yield_now().await;
-        }
-        stream.push(piece)?;
-    }
-    Ok(stream.finish()?)
-}
-
-/// Whether the bytes to be stored are what their name will say.
-async fn check_tx(name: BlobName, bytes: &Bytes) -> Result<(), BlobError> {
-    let wrong = match stream_bytes(bytes, &[]).await {
-        Err(Damage(wrong)) => wrong.replace("what is stored is", "this is"),
-        Ok(streamed) if streamed.txid != name.txid => format!("this hashes to {}", streamed.txid),
-        Ok(streamed) if !streamed.extended && !streamed.coinbase => {
-            "this is in standard format, which does not say what its inputs spend".to_owned()
-        }
-        Ok(_) => return Ok(()),
-    };
-    Err(error(BlobErrorKind::Invalid, "write", name, wrong))
-}
-
-async fn is_same(mut stored: Reading, bytes: &Bytes) -> Result<bool, BlobError> {
-    if stored.len != bytes.len() as u64 {
-        return Ok(false);
-    }
-    let mut rest = &bytes[..];
-    while let Some(piece) = stored.next().await? {
-        match rest.strip_prefix(&piece[..]) {
-            Some(tail) => rest = tail,
-            None => return Ok(false),
-        }
-    }
-    Ok(rest.is_empty())
-}
-
-fn error(kind: BlobErrorKind, operation: &'static str, name: BlobName, message: impl ToString) -> BlobError {
-    BlobError { kind, operation, path: name.to_string(), message: message.to_string() }
 }
