@@ -2,6 +2,7 @@
 //! nothing of a `.outputs`: damage there would be seen by nobody.
 
 use bytes::Bytes;
+use object_store::PutPayload;
 
 use super::requests::PIECE;
 
@@ -34,11 +35,23 @@ impl Framed {
         self.content.len() + self.checksum.len()
     }
 
-    /// All its bytes, at most so many at a time; the last piece may be shorter.
-    pub fn pieces(&self, len: usize) -> impl Iterator<Item = Bytes> {
-        let content = (0..self.content.len()).step_by(len);
-        let content = content.map(move |at| self.content.slice(at..self.content.len().min(at + len)));
-        content.chain([self.checksum.clone()]).filter(|piece| !piece.is_empty())
+    /// All its bytes, in parts of so many; only the last may be shorter. Nothing is copied.
+    pub fn parts(&self, len: usize) -> impl Iterator<Item = PutPayload> {
+        (0..self.len()).step_by(len.max(1)).map(move |at| self.part(at, self.len().min(at.saturating_add(len))))
+    }
+
+    /// All its bytes at once.
+    pub fn whole(&self) -> PutPayload {
+        self.part(0, self.len())
+    }
+
+    fn part(&self, from: usize, to: usize) -> PutPayload {
+        let content = self.content.len();
+        let both = [
+            self.content.slice(from.min(content)..to.min(content)),
+            self.checksum.slice(from.max(content) - content..to.max(content) - content),
+        ];
+        both.into_iter().filter(|bytes| !bytes.is_empty()).collect()
     }
 }
 
@@ -84,7 +97,16 @@ mod tests {
     use super::*;
 
     async fn bytes(content: &'static [u8]) -> Vec<u8> {
-        Framed::new(Bytes::from_static(content)).await.pieces(3).flatten().collect()
+        let framed = Framed::new(Bytes::from_static(content)).await;
+        let in_parts = |len| -> Vec<Bytes> { framed.parts(len).map(Bytes::from).collect() };
+        let whole = Bytes::from(framed.whole()).to_vec();
+        for len in 1..whole.len() + 2 {
+            let parts = in_parts(len);
+            assert_eq!(parts.concat(), whole);
+            let (last, others) = parts.split_last().unwrap();
+            assert!(last.len() <= len && others.iter().all(|part| part.len() == len), "only the last may be shorter");
+        }
+        whole
     }
 
     fn taken(bytes: &[u8], len: usize) -> Option<Vec<u8>> {

@@ -1,16 +1,19 @@
 //! Single requests to a store of objects: each within its time, each failure told by what the caller may do.
 
-use std::{io::Read, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    io::{self, Read},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::{
     StreamExt,
-    future::BoxFuture,
     stream::{self, BoxStream, FuturesUnordered},
 };
 use object_store::{
-    Error, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    path::Path,
+    Error, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path,
 };
 
 use super::{BlobError, BlobErrorKind, frame::Framed};
@@ -64,7 +67,7 @@ impl Requests {
     }
 
     async fn put(&self, path: &Path, blob: &Framed, mode: PutMode) -> Result<Created, BlobError> {
-        let payload: PutPayload = blob.pieces(PIECE).collect();
+        let payload = blob.whole();
         self.metrics.blob_bytes.of(Direction::Written).inc_by(blob.len() as u64);
         let put = self.store.put_opts(path, payload, PutOptions::from(mode));
         created(self.within("write", path, blob.len() as u64, put).await)
@@ -95,12 +98,12 @@ impl Requests {
         upload: &mut dyn MultipartUpload,
     ) -> Result<(), Failure> {
         let mut on_their_way = FuturesUnordered::new();
-        for piece in blob.pieces(part) {
+        for sent in blob.parts(part) {
             if on_their_way.len() == PARTS_IN_FLIGHT {
                 on_their_way.next().await.unwrap_or(Ok(()))?;
             }
-            let len = piece.len() as u64;
-            on_their_way.push(self.within("write", path, len, upload.put_part(piece.into())));
+            let len = sent.content_length() as u64;
+            on_their_way.push(self.within("write", path, len, upload.put_part(sent)));
         }
         while let Some(sent) = on_their_way.next().await {
             sent?;
@@ -191,23 +194,23 @@ impl Reading {
 
 /// `object_store` reads files 8 KiB at a time, a task for each.
 fn pieces(found: GetResult) -> BoxStream<'static, Result<Bytes, Error>> {
-    let GetResult { payload, .. } = found;
-    let (file, path) = match payload {
-        GetResultPayload::File(file, path) => (file, path),
+    let GetResult { payload, meta, .. } = found;
+    let file = match payload {
+        GetResultPayload::File(file, _) => file,
         GetResultPayload::Stream(stream) => return stream,
     };
-    let read = |file: std::fs::File, path: std::path::PathBuf| -> BoxFuture<'static, Result<_, Error>> {
-        Box::pin(async move {
-            let task = tokio::task::spawn_blocking(move || {
-                let mut piece = Vec::new();
-                let read = (&file).take(PIECE as u64).read_to_end(&mut piece);
-                read.map(|len| (len > 0).then(|| (piece.into(), (file, path))))
-            });
-            let read = task.await.map_err(|source| Error::JoinError { source })?;
-            read.map_err(|source| Error::Generic { store: "LocalFileSystem", source: Box::new(source) })
-        })
-    };
-    stream::try_unfold((file, path), move |(file, path)| read(file, path)).boxed()
+    stream::try_unfold((file, meta.size), |(file, left)| read_piece(file, left)).boxed()
+}
+
+/// The next piece of a file of which so much is left, and the rest; `None` at its end.
+async fn read_piece(file: File, left: u64) -> Result<Option<(Bytes, (File, u64))>, Error> {
+    let read = tokio::task::spawn_blocking(move || {
+        let mut piece = Vec::with_capacity(PIECE.min(usize::try_from(left).unwrap_or(PIECE)));
+        let read = (&file).take(PIECE as u64).read_to_end(&mut piece)?;
+        Ok((read > 0).then(|| (piece.into(), (file, left.saturating_sub(read as u64)))))
+    });
+    let read = read.await.map_err(|source| Error::JoinError { source })?;
+    read.map_err(|source: io::Error| Error::Generic { store: "LocalFileSystem", source: Box::new(source) })
 }
 
 fn created<T>(put: Result<T, Failure>) -> Result<Created, BlobError> {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
-    cache::{Cache, Turns},
+    cache::Cache,
     check::{self, Damage, check_tx, error, is_same},
     directory::Directory,
     frame::Framed,
@@ -88,7 +88,6 @@ struct Inner {
     place: Place,
     part_bytes: Option<usize>,
     cache: Cache,
-    turns: Turns,
     metrics: Arc<Metrics>,
 }
 
@@ -131,7 +130,6 @@ impl BlobStore {
             place,
             part_bytes: options.part_bytes,
             cache: Cache::new(options.cache_bytes, options.keep),
-            turns: Turns::default(),
             metrics: options.metrics,
         }))
     }
@@ -159,8 +157,6 @@ impl BlobStore {
         self.watched(BlobOperation::ReplaceTx, async {
             let name = BlobName::tx(txid);
             check_tx(name, &bytes).await?;
-            // Nobody may put into the cache what was read before.
-            let _turn = self.0.turns.of(txid).await;
             self.must_take_writes(name).await?;
             let (path, blob) = (name.path(), Framed::new(bytes).await);
             let replaced = match self.part_of(&blob) {
@@ -187,15 +183,7 @@ impl BlobStore {
             if reuse == Reuse::Unlikely {
                 return self.read(BlobName::tx(txid)).await;
             }
-            let _turn = self.0.turns.of(txid).await;
-            if let Some(bytes) = self.0.cache.get(&txid) {
-                return Ok(Some(bytes));
-            }
-            let found = self.read(BlobName::tx(txid)).await?;
-            if let Some(bytes) = &found {
-                self.0.cache.put(txid, bytes.clone());
-            }
-            Ok(found)
+            self.0.cache.get_or_read(txid, self.read(BlobName::tx(txid))).await
         })
         .await
     }
@@ -280,7 +268,6 @@ impl BlobStore {
     /// See [`BlobErrorKind`].
     pub async fn delete(&self, name: BlobName) -> Result<(), BlobError> {
         self.watched(BlobOperation::Delete, async {
-            let _turn = self.0.turns.of(name.txid).await;
             self.must_take_writes(name).await?;
             let deleted = self.0.requests.delete(&name.path()).await;
             if name.kind == BlobKind::Tx {
@@ -324,7 +311,9 @@ impl BlobStore {
 
     async fn settle(&self, name: BlobName) -> Result<(), BlobError> {
         let Some(directory) = &self.0.place.directory else { return Ok(()) };
-        directory.settle(name).await.map_err(|wrong| error(BlobErrorKind::Unknown, "write", name, wrong))
+        let settled = tokio::time::timeout(self.0.requests.timeout, directory.settle(name)).await;
+        let settled = settled.map_err(|_| error(BlobErrorKind::Unknown, "write", name, "the disk does not answer"))?;
+        settled.map_err(|wrong| error(BlobErrorKind::Unknown, "write", name, wrong))
     }
 
     /// No store takes parts on the condition that there is no such object. So they become an object of another name, which

@@ -222,9 +222,14 @@ async fn what_is_asked_for_again_is_read_once() {
     assert_eq!(faults.requests() - before, 1);
     assert!(metrics.blob_cache.of(true.into()).get() >= 1);
     tokio::time::advance(Duration::from_secs(10)).await;
+    faults.fail_at(1, Fault::Slow(Duration::from_secs(60)));
+    let asked = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
+    let failed = futures_util::future::join_all(asked).await;
+    assert!(failed.iter().all(|found| found.as_ref().is_err_and(BlobError::may_be_repeated)));
+    assert_eq!(faults.requests() - before, 2, "nobody waits for a time-out of his own");
     store.get_tx(txid, Reuse::Unlikely).await.unwrap();
     store.get_tx(txid, Reuse::Unlikely).await.unwrap();
-    assert_eq!(faults.requests() - before, 3, "its time is over, and what is used once is not kept");
+    assert_eq!(faults.requests() - before, 4, "its time is over, and what is used once is not kept");
 }
 
 #[tokio::test]

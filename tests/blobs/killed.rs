@@ -55,7 +55,7 @@ fn a_writer_that_is_killed_leaves_whole_blobs_and_all_it_acknowledged() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(30 + seeded.below(300)));
+        std::thread::sleep(Duration::from_millis(50 + seeded.below(500)));
         child.kill().unwrap();
         child.wait().unwrap();
     }
