@@ -325,11 +325,11 @@ impl BlobStore {
         }
         // Named by its content: two who write the same write the same object.
         let file = name.to_string().replace('/', "-");
-        let staged = Path::from_iter([STAGING, &format!("{file}.{}", hex::encode(&blob.checksum[..8]))]);
+        let staged = Path::from_iter([STAGING, &format!("{file}.{}", hex::encode(&blob.checksum))]);
         requests.overwrite_in_parts(&staged, blob, part).await?;
         let created = requests.copy_if_absent(&staged, &path, blob.len() as u64).await;
         if created.is_ok() {
-            // It does no harm where it stays; whoever writes the same blob again deletes it.
+            // It does no harm where it stays, until the bucket's rule on what is old deletes it.
             drop(requests.delete(&staged).await);
         }
         created
