@@ -9,7 +9,10 @@ else
     echo "lint: rustfmt is missing (rustup component add rustfmt): format not checked"
 fi
 if cargo clippy --version >/dev/null 2>&1; then
-    cargo clippy --locked --all-targets --quiet -- -D warnings || failed=1
+    for features in "" --all-features; do
+        # shellcheck disable=SC2086 # none is no argument
+        cargo clippy --locked --all-targets --quiet $features -- -D warnings || failed=1
+    done
 else
     echo "lint: clippy is missing (rustup component add clippy): lints not checked"
 fi

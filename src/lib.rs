@@ -1,11 +1,12 @@
 //! `utxo-store`: an event-sourced store of Bitcoin transaction outputs.
 //!
 //! Layers only look down: [`cli`], [`api`] → [`ingest`], [`sequencer`] → [`store`] → [`engine`] →
-//! [`record`] → [`tx`], with [`broker`], [`event`] and [`generate`] beside [`engine`]. `ARCHITECTURE.md` is the
+//! [`record`] → [`tx`], with [`blob`], [`broker`], [`event`] and [`generate`] beside [`engine`]. `ARCHITECTURE.md` is the
 //! map.
 
 pub mod api;
 pub mod backoff;
+pub mod blob;
 pub mod broker;
 pub mod cli;
 pub mod clock;

@@ -11,6 +11,7 @@ mod logging;
 use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
 use crate::{
+    blob::{BlobErrorKind, BlobKind},
     broker::TopicPartition,
     engine::ErrorKind,
     event::{Action, Command, DeadLetterClass, Event},
@@ -109,6 +110,48 @@ labels! {
         Conflicting = "conflicting",
     }
 
+    /// What a blob store is asked to do.
+    BlobOperation {
+        /// Stores a transaction.
+        PutTx = "put_tx",
+        /// Stores a transaction in the place of another body of it.
+        ReplaceTx = "replace_tx",
+        /// Reads a transaction, or some of its outputs.
+        GetTx = "get_tx",
+        /// Stores outputs of a partial transaction.
+        PutOutputs = "put_outputs",
+        /// Reads outputs of a partial transaction.
+        GetOutputs = "get_outputs",
+        /// Asks whether there is a blob.
+        Exists = "exists",
+        /// Deletes a blob.
+        Delete = "delete",
+    }
+
+    /// The two sorts of blobs.
+    BlobLabel {
+        /// A whole transaction.
+        Tx = "tx",
+        /// Outputs of a partial one.
+        Outputs = "outputs",
+    }
+
+    /// Which way bytes went.
+    Direction {
+        /// From the store.
+        Read = "read",
+        /// To the store, whatever became of them.
+        Written = "written",
+    }
+
+    /// Whether it was at hand.
+    CacheResult {
+        /// It was.
+        Hit = "hit",
+        /// It was not.
+        Miss = "miss",
+    }
+
     /// What happened to the assignment.
     Rebalance {
         /// Partitions were added.
@@ -167,6 +210,28 @@ impl Label for ErrorKind {
             ErrorKind::TooBig => 2,
             ErrorKind::Fatal => 3,
         }
+    }
+}
+
+impl Label for BlobErrorKind {
+    const VALUES: &'static [&'static str] = &["retryable", "unknown", "denied", "corrupt", "invalid"];
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl From<BlobKind> for BlobLabel {
+    fn from(kind: BlobKind) -> Self {
+        match kind {
+            BlobKind::Tx => BlobLabel::Tx,
+            BlobKind::Outputs => BlobLabel::Outputs,
+        }
+    }
+}
+
+impl From<bool> for CacheResult {
+    fn from(hit: bool) -> Self {
+        if hit { CacheResult::Hit } else { CacheResult::Miss }
     }
 }
 
@@ -260,6 +325,16 @@ metrics! {
     pub outcomes: Outcomes = "utxo_outcomes_total" ["operation", "code"];
     /// Errors of the store, by what the caller may do.
     pub store_errors: Counters<ErrorKind> = "utxo_store_errors" ["type"];
+    /// Time a request to the blob store takes, in seconds, by what was asked.
+    pub blob_seconds: Histograms<BlobOperation> = "utxo_blob_seconds" ["operation"];
+    /// Time it takes to store a body externally, in seconds, by the sort of blob.
+    pub create_external: Histograms<BlobLabel> = "utxo_create_external" ["blob"];
+    /// Failed requests to the blob store, by what the caller may do.
+    pub blob_errors: Counters<BlobErrorKind> = "utxo_blob_errors_total" ["type"];
+    /// Bytes that came from the blob store or were sent to it.
+    pub blob_bytes: Counters<Direction> = "utxo_blob_bytes_total" ["direction"];
+    /// Transactions that were asked of the blob store, by whether they were in its cache.
+    pub blob_cache: Counters<CacheResult> = "utxo_blob_cache_total" ["result"];
     /// Contests published.
     pub contests: IntCounter = "utxo_contests_total" [];
     /// Dead letters, by class.

@@ -1,5 +1,7 @@
-//! `utxo-store inspect`: one transaction or one output as the store has it; offsets and decisions as the log has them.
+//! `utxo-store inspect`: one transaction or one output as the store has it; offsets and decisions as the log has them; a body as
+//! the blob store has it.
 
+mod blob;
 mod decisions;
 pub(super) mod offsets;
 
@@ -41,6 +43,8 @@ enum What {
     Offsets(offsets::OffsetsArgs),
     /// What the sequencer decided, and which decisions are not closed
     Decisions(decisions::DecisionsArgs),
+    /// What the blob store has of a transaction
+    Blob(blob::BlobArgs),
 }
 
 #[derive(Debug, Args)]
@@ -103,6 +107,7 @@ impl InspectCommand {
                 What::Outpoint(args) => args.show(&args.store.open().await?.0, &mut out).await,
                 What::Offsets(args) => args.run(&mut out).await,
                 What::Decisions(args) => args.run(&mut out).await,
+                What::Blob(args) => args.run(&mut out).await,
             }
         })
     }

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Failure, UsageError, wiring};
 use crate::{
     api::health::{Condition, Health},
+    blob::{self, BlobStore, Intent},
     broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
     clock::Clock,
     config::Config,
@@ -35,6 +36,18 @@ pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> R
     let engine = engine::open(&url.to_string(), &wiring::engine(config)).await.map_err(named)?;
     let watched = WatchedEngine::new(engine, metrics.clone());
     Ok(Store::new(Arc::new(watched), wiring::store(config)))
+}
+
+/// Opens the blob store that the configuration names; `None`: it names none.
+///
+/// # Errors
+/// See [`blob::OpenBlobError`]; each names what is wrong.
+pub async fn blobs(config: &Config, intent: Intent, metrics: &Arc<Metrics>) -> Result<Option<BlobStore>, Failure> {
+    let url = config.store.blob_url().map_err(|problem| Failure::new(format!("store.url {problem}")))?;
+    let Some(url) = url else { return Ok(None) };
+    let (access, options) = wiring::blobs(config, metrics);
+    let opened = blob::open(&url, intent, &access, options).await;
+    opened.map(Some).map_err(|error| Failure::new(format!("cannot open the blob store (store.blobs.url): {error}")))
 }
 
 /// Opens the store at `url`, works with it, and closes it however the work has ended.

@@ -1,8 +1,9 @@
 //! From the configuration to the settings of the layers below. Pure.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
+    blob::{BlobAccess, BlobOptions},
     broker::kafka::KafkaSettings,
     config::Config,
     engine::{OpenOptions, aerospike::Access},
@@ -14,6 +15,7 @@ use crate::{
     record::Rules,
     sequencer::{SequencerSettings, SequencerTopics},
     store::StoreSettings,
+    telemetry::Metrics,
 };
 
 /// How long a commit of offsets, or leaving a group, may take; less where the group grants less.
@@ -38,6 +40,24 @@ pub fn engine(config: &Config) -> OpenOptions {
         creates_indexes: true,
     };
     OpenOptions { rules: rules(config), access }
+}
+
+/// How the blob store is reached and used.
+pub fn blobs(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, BlobOptions) {
+    let blobs = &config.store.blobs;
+    let login = blobs.access_key_id.clone().zip(blobs.secret_access_key.as_ref());
+    let access = BlobAccess {
+        login: login.map(|(id, secret)| (id, secret.as_str().to_owned())),
+        retries: blobs.retries as usize,
+    };
+    let options = BlobOptions {
+        timeout: ms(blobs.timeout_ms),
+        cache_bytes: usize::try_from(blobs.cache_bytes).unwrap_or(usize::MAX),
+        keep: ms(blobs.cache_ms),
+        part_bytes: usize::try_from(blobs.part_bytes).ok(),
+        metrics: metrics.clone(),
+    };
+    (access, options)
 }
 
 /// What the store is set up for. It serves the sequencer, so its batches are the sequencer's.

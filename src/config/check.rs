@@ -6,7 +6,7 @@ use figment::{Figment, Profile, error::Kind};
 
 use super::{
     Config,
-    settings::{Http, Ingest, Kafka, Log, Sequencer, Store, Topics},
+    settings::{Blobs, Http, Ingest, Kafka, Log, Sequencer, Store, Topics},
     types::{Range, SettingType},
 };
 use crate::text::one_line;
@@ -126,6 +126,19 @@ impl<'a> Checker<'a> {
         // Better refused than passed over: external transactions come with the object store.
         if store.externalize_all_transactions {
             self.refuse("store.externalize_all_transactions", "is true, which is not built yet".to_owned());
+        }
+        if let Err(problem) = store.blob_url() {
+            self.refuse("store.url", problem);
+        }
+        let Blobs { access_key_id, secret_access_key, .. } = &store.blobs;
+        match (access_key_id, secret_access_key) {
+            (Some(_), None) => {
+                self.refuse("store.blobs.access_key_id", "is given without secret_access_key".to_owned())
+            }
+            (None, Some(_)) => {
+                self.refuse("store.blobs.secret_access_key", "is given without access_key_id".to_owned())
+            }
+            _ => {}
         }
     }
 

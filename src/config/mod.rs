@@ -13,9 +13,14 @@ mod types;
 
 use std::{ffi::OsString, path::Path};
 
+use crate::{
+    blob::BlobUrl,
+    engine::{StoreUrl, aerospike::AerospikeSettings},
+};
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
-pub use settings::{Http, Ingest, Kafka, Log, SECTIONS, Section, Sequencer, Setting, Store, Topics};
+pub use settings::{Blobs, Http, Ingest, Kafka, Log, SECTIONS, Section, Sequencer, Setting, Store, Topics};
+
 pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName};
 
 /// All settings, checked.
@@ -65,6 +70,27 @@ impl Config {
 impl Default for Config {
     fn default() -> Self {
         Self::load_from(None, []).expect("the defaults are constants, and a test loads them")
+    }
+}
+
+impl Store {
+    /// Where bodies of large transactions are kept: `store.blobs.url`, or what the store URL calls `externalStore` (the seed's
+    /// name for it); `None`: nowhere.
+    ///
+    /// # Errors
+    /// The two differ, or `externalStore` names no blob store. The configuration was refused then.
+    pub fn blob_url(&self) -> Result<Option<BlobUrl>, String> {
+        let StoreUrl::Aerospike(AerospikeSettings { external_store: Some(external), .. }) = &self.url else {
+            return Ok(self.blobs.url.clone());
+        };
+        let external: BlobUrl =
+            external.parse().map_err(|error| format!("has an externalStore that names no blob store: {error}"))?;
+        match &self.blobs.url {
+            Some(url) if *url != external => {
+                Err("has an externalStore that is another than store.blobs.url; one of them is enough".to_owned())
+            }
+            _ => Ok(Some(external)),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! The checked structs, what the raw stage accepts, the commented sample (`deploy/utxo-store.toml`) and the defaults all
 //! follow from this list. A default is written as TOML writes it.
 
-use crate::{engine::StoreUrl, tx::Network};
+use crate::{blob::BlobUrl, engine::StoreUrl, tx::Network};
 
 use super::{
     check::Checker,
@@ -82,7 +82,7 @@ macro_rules! settings {
                     $(, seed $seed:literal)?
                 ;
             )*
-            $(nested $(#[doc = $sub_help:literal])+ $sub:ident: $sub_type:ident;)?
+            $(nested $(#[doc = $sub_help:literal])+ $sub:ident: $sub_type:ident;)*
         }
     )*) => {
         $(
@@ -94,7 +94,7 @@ macro_rules! settings {
                     $(#[doc = concat!("\nUnit: ", $unit, ".")])?
                     pub $name: $type,
                 )*
-                $($(#[doc = $sub_help])+ pub $sub: $sub_type,)?
+                $($(#[doc = $sub_help])+ pub $sub: $sub_type,)*
             }
 
             impl $group {
@@ -104,8 +104,8 @@ macro_rules! settings {
                         concat!($section, ".", stringify!($name)),
                         optional!($(($low, $high))?),
                     );)*
-                    $(let $sub = $sub_type::take(checker);)?
-                    Some(Self { $($name: $name?,)* $($sub: $sub?,)? })
+                    $(let $sub = $sub_type::take(checker);)*
+                    Some(Self { $($name: $name?,)* $($sub: $sub?,)* })
                 }
             }
         )*
@@ -198,6 +198,9 @@ settings! {
         nested
         /// How an Aerospike cluster is reached.
         aerospike: Cluster;
+        nested
+        /// Where bodies of transactions are kept that are too large for a record.
+        blobs: Blobs;
     }
 
     /// How an Aerospike cluster is reached, where store.url names one.
@@ -217,6 +220,28 @@ settings! {
         /// Accept Community Edition with a replication factor above 1, although a cluster that falls in two can then accept
         /// both of two conflicting spends.
         accept_replication: bool = false;
+    }
+
+    /// The blob store: bodies of transactions that are too large for a record. All instances of one store share it.
+    ["store.blobs"] Blobs {
+        /// Where it is: file:///absolute/path (on one machine, or shared), s3://bucket/prefix?region=eu-1&endpoint=http://host:9000
+        /// (needs a build with --features aws), memory:// (gone at the end), http://host/prefix (read-only; --features http). The
+        /// store URL's parameter externalStore says the same; where both are given they must agree.
+        url: Option<BlobUrl>, example "file:///var/lib/utxo-store-blobs", seed "externalStore";
+        /// How long a request may take, and how long there may be no byte of an answer; one second more for each mebibyte.
+        timeout_ms: u64 = 30_000, range 100 to 600_000, unit "ms";
+        /// How often a request to S3 or HTTP is repeated by itself, within the time that it may take.
+        retries: u32 = 3, range 0 to 100, unit "retries";
+        /// Blobs of more bytes are sent to S3 in parts of so many.
+        part_bytes: u64 = 16_777_216, range 5_242_880 to 1_073_741_824, unit "bytes";
+        /// Transactions that were read and will be asked for again are kept up to so many bytes in all; 0 keeps none …
+        cache_bytes: u64 = 268_435_456, range 0 to 1_099_511_627_776, unit "bytes", seed "UseExternalTxCache";
+        /// … for so long.
+        cache_ms: u64 = 10_000, range 0 to 600_000, unit "ms";
+        /// Access key of S3. Without one AWS's own variables (AWS_*) count, or the machine's role.
+        access_key_id: Option<String>, example "AKIA…";
+        /// Its secret. Better given in the environment: UTXO_STORE__STORE__BLOBS__SECRET_ACCESS_KEY.
+        secret_access_key: Option<Secret>, example "not in a file";
     }
 
     /// The pipeline: from validated transactions to records.

@@ -260,3 +260,24 @@ fn an_unreadable_or_broken_file_is_one_line_without_its_contents() {
     assert_eq!(broken.len(), 1, "{broken:?}");
     assert!(broken[0].contains("line 2") && !broken[0].contains("hunter2"), "{broken:?}");
 }
+
+#[test]
+fn the_blob_store_is_named_in_either_place() {
+    let url = |toml: &str| load(toml, &[]).map(|config| config.store.blob_url().unwrap().map(|url| url.to_string()));
+    let aerospike = "url = \"aerospike://a/ns?externalStore=s3://bucket/p\"\n";
+    let blobs = |url: &str| format!("[store.blobs]\nurl = \"{url}\"\n");
+    assert_eq!(url(""), Ok(None));
+    assert_eq!(url(&blobs("file:///b")), Ok(Some("file:///b".into())));
+    assert_eq!(url(&format!("[store]\n{aerospike}")), Ok(Some("s3://bucket/p".into())));
+    assert_eq!(url(&format!("[store]\n{aerospike}{}", blobs("s3://bucket/p/"))), Ok(Some("s3://bucket/p".into())));
+    for (toml, says) in [
+        (format!("[store]\n{aerospike}{}", blobs("file:///b")), "store.url has an externalStore that is another than"),
+        ("[store]\nurl = \"aerospike://a/ns?externalStore=blob://b:8080/utxo\"".into(), "unknown blob store `blob://`"),
+        (blobs("/b"), "store.blobs.url names no blob store"),
+        ("[store.blobs]\naccess_key_id = \"me\"".into(), "store.blobs.access_key_id is given without"),
+        ("[store.blobs]\nsecret_access_key = \"word\"".into(), "store.blobs.secret_access_key is given without"),
+    ] {
+        let errors = url(&toml).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].contains(says) && !errors[0].contains("word"), "{errors:?}");
+    }
+}

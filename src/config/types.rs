@@ -6,6 +6,7 @@ use figment::value::Value;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    blob::{BlobUrl, BlobUrlError},
     engine::{OpenError, StoreUrl},
     tx::Network,
 };
@@ -83,6 +84,13 @@ impl SettingType for StoreUrl {
     const KIND: Kind = Kind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
         text(value)?.parse().map_err(|error: OpenError| format!("names no store: {error}"))
+    }
+}
+
+impl SettingType for BlobUrl {
+    const KIND: Kind = Kind::Text;
+    fn parse(value: &Value, _: Range) -> Result<Self, String> {
+        text(value)?.parse().map_err(|error: BlobUrlError| format!("names no blob store: {error}"))
     }
 }
 

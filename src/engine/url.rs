@@ -261,7 +261,8 @@ fn cache_bytes(mib: &str) -> Result<u64, OpenError> {
     bytes.ok_or(OpenError::BadParameter { key: "cache_mib", expected: "a whole number of mebibytes above 0" })
 }
 
-fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
+/// What stands behind the `?` of a URL, name by name.
+pub(crate) fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
     let pair = |pair: &str| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         Ok((decoded(key)?, decoded(value)?))
@@ -270,12 +271,12 @@ fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
 }
 
 /// Text with a `%` and two hexadecimal digits in place of what ends a path or stands for something else.
-fn encoded(path: &str) -> String {
+pub(crate) fn encoded(path: &str) -> String {
     path.replace('%', "%25").replace('?', "%3F").replace('&', "%26")
 }
 
 /// Text with each `%` and the two hexadecimal digits after it replaced by their byte.
-fn decoded(text: &str) -> Result<String, OpenError> {
+pub(crate) fn decoded(text: &str) -> Result<String, OpenError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut parts = text.split('%');
     bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());

@@ -11,6 +11,7 @@ mod id;
 mod parts;
 mod reader;
 mod slots;
+mod stream;
 mod transaction;
 mod write;
 
@@ -23,6 +24,7 @@ pub use hash::{double_sha256, utxo_hash};
 pub use id::{Outpoint, ParseIdError, Txid, UtxoHash};
 pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
 pub use slots::{Network, UnknownNetwork, has_slot};
+pub use stream::{FoundOutput, StreamedTransaction, TransactionStream};
 pub use transaction::Transaction;
 pub use write::UnknownPreviousOutput;
 

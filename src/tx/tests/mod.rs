@@ -4,6 +4,7 @@
 mod hostile;
 mod real_blocks;
 mod reference;
+mod streamed;
 mod validity;
 
 use std::path::Path;

@@ -1,0 +1,71 @@
+//! What a blob is called.
+
+use std::fmt;
+
+use object_store::path::Path;
+
+use crate::tx::Txid;
+
+/// The two sorts of blobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BlobKind {
+    /// `.tx`: a whole transaction in extended format (a coinbase: in the format that it came in).
+    Tx,
+    /// `.outputs`: the known outputs of a partial transaction.
+    Outputs,
+}
+
+impl BlobKind {
+    fn suffix(self) -> &'static str {
+        match self {
+            BlobKind::Tx => "tx",
+            BlobKind::Outputs => "outputs",
+        }
+    }
+}
+
+/// Which blob: `ab/ab…cd.tx`, the transaction id as explorers show it, in a folder named by its first two digits (256 folders
+/// with a like number of blobs each).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlobName {
+    /// Whose.
+    pub txid: Txid,
+    /// Which of its blobs.
+    pub kind: BlobKind,
+}
+
+impl BlobName {
+    /// The whole transaction.
+    pub fn tx(txid: Txid) -> Self {
+        BlobName { txid, kind: BlobKind::Tx }
+    }
+
+    /// The known outputs.
+    pub fn outputs(txid: Txid) -> Self {
+        BlobName { txid, kind: BlobKind::Outputs }
+    }
+
+    pub(super) fn path(self) -> Path {
+        Path::from_iter(self.to_string().split('/'))
+    }
+}
+
+impl fmt::Display for BlobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let txid = self.txid.to_string();
+        write!(f, "{}/{txid}.{}", &txid[..2], self.kind.suffix())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_is_named_as_explorers_name_its_transaction() {
+        let txid: Txid = "4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b".parse().unwrap();
+        let name = "4a/4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b";
+        assert_eq!(BlobName::tx(txid).to_string(), format!("{name}.tx"));
+        assert_eq!(BlobName::outputs(txid).path().as_ref(), format!("{name}.outputs"));
+    }
+}

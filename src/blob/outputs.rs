@@ -1,0 +1,244 @@
+//! [`PartialTx`]: what a `.outputs` blob holds, and its bytes.
+//!
+//! They are those of the seed's `UTXOWrapper` (`003_f428a83e5197ea21.txt`), all numbers little-endian: txid (32 bytes, internal
+//! order) ‖ height × 2 + coinbase (4) ‖ number of outputs (4) ‖ for each: index (4) ‖ satoshis (8) ‖ length of the script (4) ‖
+//! script. Outputs ascend by index, so that the same outputs are the same bytes.
+
+use bytes::Bytes;
+
+use crate::{
+    event::SEEDED_OUTPUT_LIMIT,
+    record::{Body, StoredOutput},
+    tx::Txid,
+};
+
+/// The known outputs of a partial transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartialTx {
+    /// Whose. It cannot be computed from the outputs.
+    pub txid: Txid,
+    /// Height of its block, below 2^31.
+    pub height: u32,
+    /// It is a coinbase.
+    pub coinbase: bool,
+    /// Its known outputs by index, at least one, ascending, each below [`SEEDED_OUTPUT_LIMIT`].
+    pub outputs: Vec<(u32, StoredOutput)>,
+}
+
+/// Why there are no such bytes, or why bytes are no such thing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OutputsError {
+    /// The bytes end too early.
+    #[error("at byte {at}: the bytes end within the {field}")]
+    Truncated {
+        /// Where the field starts.
+        at: usize,
+        /// What is incomplete.
+        field: &'static str,
+    },
+    /// Bytes behind the end.
+    #[error("{0} bytes behind the end")]
+    TrailingBytes(usize),
+    /// There are no outputs.
+    #[error("there are no outputs")]
+    Empty,
+    /// An index that is not above the one before it.
+    #[error("output {0} is not above the one before it")]
+    Order(u32),
+    /// An index beyond what a store takes.
+    #[error("output {0} is not below {SEEDED_OUTPUT_LIMIT}")]
+    Index(u32),
+    /// More than the format can say.
+    #[error("the {0} is too large for the format")]
+    TooLarge(&'static str),
+}
+
+const HEIGHT_LIMIT: u32 = 1 << 31;
+
+impl PartialTx {
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// What the format cannot say, or what would be refused when it is read.
+    pub fn encode(&self) -> Result<Bytes, OutputsError> {
+        if self.outputs.is_empty() {
+            return Err(OutputsError::Empty);
+        }
+        if self.height >= HEIGHT_LIMIT {
+            return Err(OutputsError::TooLarge("height"));
+        }
+        let mut bytes = Vec::with_capacity(self.encoded_len());
+        bytes.extend_from_slice(&self.txid.0);
+        bytes.extend_from_slice(&(self.height << 1 | u32::from(self.coinbase)).to_le_bytes());
+        bytes.extend_from_slice(&(self.outputs.len() as u32).to_le_bytes());
+        let mut order = Order::default();
+        for (index, output) in &self.outputs {
+            order.check(*index)?;
+            let len = u32::try_from(output.script.len()).map_err(|_| OutputsError::TooLarge("script"))?;
+            bytes.extend_from_slice(&index.to_le_bytes());
+            bytes.extend_from_slice(&output.satoshis.to_le_bytes());
+            bytes.extend_from_slice(&len.to_le_bytes());
+            bytes.extend_from_slice(&output.script);
+        }
+        Ok(bytes.into())
+    }
+
+    fn encoded_len(&self) -> usize {
+        40 + self.outputs.iter().map(|(_, output)| 16 + output.script.len()).sum::<usize>()
+    }
+
+    /// What `bytes` say; scripts share them.
+    ///
+    /// # Errors
+    /// See [`OutputsError`]. Never allocates more than the bytes account for.
+    pub fn decode(bytes: &Bytes) -> Result<Self, OutputsError> {
+        let mut reader = Reader { bytes, at: 0 };
+        let txid = Txid(reader.array("txid")?);
+        let flagged_height = reader.u32("height")?;
+        let count = reader.u32("number of outputs")?;
+        if count == 0 {
+            return Err(OutputsError::Empty);
+        }
+        let (mut outputs, mut order) = (Vec::new(), Order::default());
+        for _ in 0..count {
+            let index = reader.u32("index")?;
+            order.check(index)?;
+            let satoshis = u64::from_le_bytes(reader.array("satoshis")?);
+            let len = reader.u32("length of the script")?;
+            let script = reader.slice(len as usize, "script")?;
+            outputs.push((index, StoredOutput { satoshis, script }));
+        }
+        match bytes.len() - reader.at {
+            0 => Ok(PartialTx { txid, height: flagged_height >> 1, coinbase: flagged_height & 1 == 1, outputs }),
+            left => Err(OutputsError::TrailingBytes(left)),
+        }
+    }
+
+    /// The same as a record has it inline: by index, gaps `None`.
+    pub fn body(&self) -> Body {
+        let slots = self.outputs.last().map_or(0, |(index, _)| *index as usize + 1);
+        let mut by_index = vec![None; slots];
+        for (index, output) in &self.outputs {
+            by_index[*index as usize] = Some(output.clone());
+        }
+        Body::Outputs(by_index)
+    }
+}
+
+/// The least index that may come next.
+#[derive(Default)]
+struct Order(u32);
+
+impl Order {
+    fn check(&mut self, index: u32) -> Result<(), OutputsError> {
+        if index >= SEEDED_OUTPUT_LIMIT {
+            return Err(OutputsError::Index(index));
+        }
+        if index < self.0 {
+            return Err(OutputsError::Order(index));
+        }
+        self.0 = index + 1;
+        Ok(())
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a Bytes,
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn slice(&mut self, len: usize, field: &'static str) -> Result<Bytes, OutputsError> {
+        if len > self.bytes.len() - self.at {
+            return Err(OutputsError::Truncated { at: self.at, field });
+        }
+        self.at += len;
+        Ok(self.bytes.slice(self.at - len..self.at))
+    }
+
+    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], OutputsError> {
+        let array = self.bytes[self.at..].first_chunk::<N>().ok_or(OutputsError::Truncated { at: self.at, field })?;
+        self.at += N;
+        Ok(*array)
+    }
+
+    fn u32(&mut self, field: &'static str) -> Result<u32, OutputsError> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partial() -> PartialTx {
+        let output = |satoshis, script: &'static [u8]| StoredOutput { satoshis, script: Bytes::from_static(script) };
+        PartialTx {
+            txid: Txid([7; 32]),
+            height: 620_538,
+            coinbase: true,
+            outputs: vec![(0, output(50, b"\x51")), (3, output(0, b""))],
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_seed() {
+        let bytes = partial().encode().unwrap();
+        let expected = [
+            "07".repeat(32).as_str(),
+            "f5ef1200", // 620,538 × 2 + 1
+            "02000000",
+            "00000000",
+            "3200000000000000",
+            "01000000",
+            "51",
+            "03000000",
+            "0000000000000000",
+            "00000000",
+        ]
+        .concat();
+        assert_eq!(hex::encode(&bytes), expected);
+        assert_eq!(PartialTx::decode(&bytes).unwrap(), partial());
+    }
+
+    #[test]
+    fn a_body_has_gaps_where_nothing_is_known() {
+        let Body::Outputs(outputs) = partial().body() else { panic!("no outputs") };
+        assert_eq!(outputs.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, false, true]);
+    }
+
+    #[test]
+    fn what_is_cut_short_or_damaged_is_refused() {
+        let bytes = partial().encode().unwrap();
+        for len in 0..bytes.len() {
+            let error = PartialTx::decode(&bytes.slice(..len)).unwrap_err();
+            assert!(matches!(error, OutputsError::Truncated { .. }), "{len}: {error}");
+        }
+        let changed = |at: usize, value: u8| {
+            let mut changed = bytes.to_vec();
+            changed[at] = value;
+            PartialTx::decode(&changed.into()).unwrap_err()
+        };
+        assert_eq!(PartialTx::decode(&[&bytes[..], b"x"].concat().into()).unwrap_err(), OutputsError::TrailingBytes(1));
+        assert_eq!(changed(36, 0), OutputsError::Empty);
+        assert!(matches!(changed(39, 0xff), OutputsError::Truncated { .. }), "no allocation for four billion outputs");
+        assert_eq!(changed(43, 1), OutputsError::Index(1 << 24));
+        assert_eq!(changed(57, 0), OutputsError::Order(0));
+    }
+
+    #[test]
+    fn what_cannot_be_read_again_is_not_written() {
+        let with = |change: fn(&mut PartialTx)| {
+            let mut partial = partial();
+            change(&mut partial);
+            partial.encode().unwrap_err()
+        };
+        assert_eq!(with(|partial| partial.outputs.clear()), OutputsError::Empty);
+        assert_eq!(with(|partial| partial.outputs.reverse()), OutputsError::Order(0));
+        assert_eq!(
+            with(|partial| partial.outputs[1].0 = SEEDED_OUTPUT_LIMIT),
+            OutputsError::Index(SEEDED_OUTPUT_LIMIT)
+        );
+        assert_eq!(with(|partial| partial.height = 1 << 31), OutputsError::TooLarge("height"));
+    }
+}

@@ -1,0 +1,274 @@
+//! Single requests to a store of objects: each within its time, each failure told by what the caller may do.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::{
+    StreamExt,
+    stream::{self, BoxStream, FuturesUnordered},
+};
+use object_store::{
+    Error, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path,
+};
+
+use super::{BlobError, BlobErrorKind, frame::Framed};
+use crate::{
+    telemetry::{Direction, Metrics},
+    text::one_line,
+};
+
+/// Bytes that are handed on at once: what a read holds in memory, and how long a hash may keep a thread.
+pub(super) const PIECE: usize = 1 << 20;
+/// Parts of a large object that are on their way at once.
+const PARTS_IN_FLIGHT: usize = 4;
+/// Who is slower than this is taken for a store that does not answer.
+const LEAST_BYTES_A_SECOND: u64 = 1 << 20;
+
+/// A store of objects, and how long it may take.
+#[derive(Clone)]
+pub(super) struct Requests {
+    pub store: Arc<dyn ObjectStore>,
+    /// How long a request may take, and how long there may be no byte of an answer; more for what is large.
+    pub timeout: Duration,
+    pub metrics: Arc<Metrics>,
+}
+
+/// An object that is being read.
+pub(super) struct Reading {
+    /// Its size, as the store told it.
+    pub len: u64,
+    pieces: BoxStream<'static, Result<Bytes, Error>>,
+    path: Path,
+    timeout: Duration,
+    metrics: Arc<Metrics>,
+}
+
+/// What became of a conditional write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Created {
+    New,
+    Exists,
+}
+
+impl Requests {
+    /// Writes an object that is not there yet, all at once.
+    pub async fn create(&self, path: &Path, blob: &Framed) -> Result<Created, BlobError> {
+        self.put(path, blob, PutMode::Create).await
+    }
+
+    /// Writes an object, whether it is there or not: readers see the one or the other, whole.
+    pub async fn overwrite(&self, path: &Path, blob: &Framed) -> Result<(), BlobError> {
+        self.put(path, blob, PutMode::Overwrite).await.map(drop)
+    }
+
+    async fn put(&self, path: &Path, blob: &Framed, mode: PutMode) -> Result<Created, BlobError> {
+        let payload = blob.whole();
+        self.metrics.blob_bytes.of(Direction::Written).inc_by(blob.len() as u64);
+        let put = self.store.put_opts(path, payload, PutOptions::from(mode));
+        created(self.within("write", path, blob.len() as u64, put).await)
+    }
+
+    /// Writes an object in parts, each a request of its own, whether it is there or not. It is there once all are.
+    pub async fn overwrite_in_parts(&self, path: &Path, blob: &Framed, part: usize) -> Result<(), BlobError> {
+        self.metrics.blob_bytes.of(Direction::Written).inc_by(blob.len() as u64);
+        let begin = self.store.put_multipart(path);
+        let mut upload = self.within("write", path, 0, begin).await?;
+        let sent = self.send_parts(path, blob, part, &mut *upload).await;
+        let done = match sent {
+            Ok(()) => self.within("write", path, blob.len() as u64, upload.complete()).await.map(drop),
+            Err(error) => Err(error),
+        };
+        if done.is_err() {
+            // What this leaves behind, and what a kill does, is for the store's own rule on unfinished uploads.
+            drop(self.within("write", path, 0, upload.abort()).await);
+        }
+        Ok(done?)
+    }
+
+    async fn send_parts(
+        &self,
+        path: &Path,
+        blob: &Framed,
+        part: usize,
+        upload: &mut dyn MultipartUpload,
+    ) -> Result<(), Failure> {
+        let mut on_their_way = FuturesUnordered::new();
+        for sent in blob.parts(part) {
+            if on_their_way.len() == PARTS_IN_FLIGHT {
+                on_their_way.next().await.unwrap_or(Ok(()))?;
+            }
+            let len = sent.content_length() as u64;
+            on_their_way.push(self.within("write", path, len, upload.put_part(sent)));
+        }
+        while let Some(sent) = on_their_way.next().await {
+            sent?;
+        }
+        Ok(())
+    }
+
+    /// Gives an object a second name, unless that is taken.
+    pub async fn copy_if_absent(&self, from: &Path, to: &Path, len: u64) -> Result<Created, BlobError> {
+        created(self.within("write", to, len, self.store.copy_if_not_exists(from, to)).await)
+    }
+
+    /// Deletes an object; one that is not there is deleted.
+    pub async fn delete(&self, path: &Path) -> Result<(), BlobError> {
+        match self.within("delete", path, 0, self.store.delete(path)).await {
+            Err(Failure::Object(Error::NotFound { .. }, _)) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    /// Size of an object; `None`: there is none.
+    pub async fn size(&self, path: &Path) -> Result<Option<u64>, BlobError> {
+        match self.within("read", path, 0, self.store.head(path)).await {
+            Ok(meta) => Ok(Some(meta.size)),
+            Err(Failure::Object(Error::NotFound { .. }, _)) => Ok(None),
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    /// Begins to read an object; `None`: there is none.
+    pub async fn read(&self, path: &Path) -> Result<Option<Reading>, BlobError> {
+        let found = match self.within("read", path, 0, self.store.get(path)).await {
+            Ok(found) => found,
+            Err(Failure::Object(Error::NotFound { .. }, _)) => return Ok(None),
+            Err(failure) => return Err(failure.into()),
+        };
+        let len = found.meta.size;
+        let (timeout, metrics) = (self.timeout, self.metrics.clone());
+        Ok(Some(Reading { len, pieces: pieces(found), path: path.clone(), timeout, metrics }))
+    }
+
+    async fn within<T>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        len: u64,
+        request: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Failure> {
+        let limit = self.timeout + Duration::from_secs(len / LEAST_BYTES_A_SECOND);
+        let at = At { operation, path: path.to_string() };
+        match tokio::time::timeout(limit, request).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(error)) => Err(Failure::Object(error, at)),
+            Err(_) => Err(Failure::Late(limit, at)),
+        }
+    }
+}
+
+impl Reading {
+    /// The next bytes; `None` at the end. One that ends before its size is told as a failure.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, BlobError> {
+        let at = || At { operation: "read", path: self.path.to_string() };
+        match tokio::time::timeout(self.timeout, self.pieces.next()).await {
+            Ok(None) => Ok(None),
+            Ok(Some(Ok(piece))) => {
+                self.metrics.blob_bytes.of(Direction::Read).inc_by(piece.len() as u64);
+                Ok(Some(piece))
+            }
+            Ok(Some(Err(error))) => Err(Failure::Object(error, at()).into()),
+            Err(_) => Err(Failure::Late(self.timeout, at()).into()),
+        }
+    }
+
+    /// All bytes.
+    pub async fn all(mut self) -> Result<Bytes, BlobError> {
+        let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
+        let Some(second) = self.next().await? else { return Ok(first) };
+        // The size is the store's word: it may only save copies.
+        let mut all = Vec::with_capacity(usize::try_from(self.len).unwrap_or(0).min(64 * PIECE));
+        all.extend_from_slice(&first);
+        all.extend_from_slice(&second);
+        while let Some(piece) = self.next().await? {
+            all.extend_from_slice(&piece);
+        }
+        Ok(all.into())
+    }
+}
+
+/// `object_store` reads files 8 KiB at a time, a task for each.
+fn pieces(found: GetResult) -> BoxStream<'static, Result<Bytes, Error>> {
+    let GetResult { payload, meta, .. } = found;
+    let file = match payload {
+        GetResultPayload::File(file, _) => file,
+        GetResultPayload::Stream(stream) => return stream,
+    };
+    stream::try_unfold((file, meta.size), |(file, left)| read_piece(file, left)).boxed()
+}
+
+/// The next piece of a file of which so much is left, and the rest; `None` at its end.
+async fn read_piece(file: File, left: u64) -> Result<Option<(Bytes, (File, u64))>, Error> {
+    let read = tokio::task::spawn_blocking(move || {
+        let mut piece = Vec::with_capacity(PIECE.min(usize::try_from(left).unwrap_or(PIECE)));
+        let read = (&file).take(PIECE as u64).read_to_end(&mut piece)?;
+        Ok((read > 0).then(|| (piece.into(), (file, left.saturating_sub(read as u64)))))
+    });
+    let read = read.await.map_err(|source| Error::JoinError { source })?;
+    read.map_err(|source: io::Error| Error::Generic { store: "LocalFileSystem", source: Box::new(source) })
+}
+
+fn created<T>(put: Result<T, Failure>) -> Result<Created, BlobError> {
+    match put {
+        Ok(_) => Ok(Created::New),
+        Err(Failure::Object(Error::AlreadyExists { .. }, _)) => Ok(Created::Exists),
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+struct At {
+    operation: &'static str,
+    path: String,
+}
+
+enum Failure {
+    Object(Error, At),
+    Late(Duration, At),
+}
+
+impl From<Failure> for BlobError {
+    fn from(failure: Failure) -> Self {
+        let undecided = |at: &At| match at.operation {
+            "read" => BlobErrorKind::Retryable,
+            _ => BlobErrorKind::Unknown,
+        };
+        let (kind, message, at) = match failure {
+            Failure::Late(limit, at) => (undecided(&at), format!("no answer for {limit:?}"), at),
+            Failure::Object(error, at) => {
+                let kind = if is_denied(&error) { BlobErrorKind::Denied } else { undecided(&at) };
+                (kind, error.to_string(), at)
+            }
+        };
+        BlobError { kind, operation: at.operation, path: at.path, message: one_line(&message).into_owned() }
+    }
+}
+
+/// Whether somebody has to change something before it can be done.
+fn is_denied(error: &Error) -> bool {
+    match error {
+        Error::PermissionDenied { .. }
+        | Error::Unauthenticated { .. }
+        | Error::NotSupported { .. }
+        | Error::NotImplemented { .. } => true,
+        error => {
+            let mut source = Some(error as &(dyn std::error::Error + 'static));
+            while let Some(error) = source {
+                if let Some(io) = error.downcast_ref::<std::io::Error>() {
+                    return is_denied_by_the_system(io);
+                }
+                source = error.source();
+            }
+            false
+        }
+    }
+}
+
+fn is_denied_by_the_system(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | StorageFull | QuotaExceeded | NotADirectory)
+}

@@ -1,0 +1,365 @@
+//! The store as a whole: the suite on memory and in a directory, with faults and without; and what each fault comes to.
+
+use std::{fs, path::Path as FilePath, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory};
+
+use super::{
+    conformance::{self, CHECKS, transaction},
+    directory::MARK,
+    fault::{Fault, FaultStore, Faults},
+    *,
+};
+use crate::{telemetry::Metrics, tx::Txid};
+
+const PART: usize = 1 << 19;
+
+fn in_parts(part_bytes: Option<usize>) -> BlobOptions {
+    BlobOptions { part_bytes, ..BlobOptions::default() }
+}
+
+/// On memory, with a hand on what goes wrong and on what is stored.
+fn faulty(seed: u64, options: BlobOptions) -> (BlobStore, FaultStore, Arc<InMemory>) {
+    let objects = Arc::new(InMemory::new());
+    let faults = FaultStore::new(objects.clone(), seed);
+    (BlobStore::new(Arc::new(faults.clone()), options), faults, objects)
+}
+
+async fn directory(path: &FilePath) -> BlobStore {
+    let url = BlobUrl::Directory(path.to_owned());
+    open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap()
+}
+
+fn small(number: u64) -> (Txid, Bytes) {
+    transaction(number, 3, 30, 1)
+}
+
+/// Puts bytes behind a store's back.
+async fn overwrite(objects: &InMemory, name: BlobName, bytes: &[u8]) {
+    objects.put(&name.path(), PutPayload::from(bytes.to_vec())).await.unwrap();
+}
+
+fn with_checksum(content: &[u8]) -> Vec<u8> {
+    [content, blake3::hash(content).as_bytes()].concat()
+}
+
+#[tokio::test]
+async fn memory_conforms() {
+    conformance::run(&BlobStore::memory()).await;
+}
+
+#[tokio::test]
+async fn memory_conforms_in_parts() {
+    let objects = Arc::new(InMemory::new());
+    conformance::run(&BlobStore::new(objects.clone(), in_parts(Some(PART)))).await;
+    let staged = objects.list_with_delimiter(Some(&"staging".into())).await.unwrap();
+    assert!(staged.objects.is_empty(), "{staged:?}");
+}
+
+#[tokio::test]
+async fn a_directory_conforms() {
+    let root = tempfile::tempdir().unwrap();
+    conformance::run(&directory(root.path()).await).await;
+    conformance::run(&BlobStore::memory()).await;
+    let leftovers = fs::read_dir(root.path())
+        .unwrap()
+        .flat_map(|folder| fs::read_dir(folder.unwrap().path()).into_iter().flatten());
+    let leftovers: Vec<_> =
+        leftovers.map(|file| file.unwrap().path()).filter(|path| path.to_string_lossy().contains('#')).collect();
+    assert!(leftovers.is_empty(), "{leftovers:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stores_that_fail_conform() {
+    let faults = Faults {
+        lost_request: 0.05,
+        lost_reply: 0.05,
+        slow: 0.05,
+        slow_within: Duration::from_secs(60),
+        other_bytes: 0.0,
+        cut_short: 0.05,
+        denied: 0.03,
+    };
+    let mut injected = 0;
+    for seed in 0..8 {
+        for part in [None, Some(PART)] {
+            let (store, with, _) = faulty(seed, in_parts(part));
+            with.set(faults);
+            for check in CHECKS {
+                check.run(store.clone()).await;
+            }
+            injected += with.injected_by_kind().values().sum::<u64>();
+        }
+    }
+    assert!(injected > 300, "{injected}");
+}
+
+#[tokio::test]
+async fn a_lost_request_and_a_lost_reply_leave_the_outcome_open_and_are_repeated() {
+    for fault in [Fault::LostRequest, Fault::LostReply] {
+        let (store, faults, _) = faulty(1, BlobOptions::default());
+        let (txid, bytes) = small(1);
+        faults.fail_at(1, fault);
+        let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
+        assert_eq!(error.kind, BlobErrorKind::Unknown, "{error}");
+        let put = store.put_tx(txid, bytes.clone()).await.unwrap();
+        assert_eq!(put, if fault == Fault::LostReply { Put::AlreadyStored } else { Put::Stored });
+
+        faults.fail_at(1, fault);
+        let error = store.get_tx(txid, Reuse::Unlikely).await.unwrap_err();
+        assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
+        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_is_given_up_and_asked_again() {
+    let (store, faults, _) = faulty(1, BlobOptions::default());
+    let (txid, bytes) = small(1);
+    faults.fail_all(Some(Fault::Slow(Duration::from_secs(3_600))));
+    let began = tokio::time::Instant::now();
+    let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
+    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Unknown, "no answer for 30s"));
+    let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
+    assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(61), "{:?}", began.elapsed());
+    faults.fail_all(None);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+}
+
+#[tokio::test]
+async fn a_store_that_denies_is_asked_again_once_it_allows() {
+    let (store, faults, _) = faulty(1, BlobOptions::default());
+    let (txid, bytes) = small(1);
+    faults.fail_all(Some(Fault::Denied));
+    for error in [
+        store.put_tx(txid, bytes.clone()).await.unwrap_err(),
+        store.replace_tx(txid, bytes.clone()).await.unwrap_err(),
+        store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
+        store.exists(BlobName::tx(txid)).await.unwrap_err(),
+        store.delete(BlobName::tx(txid)).await.unwrap_err(),
+    ] {
+        assert!(error.kind == BlobErrorKind::Denied && error.may_be_repeated(), "{error}");
+        assert!(error.to_string().contains(&format!("{txid}.tx")), "{error}");
+    }
+    faults.fail_all(None);
+    assert_eq!(store.put_tx(txid, bytes).await.unwrap(), Put::Stored);
+}
+
+#[tokio::test]
+async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
+    let metrics = Arc::new(Metrics::new());
+    let (store, faults, objects) = faulty(1, BlobOptions { metrics: metrics.clone(), ..BlobOptions::default() });
+    let (txid, bytes) = small(1);
+    let name = BlobName::tx(txid);
+    store.put_tx(txid, bytes.clone()).await.unwrap();
+    let (_, other) = small(2);
+    for (damaged, says) in [
+        (with_checksum(&other), "hashes to"),
+        (with_checksum(&bytes[..bytes.len() / 2]), "no transaction"),
+        (bytes.to_vec(), "checksum"),
+        (with_checksum(&bytes)[..bytes.len()].to_vec(), "checksum"),
+        (b"".to_vec(), "checksum"),
+        (b"<html>this is not the page that you are looking for</html>".to_vec(), "checksum"),
+    ] {
+        overwrite(&objects, name, &damaged).await;
+        for error in [
+            store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
+            store.put_tx(txid, bytes.clone()).await.unwrap_err(),
+            store.tx_outputs(txid, &[0]).await.unwrap_err(),
+        ] {
+            assert!(error.kind == BlobErrorKind::Corrupt && !error.may_be_repeated(), "{error}");
+        }
+        let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
+        assert!(error.message.contains(says), "{error}");
+    }
+    assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt).get(), 24);
+
+    store.replace_tx(txid, bytes.clone()).await.unwrap();
+    for _ in 0..200 {
+        faults.fail_at(1, Fault::OtherBytes);
+        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
+        faults.fail_at(1, Fault::OtherBytes);
+        assert!(store.tx_outputs(txid, &[0]).await.unwrap().unwrap().contains_key(&0));
+        faults.fail_at(2, Fault::OtherBytes);
+        assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
+    }
+    assert_eq!(faults.injected_by_kind()["blob: other bytes"], 600);
+    faults.fail_all(Some(Fault::OtherBytes));
+    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap_err().kind, BlobErrorKind::Corrupt);
+    faults.fail_all(None);
+    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+}
+
+#[tokio::test]
+async fn outputs_of_another_transaction_are_damage() {
+    let (store, _, objects) = faulty(1, BlobOptions::default());
+    let output = crate::record::StoredOutput { satoshis: 1, script: Bytes::from_static(b"\x51") };
+    let partial = |txid| PartialTx { txid, height: 1, coinbase: true, outputs: vec![(0, output.clone())] };
+    let (wanted, other) = (Txid([1; 32]), Txid([2; 32]));
+    overwrite(&objects, BlobName::outputs(wanted), &with_checksum(&partial(other).encode().unwrap())).await;
+    let error = store.get_outputs(wanted).await.unwrap_err();
+    assert!(error.kind == BlobErrorKind::Corrupt && error.message.contains(&other.to_string()), "{error}");
+    assert_eq!(store.put_outputs(&partial(wanted)).await.unwrap_err().kind, BlobErrorKind::Corrupt);
+    overwrite(&objects, BlobName::outputs(wanted), b"\0").await;
+    assert_eq!(store.get_outputs(wanted).await.unwrap_err().kind, BlobErrorKind::Corrupt);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_for_again_is_read_once() {
+    let metrics = Arc::new(Metrics::new());
+    let (store, faults, _) = faulty(1, BlobOptions { metrics: metrics.clone(), ..BlobOptions::default() });
+    let (txid, bytes) = small(1);
+    store.put_tx(txid, bytes.clone()).await.unwrap();
+    let before = faults.requests();
+    let asked = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
+    for found in futures_util::future::join_all(asked).await {
+        assert_eq!(found.unwrap(), Some(bytes.clone()));
+    }
+    assert!(store.tx_outputs(txid, &[0]).await.unwrap().unwrap().contains_key(&0));
+    assert_eq!(faults.requests() - before, 1);
+    assert!(metrics.blob_cache.of(true.into()).get() >= 1);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    faults.fail_at(1, Fault::Slow(Duration::from_secs(60)));
+    let asked = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
+    let failed = futures_util::future::join_all(asked).await;
+    assert!(failed.iter().all(|found| found.as_ref().is_err_and(BlobError::may_be_repeated)));
+    assert_eq!(faults.requests() - before, 2, "nobody waits for a time-out of his own");
+    store.get_tx(txid, Reuse::Unlikely).await.unwrap();
+    store.get_tx(txid, Reuse::Unlikely).await.unwrap();
+    assert_eq!(faults.requests() - before, 4, "its time is over, and what is used once is not kept");
+}
+
+#[tokio::test]
+async fn a_failure_at_any_request_of_a_large_write_leaves_all_or_nothing() {
+    let (txid, bytes) = transaction(1, 800, 2_000, 1);
+    for fault in [Fault::LostRequest, Fault::LostReply, Fault::Denied] {
+        let mut failed = 0;
+        for k in 1.. {
+            let (store, faults, _) = faulty(1, in_parts(Some(PART)));
+            faults.fail_at(k, fault);
+            let put = store.put_tx(txid, bytes.clone()).await;
+            let all = faults.requests();
+            faults.unscript();
+            failed += usize::from(put.is_err());
+            let found = store.get_tx(txid, Reuse::Unlikely).await.unwrap();
+            assert!(found.is_none() || found.as_ref() == Some(&bytes), "request {k}: {fault:?}");
+            assert!(put.is_err() || found.is_some(), "request {k}: {fault:?}: acknowledged and not there");
+            store.put_tx(txid, bytes.clone()).await.unwrap();
+            assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
+            if k > all {
+                break;
+            }
+        }
+        assert!(failed >= 6, "{fault:?}: {failed}");
+    }
+}
+
+#[tokio::test]
+async fn a_torn_write_is_no_blob_and_its_remains_go_with_the_next() {
+    let root = tempfile::tempdir().unwrap();
+    let store = directory(root.path()).await;
+    let (txid, bytes) = small(1);
+    let file = root.path().join(BlobName::tx(txid).to_string());
+    let staged = |number: u32| FilePath::new(&format!("{}#{number}", file.display())).to_owned();
+    for number in 1..=3 {
+        fs::write(staged(number), &bytes[..bytes.len() / 2]).unwrap();
+    }
+    assert!(!store.exists(BlobName::tx(txid)).await.unwrap());
+    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), None);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+    assert!((1..=4).all(|number| !staged(number).exists()));
+    // A writer that was killed between giving the name and removing the other.
+    fs::hard_link(&file, staged(1)).unwrap();
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
+    assert!(!staged(1).exists());
+    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+}
+
+#[tokio::test]
+async fn a_directory_that_is_away_is_not_empty() {
+    let parent = tempfile::tempdir().unwrap();
+    let (root, elsewhere) = (parent.path().join("blobs"), parent.path().join("unmounted"));
+    let store = directory(&root).await;
+    let (txid, bytes) = small(1);
+    store.put_tx(txid, bytes.clone()).await.unwrap();
+    fs::rename(&root, &elsewhere).unwrap();
+    for there_is_a_mount_point in [false, true] {
+        if there_is_a_mount_point {
+            fs::create_dir(&root).unwrap();
+        }
+        for error in [
+            store.get_tx(txid, Reuse::Unlikely).await.unwrap_err(),
+            store.exists(BlobName::tx(txid)).await.unwrap_err(),
+            store.delete(BlobName::tx(txid)).await.unwrap_err(),
+            store.put_tx(txid, bytes.clone()).await.unwrap_err(),
+        ] {
+            assert!(error.kind == BlobErrorKind::Retryable && error.message.contains("the store is away"), "{error}");
+        }
+    }
+    assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "nothing is written into what is below the mount");
+    fs::remove_dir(&root).unwrap();
+    fs::rename(&elsewhere, &root).unwrap();
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
+    assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
+}
+
+#[tokio::test]
+async fn a_folder_that_is_none_denies_until_it_is_one_again() {
+    let root = tempfile::tempdir().unwrap();
+    let store = directory(root.path()).await;
+    let (txid, bytes) = small(1);
+    let folder = root.path().join(&txid.to_string()[..2]);
+    fs::remove_dir(&folder).unwrap();
+    fs::write(&folder, "").unwrap();
+    let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
+    assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
+    fs::remove_file(&folder).unwrap();
+    assert_eq!(store.put_tx(txid, bytes).await.unwrap(), Put::Stored, "the folder is made again");
+}
+
+#[tokio::test]
+async fn a_directory_is_opened_again_and_only_where_it_is_one() {
+    let parent = tempfile::tempdir().unwrap();
+    let root = parent.path().join("a/blobs");
+    let (txid, bytes) = small(1);
+    let attempt = |intent| {
+        let url = BlobUrl::Directory(root.clone());
+        async move { open(&url, intent, &BlobAccess::default(), BlobOptions::default()).await }
+    };
+    let error = attempt(Intent::Read).await.unwrap_err();
+    assert!(matches!(error, OpenBlobError::Missing { .. }) && !root.exists(), "{error}");
+    directory(&root).await.put_tx(txid, bytes.clone()).await.unwrap();
+    let reader = attempt(Intent::Read).await.unwrap();
+    assert_eq!(reader.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes.clone()));
+    for error in [
+        reader.put_tx(txid, bytes.clone()).await.unwrap_err(),
+        reader.replace_tx(txid, bytes.clone()).await.unwrap_err(),
+        reader.delete(BlobName::tx(txid)).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
+    }
+    assert_eq!(directory(&root).await.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+
+    fs::write(root.join(MARK), "utxo-store blobs, layout 2\n").unwrap();
+    let error = attempt(Intent::Write).await.unwrap_err().to_string();
+    assert!(error.contains("layout 2") && !error.contains('\n'), "{error}");
+    fs::remove_file(root.join(MARK)).unwrap();
+    fs::write(root.join("letter.txt"), "dear diary").unwrap();
+    let error = attempt(Intent::Write).await.unwrap_err();
+    assert!(matches!(error, OpenBlobError::Directory(DirectoryError::NotABlobStore(_))), "{error}");
+    fs::remove_file(root.join("letter.txt")).unwrap();
+    attempt(Intent::Write).await.expect("what a set-up that was killed has left is set up");
+}
+
+#[cfg(not(any(feature = "aws", feature = "http")))]
+#[tokio::test]
+async fn what_is_not_built_is_said() {
+    for (url, says) in [("s3://bucket", "--features aws"), ("http://host/a", "--features http")] {
+        let url: BlobUrl = url.parse().unwrap();
+        let error = open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap_err();
+        assert!(error.to_string().contains(says) && !error.may_be_repeated(), "{error}");
+    }
+}

@@ -1,0 +1,231 @@
+//! Blob store URLs: what the seed's `externalStore` names.
+//!
+//! | URL | store |
+//! |---|---|
+//! | `memory://` | gone with the process |
+//! | `file:///absolute/path` | a directory |
+//! | `s3://bucket/prefix?region=…&endpoint=…` | S3, or what speaks its protocol (cargo feature `aws`) |
+//! | `http://host/prefix`, `https://…` | a directory or a bucket behind a web server, read-only (cargo feature `http`) |
+//!
+//! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use crate::engine::{OpenError, decoded, encoded, parameters};
+
+/// Why a URL names no blob store. No message repeats a whole URL: it may hold a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BlobUrlError {
+    /// Not of the form `scheme://…`.
+    #[error("a blob store URL looks like `file:///path` or `s3://bucket/prefix`: there is no `://` in what was given")]
+    NotAUrl,
+    /// A scheme that nobody knows.
+    #[error("unknown blob store `{}://`; known are memory, file, s3, http, https", .0.escape_debug())]
+    UnknownScheme(String),
+    /// What follows the scheme is not what this store needs.
+    #[error("blob store `{scheme}` {problem}")]
+    Place {
+        /// Which store.
+        scheme: &'static str,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// A parameter that this store does not have, or that is empty.
+    #[error("blob store `{scheme}` has no parameter `{}`, or takes it with a value", key.escape_debug())]
+    Parameter {
+        /// Which store.
+        scheme: &'static str,
+        /// The parameter's name.
+        key: String,
+    },
+    /// A `%` that is not followed by two hexadecimal digits, or stands for what is not UTF-8.
+    #[error("a `%` in the blob store URL does not stand for a character")]
+    Percent,
+}
+
+/// Where blobs are kept. Written as a URL that is read as the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BlobUrl {
+    /// In memory; gone at the end of the process.
+    Memory,
+    /// In this directory.
+    Directory(PathBuf),
+    /// In a bucket.
+    S3(Bucket),
+    /// Behind a web server, read-only: the whole URL, without `/` at its end.
+    Web(String),
+}
+
+/// A bucket of S3.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bucket {
+    /// Its name.
+    pub name: String,
+    /// What the names of all blobs begin with; may be empty.
+    pub prefix: String,
+    /// Where it is; `None`: as AWS's own variables say, or us-east-1.
+    pub region: Option<String>,
+    /// The server, where it is not AWS's: `http://host:port`. Without encryption where it says `http`.
+    pub endpoint: Option<String>,
+}
+
+impl FromStr for BlobUrl {
+    type Err = BlobUrlError;
+
+    fn from_str(url: &str) -> Result<Self, BlobUrlError> {
+        let (scheme, rest) = url.split_once("://").ok_or(BlobUrlError::NotAUrl)?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        match scheme {
+            "memory" if matches!(place, "" | "/") => without_parameters("memory", query).map(|()| BlobUrl::Memory),
+            "memory" => Err(BlobUrlError::Place { scheme: "memory", problem: "takes no path" }),
+            "file" => directory(place, query),
+            "s3" => bucket(place, query).map(BlobUrl::S3),
+            "http" | "https" => web(url, place, query),
+            _ => Err(BlobUrlError::UnknownScheme(scheme.into())),
+        }
+    }
+}
+
+impl fmt::Display for BlobUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BlobUrl::Memory => f.write_str("memory://"),
+            BlobUrl::Directory(path) => write!(f, "file://{}", encoded(&path.to_string_lossy())),
+            BlobUrl::Web(url) => f.write_str(url),
+            BlobUrl::S3(Bucket { name, prefix, region, endpoint }) => {
+                write!(f, "s3://{name}")?;
+                if !prefix.is_empty() {
+                    write!(f, "/{}", encoded(prefix))?;
+                }
+                let parameters = [("region", region), ("endpoint", endpoint)];
+                let given = parameters.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
+                for (number, (key, value)) in given.enumerate() {
+                    write!(f, "{}{key}={}", if number == 0 { '?' } else { '&' }, encoded(value))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn directory(place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
+    without_parameters("file", query)?;
+    let path = decoded(place).map_err(percent)?;
+    if !path.starts_with('/') || Path::new(&path).file_name().is_none() || path.contains('\0') {
+        return Err(BlobUrlError::Place { scheme: "file", problem: "needs an absolute path: `file:///path`" });
+    }
+    Ok(BlobUrl::Directory(path.into()))
+}
+
+fn bucket(place: &str, query: &str) -> Result<Bucket, BlobUrlError> {
+    let (name, prefix) = place.split_once('/').unwrap_or((place, ""));
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if name.is_empty() || !name.chars().all(is_legal) {
+        return Err(BlobUrlError::Place { scheme: "s3", problem: "needs a bucket: `s3://bucket/prefix`" });
+    }
+    let prefix = decoded(prefix).map_err(percent)?;
+    let mut bucket =
+        Bucket { name: name.into(), prefix: prefix.trim_matches('/').into(), region: None, endpoint: None };
+    for (key, value) in parameters(query).map_err(percent)? {
+        match key.as_str() {
+            "region" if !value.is_empty() => bucket.region = Some(value),
+            "endpoint" if value.starts_with("http://") || value.starts_with("https://") => {
+                bucket.endpoint = Some(value);
+            }
+            "endpoint" => {
+                let problem = "needs an endpoint of the form `http://host:port`";
+                return Err(BlobUrlError::Place { scheme: "s3", problem });
+            }
+            _ => return Err(BlobUrlError::Parameter { scheme: "s3", key }),
+        }
+    }
+    Ok(bucket)
+}
+
+fn web(url: &str, place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
+    without_parameters("http", query)?;
+    if place.contains('@') {
+        return Err(BlobUrlError::Place { scheme: "http", problem: "takes no user and password in its URL" });
+    }
+    if place.is_empty() || place.starts_with('/') {
+        return Err(BlobUrlError::Place { scheme: "http", problem: "needs a host: `http://host/prefix`" });
+    }
+    Ok(BlobUrl::Web(url.trim_end_matches(['?', '/']).into()))
+}
+
+fn without_parameters(scheme: &'static str, query: &str) -> Result<(), BlobUrlError> {
+    match parameters(query).map_err(percent)?.into_iter().next() {
+        Some((key, _)) => Err(BlobUrlError::Parameter { scheme, key }),
+        None => Ok(()),
+    }
+}
+
+/// The only thing that can be wrong with one text.
+fn percent(_: OpenError) -> BlobUrlError {
+    BlobUrlError::Percent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s3(prefix: &str, region: Option<&str>, endpoint: Option<&str>) -> BlobUrl {
+        let [region, endpoint] = [region, endpoint].map(|value| value.map(str::to_owned));
+        BlobUrl::S3(Bucket { name: "bucket".into(), prefix: prefix.into(), region, endpoint })
+    }
+
+    #[test]
+    fn urls_name_stores_and_are_written_as_they_are_read() {
+        for (url, store) in [
+            ("memory://", BlobUrl::Memory),
+            ("memory:///", BlobUrl::Memory),
+            ("file:///var/lib/blobs", BlobUrl::Directory("/var/lib/blobs".into())),
+            ("file:///a%20b/%E2%82%BF%3f?", BlobUrl::Directory("/a b/₿?".into())),
+            ("s3://bucket", s3("", None, None)),
+            ("s3://bucket/", s3("", None, None)),
+            ("s3://bucket/a/b%3F/?region=eu-1", s3("a/b?", Some("eu-1"), None)),
+            ("s3://bucket?endpoint=http://127.0.0.1:9000", s3("", None, Some("http://127.0.0.1:9000"))),
+            ("s3://bucket/p?region=x&endpoint=https%3A//h", s3("p", Some("x"), Some("https://h"))),
+            ("http://host:8080/utxo/", BlobUrl::Web("http://host:8080/utxo".into())),
+            ("https://host", BlobUrl::Web("https://host".into())),
+        ] {
+            assert_eq!(url.parse::<BlobUrl>().unwrap(), store, "{url}");
+            assert_eq!(store.to_string().parse::<BlobUrl>().unwrap(), store, "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        for (url, says) in [
+            ("/var/lib/blobs", "://"),
+            ("", "://"),
+            ("blob://server:8080/utxo", "unknown blob store `blob://`"),
+            ("gs\n://root:secret@bucket", "unknown blob store `gs\\n://`"),
+            ("memory://somewhere", "takes no path"),
+            ("memory://?size=3", "no parameter `size`"),
+            ("file://relative/path", "absolute path"),
+            ("file:///", "absolute path"),
+            ("file:///a/%2e%2e", "absolute path"),
+            ("file:///a%00", "absolute path"),
+            ("file:///a?hashPrefix=2", "no parameter `hashPrefix`"),
+            ("file:///a%zz", "does not stand for a character"),
+            ("s3://", "needs a bucket"),
+            ("s3://key:secret@bucket", "needs a bucket"),
+            ("s3://bucket?region=", "no parameter `region`, or takes it with a value"),
+            ("s3://bucket?endpoint=host:9000", "of the form `http://host:port`"),
+            ("s3://bucket?secret=x", "no parameter `secret`"),
+            ("http://", "needs a host"),
+            ("http:///a", "needs a host"),
+            ("https://root:secret@host/a", "no user and password"),
+            ("http://host/a?token=x", "no parameter `token`"),
+        ] {
+            let error = url.parse::<BlobUrl>().unwrap_err().to_string();
+            assert!(error.contains(says), "{url}: {error}");
+            assert!(!error.contains('\n') && !error.contains("secret@"), "{url}: {error}");
+        }
+    }
+}

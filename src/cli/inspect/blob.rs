@@ -1,0 +1,106 @@
+//! `utxo-store inspect blob`: what the blob store has of a transaction, checked.
+
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::super::{CommandResult, ConfigArgs, Failure, opening};
+use crate::{
+    blob::{BlobName, BlobStore, Intent},
+    telemetry::Metrics,
+    tx::Txid,
+};
+
+const AFTER_HELP: &str = "\
+Reads all of it, a piece at a time, and checks it against its checksum and its id. Writes nothing.
+
+Example: utxo-store inspect blob --config deploy/utxo-store.toml \\
+    0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";
+
+/// Arguments of `inspect blob`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct BlobArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The transaction's id
+    txid: Txid,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A blob as it is shown.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct ShownBlob {
+    name: String,
+    /// Of a partial transaction: how many outputs are known.
+    outputs: Option<usize>,
+    /// Of a partial transaction: the height of its block.
+    height: Option<u32>,
+}
+
+impl BlobArgs {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+        let config = self.config.load()?;
+        let none = || Failure::new("no blob store is configured: store.blobs.url is not given");
+        let store = opening::blobs(&config, Intent::Read, &Arc::new(Metrics::new())).await?.ok_or_else(none)?;
+        let found = find(&store, self.txid).await?;
+        if self.json {
+            serde_json::to_writer(&mut *out, &found)?;
+            writeln!(out)?;
+        } else {
+            write_blobs(&found, out)?;
+        }
+        let nothing = || Failure::new(format!("the blob store has nothing of {}", self.txid));
+        if found.is_empty() { Err(nothing()) } else { Ok(()) }
+    }
+}
+
+async fn find(store: &BlobStore, txid: Txid) -> Result<Vec<ShownBlob>, Failure> {
+    let mut found = Vec::new();
+    if store.tx_outputs(txid, &[]).await?.is_some() {
+        found.push(ShownBlob { name: BlobName::tx(txid).to_string(), outputs: None, height: None });
+    }
+    if let Some(partial) = store.get_outputs(txid).await? {
+        let (outputs, height) = (Some(partial.outputs.len()), Some(partial.height));
+        found.push(ShownBlob { name: BlobName::outputs(txid).to_string(), outputs, height });
+    }
+    Ok(found)
+}
+
+fn write_blobs(found: &[ShownBlob], out: &mut impl Write) -> io::Result<()> {
+    for blob in found {
+        let what = match (blob.outputs, blob.height) {
+            (Some(outputs), Some(height)) => format!("{outputs} outputs of a partial transaction at height {height}"),
+            _ => "the whole transaction, as its id says".to_owned(),
+        };
+        writeln!(out, "{}: {what}", blob.name)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blob::conformance::transaction;
+
+    #[tokio::test]
+    async fn what_is_there_is_shown() {
+        let store = BlobStore::memory();
+        let (txid, bytes) = transaction(1, 5, 30, 1);
+        assert_eq!(find(&store, txid).await.unwrap(), []);
+        store.put_tx(txid, bytes).await.unwrap();
+        let found = find(&store, txid).await.unwrap();
+        let mut text = Vec::new();
+        write_blobs(&found, &mut text).unwrap();
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            format!("{}: the whole transaction, as its id says\n", BlobName::tx(txid))
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! Blobs behind a web server: read, never written.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{Path, State},
+    http::StatusCode,
+    routing::get,
+};
+use utxo_store::blob::{
+    BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, Intent, OpenBlobError, Reuse,
+    conformance::transaction, open,
+};
+
+use crate::{alone, block_on};
+
+/// Serves a directory, or always answers with this status (0: as files are).
+#[derive(Clone)]
+struct Served {
+    root: PathBuf,
+    status: Arc<AtomicU16>,
+}
+
+async fn file(State(served): State<Served>, Path(path): Path<String>) -> Result<Bytes, StatusCode> {
+    match served.status.load(Ordering::SeqCst) {
+        0 => fs::read(served.root.join(path)).map(Bytes::from).map_err(|_| StatusCode::NOT_FOUND),
+        200 => Ok(Bytes::from_static(b"<html>Under maintenance, please come back later</html>")),
+        status => Err(StatusCode::from_u16(status).unwrap()),
+    }
+}
+
+async fn opened(url: &BlobUrl) -> Result<BlobStore, OpenBlobError> {
+    let options = BlobOptions { timeout: Duration::from_secs(5), ..BlobOptions::default() };
+    open(url, Intent::Write, &BlobAccess { retries: 1, ..BlobAccess::default() }, options).await
+}
+
+#[test]
+fn web() {
+    let _alone = alone();
+    let root = tempfile::tempdir().unwrap();
+    block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let status = Arc::new(AtomicU16::new(0));
+        let served = Served { root: root.path().to_owned(), status: status.clone() };
+        let app = Router::new().route("/utxo/{*path}", get(file)).with_state(served);
+        let server = tokio::spawn(async move { axum::serve(listener, app).await });
+        let url: BlobUrl = format!("http://{address}/utxo").parse().unwrap();
+        assert!(matches!(opened(&url).await, Err(OpenBlobError::Missing { .. })));
+
+        let directory = BlobUrl::Directory(root.path().to_owned());
+        let written = open(&directory, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap();
+        let [(small, small_bytes), (large, large_bytes)] = [transaction(1, 5, 30, 1), transaction(2, 3_000, 2_000, 1)];
+        written.put_tx(small, small_bytes.clone()).await.unwrap();
+        written.put_tx(large, large_bytes.clone()).await.unwrap();
+
+        let store = opened(&url).await.unwrap();
+        assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()));
+        assert_eq!(store.get_tx(large, Reuse::Unlikely).await.unwrap(), Some(large_bytes));
+        assert!(store.tx_outputs(large, &[2_999]).await.unwrap().unwrap().contains_key(&2_999));
+        assert!(store.exists(BlobName::tx(small)).await.unwrap());
+        let (absent, bytes) = transaction(3, 5, 30, 1);
+        assert_eq!(store.get_tx(absent, Reuse::Unlikely).await.unwrap(), None);
+        assert!(!store.exists(BlobName::tx(absent)).await.unwrap());
+        for error in [
+            store.put_tx(absent, bytes.clone()).await.unwrap_err(),
+            store.replace_tx(absent, bytes).await.unwrap_err(),
+            store.delete(BlobName::tx(small)).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
+        }
+
+        for (answer, kind) in [
+            (404, BlobErrorKind::Retryable),
+            (403, BlobErrorKind::Denied),
+            (503, BlobErrorKind::Retryable),
+            (200, BlobErrorKind::Corrupt),
+        ] {
+            status.store(answer, Ordering::SeqCst);
+            let error = store.get_tx(small, Reuse::Unlikely).await.unwrap_err();
+            assert_eq!(error.kind, kind, "{answer}: {error}");
+            assert!(!error.to_string().contains('\n'), "{error}");
+            status.store(0, Ordering::SeqCst);
+            assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()), "{answer}");
+        }
+        server.abort();
+    });
+}
