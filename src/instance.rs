@@ -27,6 +27,7 @@ use crate::{
     },
     store::{
         Store,
+        create::{Creator, Identity},
         meta::{MetaError, MetaExpectations, topic_id},
         nodes::{Nodes, WholeStore, durability_lag},
     },
@@ -65,6 +66,8 @@ pub struct InstanceParts {
     pub earlier_halts: Arc<EarlierHalts>,
     /// Random, for a store that is made now.
     pub store_id: [u8; 16],
+    /// What the lock records of this instance say.
+    pub identity: Identity,
 }
 
 /// Why an instance ended, when nobody asked it to.
@@ -304,6 +307,7 @@ fn pipeline_parts(
     PipelineParts {
         broker: parts.broker.clone(),
         engine: parts.store.engine.clone(),
+        creator: creator(parts),
         publisher: Publisher {
             producer,
             source_topic: settings.pipeline.topic.clone(),
@@ -327,6 +331,10 @@ fn pipeline_parts(
     }
 }
 
+fn creator(parts: &InstanceParts) -> Creator {
+    Creator::new(parts.store.clone(), parts.clock.clone(), parts.identity.clone())
+}
+
 fn sequencer_parts(
     settings: &InstanceSettings,
     parts: &InstanceParts,
@@ -338,6 +346,7 @@ fn sequencer_parts(
         broker: parts.broker.clone(),
         producer,
         store: parts.store.clone(),
+        creator: creator(parts),
         topics: settings.topics.clone(),
         settings: settings.sequencer,
         clock: parts.clock.clone(),

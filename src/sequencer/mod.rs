@@ -9,6 +9,7 @@ pub mod decisions;
 pub mod evaluate;
 pub mod feed;
 pub mod handler;
+mod pages;
 mod parts;
 pub mod progress;
 mod proven;

@@ -190,7 +190,7 @@ impl Store {
     /// Reads a transaction; `None`: there is no record of it.
     pub async fn get(&self, txid: Txid, fields: Fields) -> Result<Option<StoredTransaction>, ReadError> {
         match self.master(txid).await? {
-            Some(master) => self.complete(master, fields).await.map(Some),
+            Some(master) => self.with_fields(master, fields).await.map(Some),
             None => Ok(None),
         }
     }
@@ -208,7 +208,7 @@ impl Store {
         let mut found = Vec::with_capacity(txids.len());
         for master in self.masters(txids).await? {
             found.push(match master {
-                Some(master) => self.complete(master, fields).await.map(Some),
+                Some(master) => self.with_fields(master, fields).await.map(Some),
                 None => Ok(None),
             });
         }
@@ -239,7 +239,14 @@ impl Store {
         };
         if let Some(page) = page {
             let verdict = master.verdict().unwrap_or(Verdict::Pending);
-            return Ok(by_record(&page, verdict, height).unwrap_or_else(|| by_slot(&page, offset, hash, height)));
+            let barred = match by_record(&page, verdict, height) {
+                // A page alone does not know why.
+                Some(SpendStatus::Creating) if number > 0 => {
+                    by_record(&master, verdict, height).or(Some(SpendStatus::Creating))
+                }
+                barred => barred,
+            };
+            return Ok(barred.unwrap_or_else(|| by_slot(&page, offset, hash, height)));
         }
         let has_page = master.master.as_ref().is_some_and(|bins| number <= bins.total_extra_recs);
         match by_record(&master, master.verdict().unwrap_or(Verdict::Pending), height) {
@@ -318,7 +325,7 @@ impl Store {
         (outpoint.vout / size, outpoint.vout % size)
     }
 
-    async fn complete(&self, master: Arc<Page>, fields: Fields) -> Result<StoredTransaction, ReadError> {
+    async fn with_fields(&self, master: Arc<Page>, fields: Fields) -> Result<StoredTransaction, ReadError> {
         let mut stored = StoredTransaction { slots: Vec::new(), body: None, master };
         let Some(bins) = stored.master.master.as_deref().filter(|_| stored.master.utxos.is_some()) else {
             return Ok(stored);

@@ -50,7 +50,6 @@ fn ways(txid: Txid) -> Vec<(&'static str, Vec<Operation>)> {
         ("stub", vec![at(4, Sequenced::MarkContested)]),
         ("stub of a loser", vec![mark_conflicting()]),
         ("contested", vec![contested(Verdict::Pending)]),
-        ("creating, contested", vec![create(creating(txid, 4, 5)), at(4, Sequenced::MarkContested)]),
         ("accepted", vec![contested(Verdict::Pending), at(7, Sequenced::Accept)]),
         ("conflicting", vec![live(), mark_conflicting()]),
         ("missing its parent", vec![contested(Verdict::Conflicting(Reason::MissingParent { parent: rival(8) }))]),

@@ -7,6 +7,7 @@ use crate::{
     engine::Row,
     ingest::flight::{FlightId, Stage, Work},
     record::{Key, Operation, Outcome, Page, Reason, Rejection, Reply, TxState, Verdict},
+    store::create::Starts,
     telemetry::Completion,
 };
 
@@ -14,7 +15,11 @@ impl Planner {
     pub(super) fn store_contested(&mut self, id: FlightId, reason: Reason) {
         let Some(flight) = self.get(id) else { return };
         flight.stage = Stage::StoringContested { reason };
-        let page = Arc::new(Page::clone(flight.work.page()).contested());
+        let work = flight.work.clone();
+        if self.create_paged(Token::StoreContested(id), &work, Starts::Contested) {
+            return;
+        }
+        let page = Arc::new(Page::clone(work.page()).contested());
         let row = Row { key: Key::Page(page.txid, page.number), operation: Operation::CreateContested(page) };
         self.actions.push_back(Action::Apply(Token::StoreContested(id), row));
     }
@@ -37,7 +42,9 @@ impl Planner {
                 reason,
                 Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Mismatch { .. } | Reason::Found
             ),
-            Outcome::Rejected(Rejection::Exists(TxState::Creating)) => return self.park(id, now_ms),
+            Outcome::Rejected(Rejection::Exists(TxState::Creating) | Rejection::Held(_)) => {
+                return self.park(id, now_ms);
+            }
             Outcome::Rejected(Rejection::OtherContent) => return self.came_second(id, true),
             Outcome::Rejected(Rejection::OtherKind) => return self.came_second(id, false),
             Outcome::Rejected(_) => false,

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, collections::BTreeSet, time::Duration};
 
+use super::plan::ONE_PAGE;
 use utxo_store::{broker::memory::MemoryFaults, engine::fault::Faults, seeded::Seeded};
 
 /// Kinds of events.
@@ -68,6 +69,14 @@ const FORGETS_AT_MOST: u64 = 3;
 /// Whether nodes forget in the histories of seeds; a printed plan says for itself.
 pub fn forgets() -> bool {
     std::env::var("SIM_FORGETS").is_ok_and(|text| text == "1")
+}
+
+/// Slots a page: in some histories so few that most transactions have several pages, in all of them with `SIM_PAGES=1`. Of dice of
+/// their own: all else stays as it is.
+pub fn page_size(seed: u64) -> u32 {
+    let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"of pages"));
+    let all = std::env::var("SIM_PAGES").is_ok_and(|text| text == "1");
+    if dice.below(5) < 2 || all { *dice.pick(&[1, 2, 2, 3]) } else { ONE_PAGE }
 }
 
 /// What is not simulated yet.
