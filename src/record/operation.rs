@@ -38,7 +38,8 @@ pub enum Operation {
     /// Clears `creating`. Refused where the page is conflicting; that no page is missing, and that the master of another page is not
     /// contested, the caller sees to.
     ClearCreating,
-    /// Adds (or takes) a page to (from) the master's set of all-spent pages and evaluates `deleteAtHeight` again.
+    /// Adds (or takes) a page to (from) the master's set of all-spent pages and evaluates `deleteAtHeight` again. The fast path only adds:
+    /// an addition may come behind the sequencer that has freed a slot, so the set is a hint where slots have a history.
     SetPageSpent {
         /// The page, never 0.
         page: u32,
@@ -122,6 +123,13 @@ pub enum Sequenced {
         block_id: u32,
         /// Its height.
         height: u32,
+    },
+    /// As [`Operation::SetPageSpent`], for a page of which this event has moved slots.
+    SetPageSpent {
+        /// The page, never 0.
+        page: u32,
+        /// All its slots are spent.
+        spent: bool,
     },
     /// Sets or clears `locked`.
     SetLocked(bool),

@@ -47,26 +47,27 @@ impl Handler {
         if rows.iter().all(|row| matches!(row.key, Key::Page(_, 0))) {
             return self.apply(rows).await;
         }
-        // Before a slot is freed: who looks in between must not find its page all spent.
-        let freed: BTreeSet<Key> = rows.iter().filter(|row| frees(row)).map(|row| row.key).collect();
-        self.tell_masters(freed.into_iter().map(|key| (key, false)).collect()).await?;
         let mut outcomes = self.apply(rows.clone()).await?;
-        let mut spent = BTreeMap::new();
-        let mut asked = Vec::new();
+        let (mut spent, mut asked) = (BTreeMap::new(), Vec::new());
         for (row, outcome) in rows.iter().zip(&outcomes) {
-            match (row.key, outcome) {
-                (
-                    key,
-                    Outcome::Applied(Reply::Slots { all_spent, .. })
-                    | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }),
-                ) => drop(spent.insert(key, *all_spent)),
-                (Key::Page(txid, number), Outcome::Rejected(rejection)) if beyond::needs_master(number, rejection) => {
-                    asked.push(txid);
+            let (Key::Page(txid, number @ 1..), Operation::Sequenced(stamp, _)) = (row.key, &row.operation) else {
+                continue;
+            };
+            match outcome {
+                Outcome::Applied(Reply::Slots { all_spent, .. })
+                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) => {
+                    let told = Sequenced::SetPageSpent { page: number, spent: *all_spent };
+                    spent
+                        .insert(row.key, Row { key: Key::master(txid), operation: Operation::Sequenced(*stamp, told) });
                 }
+                Outcome::Rejected(rejection) if beyond::needs_master(number, rejection) => asked.push(txid),
                 _ => {}
             }
         }
-        self.tell_masters(spent).await?;
+        if !spent.is_empty() {
+            // Refused where there is no whole master: who stores it counts for himself.
+            self.apply(spent.into_values().collect()).await?;
+        }
         let masters = self.masters_by_id(asked).await?;
         for (row, outcome) in rows.iter().zip(&mut outcomes) {
             if let (Key::Page(txid, number), Outcome::Rejected(rejection)) = (row.key, &outcome) {
@@ -76,21 +77,6 @@ impl Handler {
             }
         }
         Ok(outcomes)
-    }
-
-    async fn tell_masters(&self, spent: BTreeMap<Key, bool>) -> Result<(), Stop> {
-        let row = |(key, spent)| match key {
-            Key::Page(txid, page) if page > 0 => {
-                Some(Row { key: Key::master(txid), operation: Operation::SetPageSpent { page, spent } })
-            }
-            _ => None,
-        };
-        let rows: Vec<Row> = spent.into_iter().filter_map(row).collect();
-        if !rows.is_empty() {
-            // Refused where there is no whole master: who stores it counts for himself.
-            self.apply(rows).await?;
-        }
-        Ok(())
     }
 
     async fn masters_by_id(&self, txids: Vec<Txid>) -> Result<BTreeMap<Txid, Arc<Page>>, Stop> {
@@ -210,10 +196,6 @@ impl Handler {
 /// How many pages it has besides its master.
 pub(super) fn others(master: &Page) -> u32 {
     master.master.as_ref().map_or(0, |bins| bins.total_extra_recs)
-}
-
-fn frees(row: &Row) -> bool {
-    matches!(row.operation, Operation::Sequenced(_, Sequenced::Settle(_)))
 }
 
 fn first_offset(row: &Row) -> u32 {

@@ -107,6 +107,15 @@ fn finish(mut bytes: Vec<u8>, outputs: Vec<(u64, Vec<u8>)>) -> Made {
 
 /// A coinbase in standard format.
 pub fn coinbase(height: u32) -> Made {
+    coinbase_with(height, vec![(5_000, vec![0x51, 0xCB])])
+}
+
+/// One with so many outputs.
+pub fn wide_coinbase(height: u32, outputs: usize) -> Made {
+    coinbase_with(height, (0..outputs).map(|vout| (5_000, vec![0x51, 0xCB, vout as u8])).collect())
+}
+
+fn coinbase_with(height: u32, outputs: Vec<(u64, Vec<u8>)>) -> Made {
     let mut bytes = 1u32.to_le_bytes().to_vec();
     bytes.push(1);
     bytes.extend([0; 32]);
@@ -114,7 +123,7 @@ pub fn coinbase(height: u32) -> Made {
     bytes.push(4);
     bytes.extend(height.to_le_bytes());
     bytes.extend(u32::MAX.to_le_bytes());
-    finish(bytes, vec![(5_000, vec![0x51, 0xCB])])
+    finish(bytes, outputs)
 }
 
 /// A hash for the block of this sequence.

@@ -140,6 +140,7 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
             .prop_map(|(height, longest_chain)| Sequenced::SetMined { mined_in: mined(height), longest_chain }),
         2 => height().prop_map(|height| Sequenced::UnsetMined { block_id: height, height }),
         1 => any::<bool>().prop_map(Sequenced::SetLocked),
+        1 => (0..3_u32, any::<bool>()).prop_map(|(page, spent)| Sequenced::SetPageSpent { page, spent }),
         2 => offset().prop_map(|offset| Sequenced::Freeze { offset }),
         1 => offset().prop_map(|offset| Sequenced::Unfreeze { offset }),
         1 => (offset(), height()).prop_map(|(offset, height)| Sequenced::FreezeUntil { offset, height }),
