@@ -260,3 +260,7 @@ fn tell_end(work: &Paged, outcome: &Outcome) {
 #[cfg(test)]
 #[path = "create/tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "create/crash_tests.rs"]
+mod crash_tests;

@@ -298,7 +298,7 @@ impl Store {
     /// Transactions that no block of the longest chain lists and that are not conflicting, oldest first: all of them at
     /// once, since no index has their order; some 50 bytes each.
     pub async fn unmined(&self) -> Result<Vec<Unmined>, EngineError> {
-        let keys = self.query_all(Index::UnminedSince).await?;
+        let keys = self.query(Index::UnminedSince, 0, u64::MAX, usize::MAX).await?;
         let mut unmined = Vec::new();
         for keys in keys.chunks(self.settings.batch_size.max(1)) {
             for page in self.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
@@ -369,10 +369,11 @@ impl Store {
         Ok(())
     }
 
-    async fn query_all(&self, index: Index) -> Result<Vec<Key>, EngineError> {
+    /// Keys of pages whose `index` lies in `from..=to`, ascending by that value, at most `limit`; what failed and may be retried is.
+    pub(super) async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         let (mut pause, longest) = self.settings.retry_pause;
         loop {
-            match self.engine.query(index, 0, u64::MAX, usize::MAX).await {
+            match self.engine.query(index, from, to, limit).await {
                 Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
                     tracing::warn!(%error, "tried again");
                     tokio::time::sleep(pause).await;
