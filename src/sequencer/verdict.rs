@@ -408,7 +408,14 @@ impl Handler {
         if at.making == Making::Replaying {
             return Ok(());
         }
-        let absent = self.absent_parents(&rows, &outcomes, may_be_absent).await?;
+        let absent = self.absent_parents(&rows, &outcomes, &may_be_absent).await?;
+        // Its master came after its page had been looked for: so by now the page has come, too, if there is one.
+        let came = |(row, outcome): &(&Row, &Outcome)| {
+            **outcome == Outcome::AlreadyApplied(Reply::None)
+                && matches!(row.key, Key::Page(parent, 1..) if may_be_absent(parent) && !absent.contains(&parent))
+        };
+        let came: Vec<Row> = rows.iter().zip(&outcomes).filter(came).map(|(row, _)| row.clone()).collect();
+        self.apply_to_slots(came).await?;
         if absent.is_empty() {
             return Ok(());
         }
@@ -441,7 +448,7 @@ impl Handler {
         &self,
         rows: &[Row],
         outcomes: &[Outcome],
-        may_be_absent: impl Fn(Txid) -> bool,
+        may_be_absent: &impl Fn(Txid) -> bool,
     ) -> Result<Vec<Txid>, Stop> {
         let (mut absent, mut unknown) = (Vec::new(), Vec::new());
         for (row, outcome) in rows.iter().zip(outcomes) {

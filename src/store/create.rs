@@ -148,7 +148,7 @@ impl Creator {
                     creation.body_stored();
                 }
                 step => {
-                    let outcomes = self.store.apply_telling(self.rows(step, work), &mut *told).await?;
+                    let outcomes = self.store.apply_telling(self.rows(step, work).await, &mut *told).await?;
                     tell_progress(step, work, &outcomes);
                     creation.answered(&outcomes);
                 }
@@ -156,7 +156,7 @@ impl Creator {
         }
     }
 
-    fn rows(&self, step: &Step, work: &Paged) -> Vec<Row> {
+    async fn rows(&self, step: &Step, work: &Paged) -> Vec<Row> {
         let now_ms = self.clock.now_ms();
         let lock_record = |operation| vec![Row { key: Key::LockRecord(work.others.txid()), operation }];
         match step {
@@ -165,6 +165,15 @@ impl Creator {
                 lock_record(Operation::AcquireLockRecord { lock_record: taken, now_ms })
             }
             Step::Release => lock_record(Operation::ReleaseLockRecord { owner: self.identity.owner }),
+            Step::Others(pages) => {
+                let mut rows = Vec::new();
+                for number in pages.clone() {
+                    // Thousands of hashes each: others have their turn in between.
+                    tokio::task::yield_now().await;
+                    rows.extend(other_pages(work, number..number + 1, now_ms));
+                }
+                rows
+            }
             step => rows_of_pages(step, work, now_ms),
         }
     }

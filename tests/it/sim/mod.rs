@@ -6,6 +6,7 @@
 //! [made small](shrink) and printed, to be replayed:
 //!
 //! - `make sim SEEDS=10000` runs many; `make sim SEED=7` replays one; `make sim PLAN=file` runs a printed plan.
+//! - `SIM_PAGES=1` has most transactions take several pages in every history, not in two of five.
 //! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.
 
 mod checks;
