@@ -96,8 +96,8 @@ async fn a_wide_loser_falls_with_the_child_of_its_last_page() {
     let running = world.start();
     for made in [&wide, &child, &rival] {
         world.validate(made).await;
+        world.until_consumed().await;
     }
-    world.until_consumed().await;
     assert_eq!(state(&world, &child).await, TxState::Live);
     world.mine(1, &[&rival]).await;
     world.until_consumed().await;
