@@ -131,7 +131,7 @@ async fn check(inner: &Arc<MemoryEngine>, way: Way, what: &str) {
     let store = store_on(inner);
     let (work, txid) = (paged(), paged().others.txid());
     let before = states(&store).await;
-    let open = before.iter().any(|page| *page == Some(TxState::Live));
+    let open = before.contains(&Some(TxState::Live));
     assert!(!open || before.iter().all(Option::is_some), "{what}: {before:?}");
     assert!(before[0] != Some(TxState::Live) || before == LIVE, "{what}: the master is the last: {before:?}");
     let committed = before[0].is_some();

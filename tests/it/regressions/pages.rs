@@ -153,6 +153,14 @@ async fn a_late_spend_of_a_page_that_has_just_come() {
     world.until_consumed().await;
     assert_eq!(reason(&world, &child).await, Some(Reason::MissingParent { parent: parent.txid }));
     world.validate(&parent).await;
+    let page = loop {
+        let record = world.store.read(vec![slot_of]).await.unwrap().remove(0);
+        match record.as_ref().and_then(|record| record.page()).filter(|page| page.utxos.is_some()) {
+            Some(page) => break page.clone(),
+            None => tokio::task::yield_now().await,
+        }
+    };
+    assert_eq!(page.contested, [1].into(), "the mark of output 5 has waited for its page");
     while pages(&world, &parent, 3).await[2] != Some(TxState::Live) {
         tokio::task::yield_now().await;
     }
