@@ -219,8 +219,7 @@ fn page(outputs: usize, start: Start) -> Page {
     let bytes = (0..outputs).fold(builder, |builder, _| builder.output(1_000, &LOCK)).extended();
     let transaction = Transaction::parse(&bytes).expect("made by the builder");
     let setting = Setting { network: Network::Main, height: 700_000, batch_size: 20_000, created_at: 0 };
-    let mut pages = pages_of(&transaction, Bytes::copy_from_slice(&bytes), TXID, &setting, &start).expect("it pays");
-    pages.remove(0)
+    pages_of(&transaction, Bytes::copy_from_slice(&bytes), TXID, &setting, &start).expect("it pays").master
 }
 
 fn spend_slots(offsets: impl Iterator<Item = u32>) -> Vec<SpendSlot> {

@@ -28,6 +28,7 @@ use crate::{
     },
     store::{
         Store,
+        create::{Creator, Identity},
         meta::{MetaError, MetaExpectations, topic_id},
         nodes::{Nodes, durability_lag},
         whole::{GroupStore, WholeStore},
@@ -67,6 +68,8 @@ pub struct InstanceParts {
     pub earlier_halts: Arc<EarlierHalts>,
     /// Random, for a store that is made now.
     pub store_id: [u8; 16],
+    /// What the lock records of this instance say.
+    pub identity: Identity,
 }
 
 /// Why an instance ended, when nobody asked it to.
@@ -338,6 +341,7 @@ fn pipeline_parts(
     PipelineParts {
         broker: parts.broker.clone(),
         engine: parts.store.engine.clone(),
+        creator: creator(parts),
         publisher: Publisher {
             producer,
             source_topic: settings.pipeline.topic.clone(),
@@ -361,6 +365,10 @@ fn pipeline_parts(
     }
 }
 
+fn creator(parts: &InstanceParts) -> Creator {
+    Creator::new(parts.store.clone(), parts.clock.clone(), parts.identity.clone())
+}
+
 fn sequencer_parts(
     settings: &InstanceSettings,
     parts: &InstanceParts,
@@ -372,6 +380,7 @@ fn sequencer_parts(
         broker: parts.broker.clone(),
         producer,
         store: parts.store.clone(),
+        creator: creator(parts),
         topics: settings.topics.clone(),
         settings: settings.sequencer,
         clock: parts.clock.clone(),

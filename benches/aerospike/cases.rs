@@ -152,7 +152,7 @@ impl Case {
         // Wide ones lie in the blob store, as the documents advise.
         let start = Start { external: self.outputs > 128, ..Start::default() };
         let pages = pages_of(&transaction, bytes.clone(), transaction.txid(), &setting, &start);
-        Arc::new(pages.expect("inputs exceed outputs").remove(0))
+        Arc::new(pages.expect("inputs exceed outputs").master)
     }
 
     /// The slots to spend, all first ones before any second one, so that a batch has each record once.

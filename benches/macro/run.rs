@@ -31,7 +31,12 @@ use utxo_store::{
         replay::Modes,
     },
     record::{Key, Operation, Page, Rules},
-    store::{nodes::Nodes, whole::Unaccounted},
+    store::{
+        Store, StoreSettings,
+        create::{Creator, Identity},
+        nodes::Nodes,
+        whole::Unaccounted,
+    },
     telemetry::{Completion, Metrics},
     tx::Network,
 };
@@ -258,7 +263,18 @@ async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
         retry_pause: PAUSE,
         metrics: metrics.clone(),
     };
+    let rules = Rules { retention: 288 };
+    let settings = StoreSettings {
+        network: Network::Main,
+        rules,
+        utxo_batch_size: 20_000,
+        batch_size: 256,
+        concurrency: 4,
+        retry_pause: PAUSE,
+    };
+    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned() };
     PipelineParts {
+        creator: Creator::new(Store::new(engine.clone(), settings), clock.clone(), identity),
         earlier_halts: Arc::default(),
         broker: Arc::new(broker),
         nodes: Nodes::new(engine.clone(), Duration::ZERO),

@@ -3,6 +3,7 @@
 
 mod blob;
 mod decisions;
+mod lock_records;
 pub(super) mod offsets;
 
 use std::io::{self, Write};
@@ -39,6 +40,8 @@ enum What {
     #[command(after_help = "Example: utxo-store inspect outpoint --store fjall:///var/lib/utxo-store \\\n    \
         0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098:0")]
     Outpoint(OutpointArgs),
+    /// Who is creating which transaction over several pages
+    LockRecords(lock_records::LockRecordsArgs),
     /// Where the consumer groups stand: committed offsets, lag, and what was said with the commits
     Offsets(offsets::OffsetsArgs),
     /// What the sequencer decided, and which decisions are not closed
@@ -105,6 +108,7 @@ impl InspectCommand {
             match self.what {
                 What::Tx(args) => args.show(&args.store.open().await?.0, &mut out).await,
                 What::Outpoint(args) => args.show(&args.store.open().await?.0, &mut out).await,
+                What::LockRecords(args) => args.run(&mut out).await,
                 What::Offsets(args) => args.run(&mut out).await,
                 What::Decisions(args) => args.run(&mut out).await,
                 What::Blob(args) => args.run(&mut out).await,

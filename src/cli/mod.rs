@@ -20,6 +20,7 @@ pub mod generate;
 mod inspect;
 mod offline;
 mod opening;
+mod recover;
 mod replay;
 mod run;
 mod signals;
@@ -89,7 +90,9 @@ commands! {
     Stats(stats::StatsArgs),
     /// Check the invariants of a store, in both directions; exit code 1 when one is broken
     Verify(verify::VerifyArgs),
-    /// Show a transaction, an output, the consumer's offsets or the sequencer's decisions
+    /// Complete transactions over several pages that are half created
+    Recover(recover::RecoverArgs),
+    /// Show a transaction, an output, lock records, the consumer's offsets or the sequencer's decisions
     Inspect(inspect::InspectCommand),
     /// Print what the digest covers: one JSON object a transaction, ordered by txid
     Dump(dump::DumpArgs),

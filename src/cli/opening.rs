@@ -1,6 +1,11 @@
 //! What several commands open before their work begins: logging, the store, the log, the parts of an instance.
 
-use std::{fs::File, io, io::Read, sync::Arc, time::Duration};
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +18,7 @@ use crate::{
     config::Config,
     engine::{self, OpenError, StoreUrl},
     instance::InstanceParts,
-    store::Store,
+    store::{Store, create::Identity},
     telemetry::{LoggingError, Metrics, WatchedEngine, init_logging},
 };
 
@@ -88,10 +93,28 @@ pub fn broker(config: &Config) -> Result<Arc<dyn Broker>, UsageError> {
 /// # Errors
 /// The machine has no random numbers.
 pub fn parts(broker: Arc<dyn Broker>, store: Store, watched: &Watched) -> io::Result<InstanceParts> {
-    let mut store_id = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut store_id)?;
+    let (mut store_id, mut owner) = ([0; 16], [0; 8]);
+    let mut random = File::open("/dev/urandom")?;
+    random.read_exact(&mut store_id)?;
+    random.read_exact(&mut owner)?;
+    let identity = Identity { owner: u64::from_le_bytes(owner), process_id: std::process::id(), hostname: hostname() };
     let Watched { metrics, health } = watched.clone();
-    Ok(InstanceParts { broker, store, clock: Clock::System, metrics, health, earlier_halts: Arc::default(), store_id })
+    Ok(InstanceParts {
+        broker,
+        store,
+        clock: Clock::System,
+        metrics,
+        health,
+        earlier_halts: Arc::default(),
+        store_id,
+        identity,
+    })
+}
+
+/// What this machine calls itself: people read it in lock records.
+fn hostname() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
+    name.map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
 }
 
 /// Waits until the log answers, or until `shutdown`: `false`. Says so each time that it does not, and is unready meanwhile.

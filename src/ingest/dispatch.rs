@@ -13,6 +13,7 @@ use crate::{
         plan::{EventRef, Token},
     },
     record::{Key, Outcome, Record},
+    store::create::{Creator, Paged},
     tasks,
     tx::Txid,
 };
@@ -32,8 +33,10 @@ pub enum Done {
         /// Nothing of that batch is left.
         last: bool,
     },
-    /// Own records were read.
-    Reads(Vec<(FlightId, Option<Record>)>),
+    /// A transaction of several pages was created, or not.
+    Created(Token, Outcome),
+    /// Master records were read.
+    Reads(Vec<(Reading, Option<Record>)>),
     /// A contest is in the log.
     ContestPublished(FlightId),
     /// The dead letter of an event is in its topic.
@@ -46,6 +49,15 @@ pub enum Done {
     StoreReachable(Result<(), String>),
     /// Nothing can go on.
     Fatal(PipelineError),
+}
+
+/// Whose master record is read, and what for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reading {
+    /// The flight's own.
+    Own(FlightId),
+    /// That of the parent of a group of spends.
+    Parent(FlightId, u32),
 }
 
 /// Runs a task of the pipeline, which ends the pipeline should it panic.
@@ -78,7 +90,7 @@ pub struct Dispatcher {
     tokens: Vec<Token>,
     rows: Vec<Row>,
     oldest: Option<Instant>,
-    reads: Vec<(FlightId, Txid)>,
+    reads: Vec<(Reading, Txid)>,
     in_flight: usize,
 }
 
@@ -108,8 +120,8 @@ impl Dispatcher {
     }
 
     /// Adds a read of a master record.
-    pub fn read(&mut self, flight: FlightId, txid: Txid) {
-        self.reads.push((flight, txid));
+    pub fn read(&mut self, reading: Reading, txid: Txid) {
+        self.reads.push((reading, txid));
     }
 
     /// Sends what is due: full batches; everything when nothing else is on its way or the oldest row has waited long enough;
@@ -153,6 +165,24 @@ impl Dispatcher {
         self.in_flight += 1;
         let work = apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows);
         spawn("writing to the store", &self.done, work);
+    }
+
+    /// Creates a transaction of several pages, beside everything else.
+    pub fn create(&self, creator: Creator, token: Token, work: Paged) {
+        let done = self.done.clone();
+        spawn("creating a transaction of several pages", &self.done, async move {
+            let mut reporter = Reporter::new(done.clone());
+            let created = creator
+                .create(&work, |failed| {
+                    reporter.tried(failed);
+                })
+                .await;
+            // A pipeline that has ended meanwhile reads the event again when it starts.
+            let _ = done.send(match created {
+                Ok(outcome) => Done::Created(token, outcome),
+                Err(error) => Done::Fatal(PipelineError::Store(error.to_string())),
+            });
+        });
     }
 
     fn send_reads(&mut self) {
@@ -243,7 +273,7 @@ async fn read_until_done(
     engine: Arc<dyn RecordEngine>,
     settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
-    mut reads: Vec<(FlightId, Txid)>,
+    mut reads: Vec<(Reading, Txid)>,
 ) {
     let mut backoff = backoff(&settings, reads.first().map(|(_, txid)| Key::master(*txid)).as_ref());
     let mut reporter = Reporter::new(done);

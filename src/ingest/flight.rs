@@ -12,7 +12,7 @@ use crate::{
         prepare::{PreparedSeed, PreparedTx},
         proof::Ties,
     },
-    record::{Marks, Page, Reason, Rejection, Verdict},
+    record::{Marks, Page, Reason, Rejection, Verdict, build::OtherPages},
     store::canonical::BodyHash,
     tx::Txid,
 };
@@ -36,11 +36,19 @@ pub enum Work {
 }
 
 impl Work {
-    /// Its (only, so far) page, live.
+    /// Its master, live; `creating` where there are other pages.
     pub fn page(&self) -> &Arc<Page> {
         match self {
             Work::Validated(tx) => &tx.page,
             Work::Seeded(seed) => &seed.page,
+        }
+    }
+
+    /// Its other pages, where it has any.
+    pub fn others(&self) -> Option<&Arc<OtherPages>> {
+        match self {
+            Work::Validated(tx) => tx.others.as_ref(),
+            Work::Seeded(seed) => seed.others.as_ref(),
         }
     }
 

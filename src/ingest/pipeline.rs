@@ -22,7 +22,7 @@ use crate::{
     broker::{Assigned, Batch, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
     ingest::{
         arrivals::Arrivals,
-        dispatch::{Dispatcher, Done},
+        dispatch::{Dispatcher, Done, Reading},
         partition::{Halt, PartitionState, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, Prepared, check_place, prepare},
@@ -464,9 +464,17 @@ impl Pipeline {
             }
             Done::Reads(records) => {
                 self.moved |= !records.is_empty();
-                for (flight, own) in records {
-                    self.planner.own_record(flight, own.as_ref().and_then(Record::page), now_ms);
+                for (reading, record) in records {
+                    let page = record.as_ref().and_then(Record::page);
+                    match reading {
+                        Reading::Own(flight) => self.planner.own_record(flight, page, now_ms),
+                        Reading::Parent(flight, group) => self.planner.parent_record(flight, group, page, now_ms),
+                    }
                 }
+            }
+            Done::Created(token, outcome) => {
+                self.moved = true;
+                self.planner.outcome(token, outcome, now_ms);
             }
             Done::ContestPublished(flight) => {
                 self.publishing -= 1;
@@ -501,7 +509,9 @@ impl Pipeline {
         while let Some(action) = self.planner.next_action() {
             match action {
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
-                Action::ReadOwn(flight, txid) => self.dispatcher.read(flight, txid),
+                Action::CreatePaged(token, work) => self.dispatcher.create(self.parts.creator.clone(), token, work),
+                Action::ReadOwn(flight, txid) => self.dispatcher.read(Reading::Own(flight), txid),
+                Action::ReadParent(flight, group, txid) => self.dispatcher.read(Reading::Parent(flight, group), txid),
                 Action::PublishContest { flight, txid, event, body, reason } => {
                     // While the chain stands, what was proven without it may yet be found to have its parent.
                     let grace_ms = self.settings.missing_parent_grace_ms;

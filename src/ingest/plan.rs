@@ -8,6 +8,7 @@
 pub mod barred;
 mod contesting;
 mod missing;
+mod paged;
 mod riding;
 mod waiting;
 
@@ -26,6 +27,7 @@ use crate::{
         prepare::{PreparedSeed, PreparedTx},
     },
     record::{Key, Operation, Outcome, Page, Reason, Rejection, Reply, Rules, TxState},
+    store::create::{Paged, Starts},
     telemetry::Completion,
     tx::Txid,
 };
@@ -73,6 +75,8 @@ pub enum Token {
     Create(FlightId),
     /// The contested create of a flight.
     StoreContested(FlightId),
+    /// What the last slot of a page has to tell its master, for a group of spends of a flight.
+    PageSpent(FlightId, u32),
 }
 
 /// What the pipeline must do next.
@@ -80,8 +84,12 @@ pub enum Token {
 pub enum Action {
     /// Send to the engine; answer with [`Planner::outcome`].
     Apply(Token, Row),
+    /// Create a transaction of several pages; answer with [`Planner::outcome`].
+    CreatePaged(Token, Paged),
     /// Read the transaction's own master; answer with [`Planner::own_record`].
     ReadOwn(FlightId, Txid),
+    /// Read the master of the parent of a group of spends; answer with [`Planner::parent_record`].
+    ReadParent(FlightId, u32, Txid),
     /// Publish a contest; once acknowledged, answer with [`Planner::contest_published`].
     PublishContest {
         /// Whose.
@@ -293,6 +301,8 @@ impl Planner {
             .map(|(prepared, _)| prepared.parent)
             .collect();
         let mut found: Vec<FlightId> = parents.iter().filter_map(|parent| self.first_flight(parent)).collect();
+        // Several groups may be of one parent: it is one to wait for.
+        found.sort_unstable();
         found.dedup();
         found
     }
@@ -332,17 +342,34 @@ impl Planner {
             Token::Spend(id, group) => self.spend_answered(id, group, outcome, now_ms),
             Token::Create(id) => self.create_answered(id, outcome, now_ms),
             Token::StoreContested(id) => self.stored_contested(id, outcome, now_ms),
+            Token::PageSpent(id, group) => self.spends_held(id, group, now_ms),
         }
         self.settle_ready(now_ms);
     }
 
     fn spend_answered(&mut self, id: FlightId, group: u32, outcome: Outcome, now_ms: u64) {
-        let Some(flight) = self.get(id) else { return };
-        let Some(state) = flight.groups.get_mut(group as usize) else { return };
-        match outcome {
-            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => state.held = true,
-            Outcome::Rejected(rejection) => state.refusal = Some(rejection),
+        if self.asks_master(id, group, &outcome) {
+            return;
         }
+        if let Outcome::Rejected(rejection) = outcome {
+            if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
+                state.refusal = Some(rejection);
+            }
+            self.group_answered(id, now_ms);
+        } else {
+            self.spends_held(id, group, now_ms);
+        }
+    }
+
+    fn spends_held(&mut self, id: FlightId, group: u32, now_ms: u64) {
+        if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
+            state.held = true;
+        }
+        self.group_answered(id, now_ms);
+    }
+
+    fn group_answered(&mut self, id: FlightId, now_ms: u64) {
+        let Some(flight) = self.get(id) else { return };
         if let Stage::Spending { pending } = &mut flight.stage {
             *pending -= 1;
             if *pending == 0 {
@@ -397,6 +424,10 @@ impl Planner {
                 self.wait_no_longer(id);
                 self.store_contested(id, Reason::Found);
             }
+            Some(TxState::Creating) if waits => {
+                self.wait_no_longer(id);
+                self.create(id);
+            }
             Some(TxState::Live | TxState::Pruned(_)) if waits && !forgets => {
                 self.wait_no_longer(id);
                 self.finish(id, Completion::PassedOver);
@@ -404,6 +435,8 @@ impl Planner {
             _ if waits => {}
             Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
             Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
+            // Committed, and left by whoever began it: what is left to do is the same for everybody.
+            Some(TxState::Creating) => self.create(id),
             Some(TxState::Stub(_)) if flight.mode.ends_live() => self.store_contested(id, Reason::Found),
             Some(TxState::Conflicting(_)) if flight.mode.ends_live() => {
                 self.finish(id, Completion::PassedOver);
@@ -429,9 +462,12 @@ impl Planner {
             return self.read_own(id, Stage::ReadingFirst { contested: None });
         }
         let Some(flight) = self.get(id) else { return };
-        let page = flight.work.page().clone();
-        let children = flight.children.clone();
         flight.stage = Stage::Creating;
+        let (work, children) = (flight.work.clone(), flight.children.clone());
+        if self.create_paged(Token::Create(id), &work, Starts::Live) {
+            return;
+        }
+        let page = work.page().clone();
         let key = Key::Page(page.txid, page.number);
         let page = self.ride(&children, key, page, id);
         let row = Row { key, operation: Operation::Create(page) };
@@ -463,7 +499,7 @@ impl Planner {
             Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_))) => {
                 self.store_contested(id, Reason::Found);
             }
-            // Half created by somebody who may still be at it.
+            // Somebody else is at it.
             Outcome::Rejected(_) => self.park(id, now_ms),
         }
     }

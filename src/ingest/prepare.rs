@@ -7,7 +7,10 @@ use bytes::Bytes;
 use crate::{
     broker::{Message, partitioner::partition_of},
     event::{DeadLetterClass, Event, Seeded, Validated},
-    record::{Key, Marks, Page, Spend, SpendSlot, StoredOutput, build},
+    record::{
+        Key, Marks, Page, Spend, SpendSlot, StoredOutput,
+        build::{self, OtherPages, Pages},
+    },
     tx::{Network, Transaction, Txid, utxo_hash},
 };
 
@@ -29,8 +32,10 @@ pub struct PreparedTx {
     pub height: u32,
     /// Its inputs, by the page that they take slots of; in the order of the first input of each.
     pub groups: Vec<SpendGroup>,
-    /// Its page, live.
+    /// Its master, live; `creating` where there are other pages.
     pub page: Arc<Page>,
+    /// The other pages, where it has any.
+    pub others: Option<Arc<OtherPages>>,
     /// Where it was read, for a dead letter.
     pub source: Message,
 }
@@ -65,8 +70,10 @@ impl PreparedTx {
 pub struct PreparedSeed {
     /// Its id.
     pub txid: Txid,
-    /// Its page, live and mined in block 0.
+    /// Its master, live and mined in block 0; `creating` where there are other pages.
     pub page: Arc<Page>,
+    /// The other pages, where it has any.
+    pub others: Option<Arc<OtherPages>>,
     /// Where it was read, for a dead letter.
     pub source: Message,
 }
@@ -152,17 +159,6 @@ fn shown_key(key: &[u8]) -> String {
     }
 }
 
-fn check_pages(slots: usize, settings: &PrepareSettings) -> Result<(), Poison> {
-    if slots <= settings.utxo_batch_size as usize {
-        return Ok(());
-    }
-    let most = settings.utxo_batch_size;
-    Err(Poison::new(
-        DeadLetterClass::Unsupported,
-        format!("{slots} outputs need more than one page of {most}: multi-page transactions are not built yet"),
-    ))
-}
-
 fn prepare_validated(
     settings: &PrepareSettings,
     message: &Message,
@@ -176,15 +172,15 @@ fn prepare_validated(
         return Err(Poison::new(DeadLetterClass::Invalid, why));
     }
     tx.check().map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
-    check_pages(tx.output_count(), settings)?;
     let body = message.payload.slice_ref(validated.tx);
     let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
     let setting = setting(settings, validated.height, message);
+    // Bodies stay with their masters until the blob store takes them (`store::create::Bodies`): then it is said here which.
     let start = build::Start { locked: validated.locked, ..build::Start::default() };
-    let mut pages = build::pages_of(&tx, body, txid, &setting, &start)
+    let Pages { master, others } = build::pages_of(&tx, body, txid, &setting, &start)
         .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
-    let page = pages.swap_remove(0);
-    Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page: Arc::new(page), source: message.clone() }))
+    let (page, others) = (Arc::new(master), others.map(Arc::new));
+    Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page, others, source: message.clone() }))
 }
 
 /// The inputs by page, in the order of the first input of each.
@@ -232,16 +228,15 @@ fn prepare_seeded(
     seeded: &Seeded<'_>,
 ) -> Result<Arc<PreparedSeed>, Poison> {
     check_key(message, &seeded.txid)?;
-    let slots = seeded.outputs.last().map_or(0, |output| output.vout as usize + 1);
-    check_pages(slots, settings)?;
     let outputs = seeded.outputs.iter().map(|output| build::SeededOutput {
         vout: output.vout,
         output: StoredOutput { satoshis: output.satoshis, script: message.payload.slice_ref(output.script) },
     });
     let seed = build::Seed { txid: seeded.txid, coinbase: seeded.coinbase, outputs: outputs.collect() };
-    let page = build::seeded_page(&seed, &setting(settings, seeded.height, message))
+    let Pages { master, others } = build::seeded_pages(&seed, &setting(settings, seeded.height, message))
         .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
-    Ok(Arc::new(PreparedSeed { txid: seeded.txid, page: Arc::new(page), source: message.clone() }))
+    let (page, others) = (Arc::new(master), others.map(Arc::new));
+    Ok(Arc::new(PreparedSeed { txid: seeded.txid, page, others, source: message.clone() }))
 }
 
 /// `createdAt` is the time of the event, so that a rebuild writes the same.

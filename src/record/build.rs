@@ -1,6 +1,12 @@
-//! The pages that a transaction starts as.
+//! The pages that a transaction starts as: its master, and the others one at a time.
+
+mod others;
+
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
+
+pub use others::OtherPages;
 
 use super::{Body, Master, MinedIn, Page, Slot, StoredOutput, Verdict};
 use crate::tx::{InvalidTransaction, Network, Transaction, Txid, has_slot, utxo_hash};
@@ -26,7 +32,7 @@ pub struct Setting {
 pub struct Start {
     /// Its outputs are not spendable yet.
     pub locked: bool,
-    /// The body goes to the blob store. It always does where there is more than one page.
+    /// The body goes to the blob store: then it is not with the master.
     pub external: bool,
     /// It is contested, and conflicting until the sequencer says otherwise; `Pending` where it has not spoken yet.
     pub verdict: Option<Verdict>,
@@ -75,19 +81,39 @@ pub enum InvalidSeed {
     /// One output comes twice.
     #[error("output {0} is there twice")]
     RepeatedOutput(u32),
-    /// It would need more than one page. Also keeps a short message from asking for a huge record.
-    #[error("output {vout} does not fit a page of {batch_size} slots")]
+    /// Keeps a short message from asking for gigabytes of gaps.
+    #[error("output {vout} is beyond the first {MOST_SEEDED}, of which a partial transaction may name some")]
     TooWide {
         /// The output.
         vout: u32,
-        /// Slots a page.
-        batch_size: u32,
     },
 }
 
-/// The pages of `transaction`, the master first. `body` holds its bytes: the format that it came in is kept.
+/// Outputs that a partial transaction may have, gaps and all.
+pub const MOST_SEEDED: u32 = 1 << 20;
+
+/// A transaction as the store will hold it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pages {
+    /// Page 0. Live, or `creating` where there are others, or contested.
+    pub master: Page,
+    /// The others, where there are any.
+    pub others: Option<OtherPages>,
+}
+
+impl Pages {
+    /// All of them at once, the others `creating` since then: for transactions that are known to be small.
+    pub fn all(self, creating_at: u64) -> Vec<Page> {
+        let others =
+            self.others.iter().flat_map(|others| others.numbers().map(|number| others.page(number, creating_at)));
+        let others: Vec<Page> = others.collect();
+        std::iter::once(self.master).chain(others).collect()
+    }
+}
+
+/// The pages of `transaction`. `body` holds its bytes: the format that it came in is kept.
 ///
-/// More than one page: each starts with `creating`, unless it is contested: then `conflicting` bars it.
+/// More than one page: each starts with `creating`, but for the master of one that is contested: its verdict bars the others.
 ///
 /// # Errors
 /// An input without previous output, an overspend, a sum that overflows: its fee cannot be told.
@@ -97,7 +123,7 @@ pub fn pages_of(
     txid: Txid,
     setting: &Setting,
     start: &Start,
-) -> Result<Vec<Page>, InvalidTransaction> {
+) -> Result<Pages, InvalidTransaction> {
     let mut whole = Page::empty(txid);
     whole.version = transaction.version();
     whole.lock_time = transaction.lock_time();
@@ -105,65 +131,80 @@ pub fn pages_of(
     whole.size_in_bytes = transaction.standard_len() as u64;
     whole.extended_size = transaction.extended_len() as u64;
     whole.locked = start.locked;
-    whole.conflicting = start.verdict.is_some();
     set_coinbase(&mut whole, transaction.is_coinbase(), setting.height);
 
-    let slots = slots_of(transaction, &txid, setting);
-    let extra = extra_pages(slots.len(), setting.batch_size);
-    let external = start.external || extra > 0;
+    let mut outputs = transaction.outputs();
+    let first = outputs.by_ref().take(setting.slots_a_page()).zip(0..);
+    let slots = first.map(|(output, vout)| slot_of(&txid, vout, output.script, output.satoshis, setting)).collect();
+    let (others, spent_pages) = match outputs.len() {
+        0 => (None, BTreeSet::new()),
+        _ => OtherPages::of_outputs(whole.clone(), body.clone(), outputs, setting),
+    };
     let (mined, unmined_since) = match start.listed {
         Listed::No => (vec![], Some(setting.height)),
         Listed::LongestChain(mined_in) => (vec![mined_in], None),
         Listed::SideChain(mined_in) => (vec![mined_in], Some(setting.height)),
     };
     let master = Master {
-        total_utxos: slots.len() as u32,
-        total_extra_recs: extra,
+        total_utxos: transaction.output_count() as u32,
         mined,
         unmined_since,
-        body: Some(if external { Body::External } else { Body::Transaction(body) }),
+        body: Some(if start.external { Body::External } else { Body::Transaction(body) }),
         verdict: start.verdict,
+        spent_pages,
         ..empty_master(setting)
     };
-    if extra > 0 && start.verdict.is_none() {
-        whole.creating_at = Some(setting.created_at);
-    }
-    Ok(split(whole, slots, master, setting.batch_size))
+    Ok(Pages { master: finish(whole, slots, master, others.as_ref(), setting), others })
 }
 
-/// The one page of a partial transaction, mined on the longest chain in block 0 (before this store began).
+/// The pages of a partial transaction, mined on the longest chain in block 0 (before this store began).
 ///
 /// # Errors
 /// See [`InvalidSeed`].
-pub fn seeded_page(seed: &Seed, setting: &Setting) -> Result<Page, InvalidSeed> {
+pub fn seeded_pages(seed: &Seed, setting: &Setting) -> Result<Pages, InvalidSeed> {
     let greatest = seed.outputs.iter().map(|output| output.vout).max().ok_or(InvalidSeed::NoOutputs)?;
-    if greatest >= setting.batch_size {
-        return Err(InvalidSeed::TooWide { vout: greatest, batch_size: setting.batch_size });
+    if greatest >= MOST_SEEDED {
+        return Err(InvalidSeed::TooWide { vout: greatest });
     }
     let mut outputs = vec![None; greatest as usize + 1];
-    let mut slots = vec![Slot::Nil; greatest as usize + 1];
     for SeededOutput { vout, output } in &seed.outputs {
         if outputs[*vout as usize].replace(output.clone()).is_some() {
             return Err(InvalidSeed::RepeatedOutput(*vout));
         }
-        slots[*vout as usize] = slot_of(&seed.txid, *vout, &output.script, output.satoshis, setting);
     }
-    let mut page = Page::empty(seed.txid);
-    set_coinbase(&mut page, seed.coinbase, setting.height);
-    page.record_utxos = count(&slots);
-    page.master = Some(Box::new(Master {
-        total_utxos: slots.len() as u32,
+    let mut whole = Page::empty(seed.txid);
+    set_coinbase(&mut whole, seed.coinbase, setting.height);
+    let slots = others::slots_of_partial(&seed.txid, &outputs, 0, setting);
+    let (others, spent_pages) = match outputs.len() <= setting.slots_a_page() {
+        true => (None, BTreeSet::new()),
+        false => OtherPages::of_partial(whole.clone(), outputs.clone(), setting),
+    };
+    let master = Master {
+        total_utxos: outputs.len() as u32,
         mined: vec![MinedIn { block_id: 0, height: setting.height, subtree: 0 }],
         body: Some(Body::Outputs(outputs)),
+        spent_pages,
         ..empty_master(setting)
-    }));
-    page.utxos = Some(slots);
-    Ok(page)
+    };
+    Ok(Pages { master: finish(whole, slots, master, others.as_ref(), setting), others })
 }
 
-fn slots_of(transaction: &Transaction<'_>, txid: &Txid, setting: &Setting) -> Vec<Slot> {
-    let outputs = transaction.outputs().zip(0..);
-    outputs.map(|(output, vout)| slot_of(txid, vout, output.script, output.satoshis, setting)).collect()
+fn finish(whole: Page, slots: Vec<Slot>, master: Master, others: Option<&OtherPages>, setting: &Setting) -> Page {
+    let contested = master.verdict.is_some();
+    Page {
+        conflicting: contested,
+        creating_at: (others.is_some() && !contested).then_some(setting.created_at),
+        record_utxos: count(&slots),
+        utxos: Some(slots),
+        master: Some(Box::new(Master { total_extra_recs: others.map_or(0, OtherPages::count), ..master })),
+        ..whole
+    }
+}
+
+impl Setting {
+    fn slots_a_page(&self) -> usize {
+        self.batch_size.max(1) as usize
+    }
 }
 
 fn slot_of(txid: &Txid, vout: u32, script: &[u8], satoshis: u64, setting: &Setting) -> Slot {
@@ -172,27 +213,6 @@ fn slot_of(txid: &Txid, vout: u32, script: &[u8], satoshis: u64, setting: &Setti
     } else {
         Slot::Nil
     }
-}
-
-fn extra_pages(slots: usize, batch_size: u32) -> u32 {
-    (slots.div_ceil(batch_size.max(1) as usize) as u32).saturating_sub(1)
-}
-
-fn split(whole: Page, slots: Vec<Slot>, master: Master, batch_size: u32) -> Vec<Page> {
-    let page = |number: usize, slots: Vec<Slot>| Page {
-        number: number as u32,
-        record_utxos: count(&slots),
-        utxos: Some(slots),
-        ..whole.clone()
-    };
-    let mut pages: Vec<Page> = if master.total_extra_recs == 0 {
-        vec![page(0, slots)]
-    } else {
-        let chunks = slots.chunks(batch_size.max(1) as usize);
-        chunks.enumerate().map(|(number, slots)| page(number, slots.to_vec())).collect()
-    };
-    pages[0].master = Some(Box::new(master));
-    pages
 }
 
 fn count(slots: &[Slot]) -> u32 {
@@ -210,6 +230,7 @@ fn empty_master(setting: &Setting) -> Master {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::Value;
 
     use super::*;
@@ -222,18 +243,17 @@ mod tests {
     fn build(bytes: &[u8], setting: &Setting, start: &Start) -> Vec<Page> {
         let transaction = Transaction::parse(bytes).unwrap();
         let body = Bytes::copy_from_slice(bytes);
-        pages_of(&transaction, body, transaction.txid(), setting, start).unwrap()
+        pages_of(&transaction, body, transaction.txid(), setting, start).unwrap().all(5)
+    }
+
+    fn builder() -> TransactionBuilder {
+        let previous = Output { satoshis: 5_000, script: &[0x51] };
+        let outpoint = Outpoint { txid: Txid([7; 32]), vout: 1 };
+        TransactionBuilder::default().input(outpoint, &[0x30], u32::MAX, Some(previous))
     }
 
     fn payment(outputs: usize) -> Vec<u8> {
-        let previous = Output { satoshis: 5_000, script: &[0x51] };
-        let builder = TransactionBuilder::default().input(
-            Outpoint { txid: Txid([7; 32]), vout: 1 },
-            &[0x30],
-            u32::MAX,
-            Some(previous),
-        );
-        (0..outputs).fold(builder, |builder, n| builder.output(n as u64, &[0x51])).extended()
+        (0..outputs).fold(builder(), |builder, n| builder.output(n as u64, &[0x51])).extended()
     }
 
     fn coinbase() -> Vec<u8> {
@@ -256,17 +276,17 @@ mod tests {
             let name = call.split([',', ')']).next().unwrap();
             let bytes = hex::decode(reference["transactions"][name]["extended"].as_str().unwrap()).unwrap();
             let listed = MinedIn { block_id: 7, height: 1_001, subtree: 0 };
+            let records = step["records"].as_array().unwrap();
+            let mut records: Vec<&Value> = records.iter().filter(|record| record["tx"] == name).collect();
+            records.sort_by_key(|record| record["record"].as_u64());
             let start = Start {
                 locked: call.contains("locked"),
-                external: false,
+                external: records.len() > 1,
                 verdict: call.contains("conflicting").then_some(Verdict::Pending),
                 listed: if call.contains("mined") { Listed::LongestChain(listed) } else { Listed::No },
             };
             let height = call.split("height ").nth(1).unwrap().split([',', ')']).next().unwrap().parse().unwrap();
             let pages = build(&bytes, &Setting { height, ..setting(5) }, &start);
-            let records = step["records"].as_array().unwrap();
-            let mut records: Vec<&Value> = records.iter().filter(|record| record["tx"] == name).collect();
-            records.sort_by_key(|record| record["record"].as_u64());
             assert_eq!(pages.len(), records.len(), "{call}");
             for (page, record) in pages.iter().zip(records) {
                 compare(page, &record["bins"], call);
@@ -320,17 +340,65 @@ mod tests {
     }
 
     #[test]
-    fn several_pages_are_in_creation_and_their_body_is_elsewhere() {
-        let pages = build(&payment(7), &setting(3), &Start::default());
-        let sizes: Vec<usize> = pages.iter().map(|page| page.utxos.as_ref().unwrap().len()).collect();
-        assert_eq!(sizes, [3, 3, 1]);
-        for (number, page) in pages.iter().enumerate() {
-            assert_eq!((page.number, page.creating_at), (number as u32, Some(5)));
-            assert_eq!(page.master.is_some(), number == 0);
+    fn several_pages_are_in_creation() {
+        for external in [false, true] {
+            let pages = build(&payment(7), &setting(3), &Start { external, ..Start::default() });
+            let sizes: Vec<usize> = pages.iter().map(|page| page.utxos.as_ref().unwrap().len()).collect();
+            assert_eq!(sizes, [3, 3, 1]);
+            for (number, page) in pages.iter().enumerate() {
+                assert_eq!((page.number, page.creating_at), (number as u32, Some(5)));
+                assert_eq!(page.master.is_some(), number == 0);
+            }
+            let master = pages[0].master.as_ref().unwrap();
+            assert_eq!((master.total_utxos, master.total_extra_recs), (7, 2));
+            assert_eq!(master.body == Some(Body::External), external);
         }
-        let master = pages[0].master.as_ref().unwrap();
-        assert_eq!((master.total_utxos, master.total_extra_recs), (7, 2));
-        assert_eq!(master.body, Some(Body::External));
+    }
+
+    proptest! {
+        /// Every slot lies on the page and in the place that its index says, is made from the transaction and again from what
+        /// is stored of it, and a page with nothing to spend is known as all spent from the start.
+        #[test]
+        fn pages_hold_every_slot_once_and_can_be_made_again(
+            data in prop::collection::vec(any::<bool>(), 1..40), size in 1_u32..12, partial: bool,
+        ) {
+            let script = |is_data: bool| if is_data { &[0x00, 0x6a][..] } else { &[0x51] };
+            let pages = if partial {
+                let outputs = data.iter().zip(0..).filter(|(gap, vout)| !**gap || *vout == data.len() as u32 - 1);
+                let output = |vout| SeededOutput { vout, output: StoredOutput { satoshis: 7, script: Bytes::from_static(&[0x51]) } };
+                let outputs = outputs.map(|(_, vout)| output(vout)).collect();
+                seeded_pages(&Seed { txid: Txid([3; 32]), coinbase: false, outputs }, &setting(size)).unwrap()
+            } else {
+                let builder = data.iter().fold(builder(), |builder, is_data| builder.output(7, script(*is_data)));
+                let bytes = Bytes::from(builder.extended());
+                let transaction = Transaction::parse(&bytes).unwrap();
+                pages_of(&transaction, bytes.clone(), transaction.txid(), &setting(size), &Start::default()).unwrap()
+            };
+            let (master, others) = (pages.master.clone(), pages.others.clone());
+            let bins = master.master.clone().unwrap();
+            prop_assert_eq!(others.as_ref().map_or(0, OtherPages::count), bins.total_extra_recs);
+            let again = OtherPages::of_stored(&master, bins.body.as_ref().unwrap(), Network::Main, size);
+            let all = pages.all(9);
+            if let (Some(others), Some(again)) = (&others, &again) {
+                for number in others.numbers() {
+                    prop_assert_eq!(others.page(number, 9), again.page(number, 9));
+                }
+            }
+            prop_assert_eq!(others.is_some(), again.is_some());
+            prop_assert_eq!(bins.total_utxos as usize, data.len());
+            for (vout, is_data) in data.iter().enumerate() {
+                let slot = all[vout / size as usize].utxos.as_ref().unwrap()[vout % size as usize];
+                let none = *is_data && !(partial && vout == data.len() - 1);
+                let txid = if partial { Txid([3; 32]) } else { master.txid };
+                let expected = if none { Slot::Nil } else { Slot::Unspent(utxo_hash(&txid, vout as u32, &[0x51], 7)) };
+                prop_assert_eq!(slot, expected);
+            }
+            for page in &all {
+                let listed = bins.spent_pages.contains(&page.number);
+                prop_assert_eq!(listed, page.number > 0 && page.record_utxos == 0);
+                prop_assert!(page.utxos.as_ref().unwrap().len() <= size as usize);
+            }
+        }
     }
 
     #[test]
@@ -342,10 +410,11 @@ mod tests {
     }
 
     #[test]
-    fn a_contested_transaction_is_conflicting_on_every_page() {
+    fn a_contested_transaction_bars_its_other_pages_by_its_master() {
         let start = Start { verdict: Some(Verdict::Pending), ..Start::default() };
         for page in build(&payment(7), &setting(3), &start) {
-            assert!(page.conflicting && page.creating_at.is_none());
+            let is_master = page.number == 0;
+            assert_eq!((page.conflicting, page.creating_at.is_none()), (is_master, is_master));
         }
     }
 
@@ -383,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_seed_has_gaps_and_is_mined() {
-        let page = seeded_page(&seed(&[3, 1]), &setting(4)).unwrap();
+        let page = seeded_pages(&seed(&[3, 1]), &setting(4)).unwrap().master;
         let there: Vec<bool> = page.utxos.iter().flatten().map(|slot| slot.hash().is_some()).collect();
         assert_eq!(there, [false, true, false, true]);
         assert_eq!((page.record_utxos, page.spending_height, page.conflicting), (2, Some(1_100), false));
@@ -399,16 +468,18 @@ mod tests {
     fn a_seeded_data_output_gets_no_slot() {
         let mut seed = seed(&[0, 1]);
         seed.outputs[1].output.script = Bytes::from_static(&[0x00, 0x6a]);
-        let page = seeded_page(&seed, &setting(4)).unwrap();
+        let page = seeded_pages(&seed, &setting(4)).unwrap().master;
         assert_eq!((page.record_utxos, page.utxos.as_ref().unwrap()[1]), (1, Slot::Nil));
     }
 
     #[test]
     fn a_seed_that_cannot_be_is_refused_before_anything_large_is_made() {
-        assert_eq!(seeded_page(&seed(&[]), &setting(4)), Err(InvalidSeed::NoOutputs));
-        assert_eq!(seeded_page(&seed(&[1, 1]), &setting(4)), Err(InvalidSeed::RepeatedOutput(1)));
-        let too_wide = InvalidSeed::TooWide { vout: u32::MAX, batch_size: 4 };
-        assert_eq!(seeded_page(&seed(&[0, u32::MAX]), &setting(4)), Err(too_wide));
-        assert_eq!(seeded_page(&seed(&[4]), &setting(4)), Err(InvalidSeed::TooWide { vout: 4, batch_size: 4 }));
+        assert_eq!(seeded_pages(&seed(&[]), &setting(4)), Err(InvalidSeed::NoOutputs));
+        assert_eq!(seeded_pages(&seed(&[1, 1]), &setting(4)), Err(InvalidSeed::RepeatedOutput(1)));
+        let too_wide = InvalidSeed::TooWide { vout: u32::MAX };
+        assert_eq!(seeded_pages(&seed(&[0, u32::MAX]), &setting(4)), Err(too_wide));
+        let last = seeded_pages(&seed(&[MOST_SEEDED - 1]), &setting(20_000)).unwrap();
+        assert_eq!(last.others.unwrap().count(), 52);
+        assert_eq!(seeded_pages(&seed(&[MOST_SEEDED]), &setting(4)), Err(InvalidSeed::TooWide { vout: MOST_SEEDED }));
     }
 }

@@ -4,6 +4,7 @@
 //! it atomic and durable: the memory and fjall engines call it, the Aerospike engine compiles each operation to one
 //! `operate` that does the same.
 
+pub mod beyond;
 pub mod build;
 pub mod codec;
 

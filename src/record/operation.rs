@@ -20,7 +20,8 @@ pub struct Rules {
 /// later one. The others are the fast path's and recovery's, and only add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    /// Puts a page where there is none. The page may carry spends of children that were waiting for it.
+    /// Puts a page where there is none. The page may carry spends of children that were waiting for it. A page that is not the
+    /// master takes the place of its stub, too.
     /// One whose outputs are others: `Rejected(OtherContent)`; a partial transaction instead of a whole one, or the other
     /// way round: `Rejected(OtherKind)`. Existing live page, or tombstone: `AlreadyApplied(State)`. Anything else:
     /// `Rejected(Exists)`.
@@ -29,14 +30,16 @@ pub enum Operation {
     /// Absent → put. A stub → filled; its own verdict, stamp and marks stay. A contested one (not live) →
     /// `AlreadyApplied(State)`; its body is replaced where the verdict is `MissingParent` or `Mismatch`. A tombstone of a
     /// transaction that was conflicting → put again, with its old verdict, which holds for the txid. Live, creating, other
-    /// tombstone: `Rejected(Exists)`. Other outputs, and another kind, are refused as by `Create`.
+    /// tombstone: `Rejected(Exists)`. Other outputs, and another kind, are refused as by `Create`. On pages that are not the
+    /// master it differs from `Create` in that it replaces such a tombstone.
     CreateContested(Arc<Page>),
     /// Takes slots for one spender, all or nothing.
     Spend(Spend),
-    /// Clears `creating`. Refused (`Contested master`) while the master's verdict is pending or conflicting; on other
-    /// pages the caller sees to that.
+    /// Clears `creating`. Refused where the page is conflicting; that no page is missing, and that the master of another page is not
+    /// contested, the caller sees to.
     ClearCreating,
-    /// Adds (or takes) a page to (from) the master's set of all-spent pages and evaluates `deleteAtHeight` again.
+    /// Adds (or takes) a page to (from) the master's set of all-spent pages and evaluates `deleteAtHeight` again. The fast path only adds:
+    /// an addition may come behind the sequencer that has freed a slot, so the set is a hint where slots have a history.
     SetPageSpent {
         /// The page, never 0.
         page: u32,
@@ -77,8 +80,8 @@ pub struct ReplaceMeta {
 /// The sequencer's record operations (`DESIGN.md` section 7).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sequenced {
-    /// On a master. Absent → a stub with a pending verdict; `creating` → verdict pending and `conflicting`; contested
-    /// already, live or a tombstone → `AlreadyApplied(State)`.
+    /// On a master. Absent → a stub; contested already, `creating`, live or a tombstone → `AlreadyApplied(State)`. On another
+    /// page: absent → a stub, that is a place for the marks of its slots.
     MarkContested,
     /// Frees the slots that name their `holder`; either way marks them contested, so that a late spend cannot land.
     /// Frozen slots and slots whose spender was pruned are refused, all or nothing; the refusal names the slot. On a stub
@@ -90,7 +93,7 @@ pub enum Sequenced {
     /// Verdict accepted: clears `creating` and `conflicting` (and `deleteAtHeight`, re-evaluated). A stub or an absent
     /// record is refused. On pages other than the master only the flags.
     Accept,
-    /// Flags the page conflicting and, on the master, writes the verdict. Absent master → a stub.
+    /// Flags the page conflicting, `creating` no longer, and, on the master, writes the verdict. Absent master → a stub.
     /// `deleteAtHeight` = `height` + retention, if not set yet.
     MarkConflicting {
         /// Why.
@@ -120,6 +123,13 @@ pub enum Sequenced {
         block_id: u32,
         /// Its height.
         height: u32,
+    },
+    /// As [`Operation::SetPageSpent`], for a page of which this event has moved slots.
+    SetPageSpent {
+        /// The page, never 0.
+        page: u32,
+        /// All its slots are spent.
+        spent: bool,
     },
     /// Sets or clears `locked`.
     SetLocked(bool),

@@ -356,6 +356,7 @@ impl Page {
     /// The same page as that of a transaction that waits for its verdict.
     pub fn contested(mut self) -> Self {
         self.conflicting = true;
+        self.creating_at = None;
         if let Some(master) = &mut self.master {
             master.verdict = Some(Verdict::Pending);
         }

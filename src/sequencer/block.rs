@@ -8,7 +8,9 @@ use crate::{
     engine::Row,
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
     record::{
-        BlockRecord, Key, MinedIn, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, TxState, Verdict, build,
+        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, TxState,
+        Verdict,
+        build::{self, Pages},
     },
     sequencer::{
         Stop,
@@ -22,6 +24,7 @@ use crate::{
         steps::Steps,
         waiting::names,
     },
+    store::create::{Paged, Starts},
     tx::{Transaction, Txid},
 };
 
@@ -156,10 +159,20 @@ impl Handler {
 
     /// Creates the coinbase, mined, and the block's record: one write, so that an empty block costs no more.
     async fn begin_block(&self, at: At, block: &Block<'_>, message: &Bytes, listed: &[Listed]) -> Result<(), Stop> {
-        let (txid, page) = self.coinbase_page(block, message)?;
-        let create = at.row(Phase::Apply, Key::master(txid), Sequenced::CreateCoinbase(page.into()));
-        let done = if listed.is_empty() { 1 } else { 0 };
-        let outcomes = self.apply(vec![create, put_block(at, block, done)]).await?;
+        let (txid, pages) = self.coinbase_pages(block, message)?;
+        let put_block = put_block(at, block, if listed.is_empty() { 1 } else { 0 });
+        let outcomes = match pages {
+            Pages { master, others: None } => {
+                let create = at.row(Phase::Apply, Key::master(txid), Sequenced::CreateCoinbase(master.into()));
+                self.apply(vec![create, put_block]).await?
+            }
+            Pages { master, others: Some(others) } => {
+                let starts = Starts::Coinbase(at.stamp(Phase::Apply));
+                let created =
+                    self.create_paged(&Paged { master: master.into(), others: others.into(), starts }).await?;
+                [vec![created], self.apply(vec![put_block]).await?].concat()
+            }
+        };
         if let Outcome::Rejected(rejection) = &outcomes[1]
             && !matches!(rejection, Rejection::StaleStamp(_))
         {
@@ -195,7 +208,7 @@ impl Handler {
         }
     }
 
-    fn coinbase_page(&self, block: &Block<'_>, message: &Bytes) -> Result<(Txid, Page), Stop> {
+    fn coinbase_pages(&self, block: &Block<'_>, message: &Bytes) -> Result<(Txid, Pages), Stop> {
         let name = hex_reversed(&block.hash);
         let wrong = |why: String| Stop::Halt(format!("the coinbase of block {name}: {why}"));
         let tx = Transaction::parse(block.coinbase).map_err(|error| wrong(error.to_string()))?;
@@ -213,11 +226,8 @@ impl Handler {
         let mined_in = MinedIn { block_id: block.block_id, height: block.height, subtree: 0 };
         let start = build::Start { listed: build::Listed::LongestChain(mined_in), ..build::Start::default() };
         let body = message.slice_ref(block.coinbase);
-        let mut pages = build::pages_of(&tx, body, txid, &setting, &start).map_err(|error| wrong(error.to_string()))?;
-        if pages.len() > 1 {
-            return Err(wrong("it needs more than one page: multi-page transactions are not built yet".to_owned()));
-        }
-        Ok((txid, pages.swap_remove(0)))
+        let pages = build::pages_of(&tx, body, txid, &setting, &start).map_err(|error| wrong(error.to_string()))?;
+        Ok((txid, pages))
     }
 
     /// Sets mined what is there, lets listed transactions that are conflicting win as soon as their parents are live, and
@@ -288,7 +298,17 @@ impl Handler {
                 at.row(Phase::Apply, Key::master(listed.txid), Sequenced::SetMined { mined_in, longest_chain: true })
             });
             let mut parents = Vec::new();
-            for (outcome, listed) in self.apply(rows.collect()).await?.into_iter().zip(batch) {
+            let rows: Vec<Row> = rows.collect();
+            let mut outcomes = self.apply(rows.clone()).await?;
+            self.complete_and_again(&rows, &mut outcomes).await?;
+            for (row, outcome) in rows.iter().zip(&outcomes) {
+                if let (true, Operation::Sequenced(_, set_mined), Key::Page(txid, _)) =
+                    (has_others(outcome), &row.operation, row.key)
+                {
+                    self.set_others_mined(at, txid, set_mined).await?;
+                }
+            }
+            for (outcome, listed) in outcomes.into_iter().zip(batch) {
                 if has_conflicting_children(&outcome) {
                     parents.push(listed.txid);
                 }
@@ -297,6 +317,20 @@ impl Handler {
             self.chances_after_unlock(at, &parents).await?;
         }
         Ok(standings)
+    }
+
+    /// What refused because it is half created is completed, and asked again.
+    async fn complete_and_again(&self, rows: &[Row], outcomes: &mut [Outcome]) -> Result<(), Stop> {
+        let half = Outcome::Rejected(Rejection::Creating);
+        for (row, outcome) in rows.iter().zip(outcomes).filter(|(_, outcome)| **outcome == half) {
+            if let Key::Page(txid, _) = row.key {
+                self.complete(&[txid]).await?;
+            }
+            if let Some(again) = self.apply(vec![row.clone()]).await?.pop() {
+                *outcome = again;
+            }
+        }
+        Ok(())
     }
 
     /// Whether all parents are live and unlocked: one that this block lists too may have won only now, and is locked until it
@@ -393,6 +427,14 @@ fn listed(block: &Block<'_>) -> Result<Vec<Listed>, Stop> {
         }
     }
     Ok(listed)
+}
+
+fn has_others(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Applied(Reply::Mined { extra_pages, .. })
+        | Outcome::AlreadyApplied(Reply::Mined { extra_pages, .. }) => *extra_pages > 0,
+        _ => false,
+    }
 }
 
 fn has_conflicting_children(outcome: &Outcome) -> bool {

@@ -1,12 +1,12 @@
 //! `Contest` and `Reconsider`: evaluate, write the decision ahead, apply.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     event::{Contest, DecisionBody},
     record::{
-        Body, Key, Outcome, Page, Phase, Reason, Reply, Respend, RespendChecks, RespendSlot, Sequenced, SpendSlot,
-        SpendingData, TxState, Verdict,
+        Body, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
+        SpendSlot, SpendingData, TxState, Verdict,
     },
     sequencer::{
         Stop,
@@ -220,18 +220,20 @@ impl Handler {
         let slots = self.inputs_of(page)?;
         let mut found: BTreeMap<u32, Input> = BTreeMap::new();
         let mut named: BTreeMap<Txid, Named> = BTreeMap::new();
+        let mut completed = BTreeSet::new();
         let mut open: Vec<(Outpoint, SpendSlot)> = slots;
         let patience = Patience::new(self.parts.nodes.may_forget());
         let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {txid}", at.offset));
         while !open.is_empty() {
             let outcomes = self
-                .apply(
+                .apply_to_slots(
                     open.iter().map(|(outpoint, slot)| self.take(at, phase, txid, *outpoint, slot, height)).collect(),
                 )
                 .await?;
             let mut again = Vec::new();
             let mut holders = Vec::new();
             let mut awaited = Vec::new();
+            let mut half_created = Vec::new();
             for ((outpoint, slot), outcome) in open.into_iter().zip(outcomes) {
                 let index = slot.input;
                 let verdict = match outcome {
@@ -244,6 +246,16 @@ impl Handler {
                         }
                         Refusal::Reason(reason) => Found::Refused(reason),
                         Refusal::Absent if !may_wait => Found::Refused(Reason::MissingParent { parent: outpoint.txid }),
+                        Refusal::Wait if rejection == Rejection::Creating => {
+                            // Once: should that not help, it is waited for as anything else.
+                            if completed.contains(&outpoint.txid) {
+                                awaited.push(outpoint.txid);
+                            } else {
+                                half_created.push(outpoint.txid);
+                            }
+                            again.push((outpoint, slot));
+                            continue;
+                        }
                         // Its own contest stands behind this event: should it win, the child gets a second chance.
                         Refusal::Wait if !may_wait => {
                             Found::Refused(Reason::ConflictingParent { parent: outpoint.txid })
@@ -271,6 +283,8 @@ impl Handler {
                 found.insert(index, Input { index, outpoint, found: verdict });
             }
             named.extend(self.contest_holders(at, phase, holders).await?);
+            self.complete(&distinct(half_created.iter().copied())).await?;
+            completed.extend(half_created);
             open = again;
             if !awaited.is_empty() {
                 waiting.look_again(&names(distinct(awaited))).await;
@@ -324,7 +338,9 @@ impl Handler {
             match outcome {
                 // Whole or partial: the reply does not tell. Or stamped later in this very event (its verdict was carried
                 // out): its state says the rest.
-                Outcome::AlreadyApplied(Reply::State(TxState::Live)) | Outcome::Rejected(_) => unknown.push(txid),
+                Outcome::AlreadyApplied(Reply::State(TxState::Live | TxState::Creating)) | Outcome::Rejected(_) => {
+                    unknown.push(txid);
+                }
                 Outcome::AlreadyApplied(Reply::State(TxState::Pruned(_))) => drop(named.insert(txid, Named::Live)),
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => drop(named.insert(txid, Named::NotLive)),
             }

@@ -12,7 +12,7 @@ use crate::{
     engine::{EngineError, Row},
     event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
     ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
-    record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp},
+    record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp, TxState},
     sequencer::{
         decisions::DecisionError,
         reread::Readers,
@@ -20,7 +20,7 @@ use crate::{
         steps::Making,
         waiting::{LOOK_AGAIN, Waiting, names},
     },
-    store::{Store, nodes::Nodes, whole::WholeStore},
+    store::{Store, create::Creator, nodes::Nodes, whole::WholeStore},
     telemetry::{Metrics, VerdictKind},
     tx::{Outpoint, Transaction, Txid, utxo_hash},
 };
@@ -64,6 +64,8 @@ pub struct SequencerParts {
     pub producer: Arc<dyn Producer>,
     /// The state.
     pub store: Store,
+    /// Creates transactions of several pages.
+    pub creator: Creator,
     /// Topics.
     pub topics: SequencerTopics,
     /// Limits.
@@ -217,14 +219,21 @@ impl Handler {
         Ok(self.answer("the store", self.parts.store.apply(rows)).await?)
     }
 
-    /// Reads master records; `None`: there is none.
+    /// Reads master records; `None`: there is none. A transaction that is half created is completed first.
     pub async fn masters(&self, txids: &[Txid]) -> Result<Vec<Option<Arc<Page>>>, Stop> {
+        let masters = self.answer("the store", self.parts.store.masters(txids)).await?;
+        let half = |page: &&Arc<Page>| page.state() == TxState::Creating;
+        let half_created: Vec<Txid> = masters.iter().flatten().filter(half).map(|page| page.txid).collect();
+        if half_created.is_empty() {
+            return Ok(masters);
+        }
+        self.complete(&half_created).await?;
         Ok(self.answer("the store", self.parts.store.masters(txids)).await?)
     }
 
-    /// Reads one master record.
+    /// Reads one master record, as [`masters`](Self::masters) does.
     pub async fn master(&self, txid: Txid) -> Result<Option<Arc<Page>>, Stop> {
-        Ok(self.answer("the store", self.parts.store.master(txid)).await?)
+        Ok(self.masters(&[txid]).await?.pop().flatten())
     }
 
     /// Waits for the store or the log, which try again by themselves.

@@ -10,6 +10,7 @@ pub mod evaluate;
 mod fed;
 pub mod feed;
 pub mod handler;
+mod pages;
 mod parts;
 pub mod progress;
 mod proven;

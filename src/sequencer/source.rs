@@ -15,7 +15,11 @@ use crate::{
         steps::Making,
         waiting::Waiting,
     },
-    store::{StoreSettings, canonical::BodyHash},
+    store::{
+        StoreSettings,
+        canonical::BodyHash,
+        create::{Paged, Starts},
+    },
     tx::{Transaction, Txid},
 };
 
@@ -60,10 +64,14 @@ impl Handler {
         let message = self.source(&contest.position).await?;
         let StoreSettings { network, utxo_batch_size, .. } = self.parts.store.settings;
         let prepared = prepare(&PrepareSettings { network, utxo_batch_size }, &message);
-        let page = match prepared.map_err(|poison| Stop::Halt(poison.message))? {
-            Prepared::Validated(tx) => tx.page.clone(),
-            Prepared::Seeded(seed) => seed.page.clone(),
+        let (page, others) = match prepared.map_err(|poison| Stop::Halt(poison.message))? {
+            Prepared::Validated(tx) => (tx.page.clone(), tx.others.clone()),
+            Prepared::Seeded(seed) => (seed.page.clone(), seed.others.clone()),
         };
+        if let Some(others) = others {
+            self.create_paged(&Paged { master: page, others, starts: Starts::Contested }).await?;
+            return Ok(());
+        }
         let contested = Operation::CreateContested(Arc::new(Page::clone(&page).contested()));
         self.apply(vec![Row { key: Key::master(contest.txid), operation: contested }]).await?;
         Ok(())

@@ -19,7 +19,12 @@ use crate::{
     },
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
     ingest::arrivals::Arrivals,
-    store::{nodes::Nodes, testing, whole::Unaccounted},
+    store::{
+        create::{Creator, Identity},
+        nodes::Nodes,
+        testing,
+        whole::Unaccounted,
+    },
     telemetry::Metrics,
 };
 
@@ -41,7 +46,9 @@ pub(super) async fn parts() -> SequencerParts {
     let names = ["block-mined", "reorgs", "chain", "decisions", "outcomes", "dead-letters"];
     broker.create_topics(&names.map(new)).await.unwrap();
     let store = testing::store(100);
+    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned() };
     SequencerParts {
+        creator: Creator::new(store.clone(), clock.clone(), identity),
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
         whole: Arc::new(Unaccounted),
         arrivals: Arrivals::default(),

@@ -1,7 +1,10 @@
 //! Applies a verdict: flags the losers and what descends from them, moves the slots, settles what is left behind, and
 //! gives second chances.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
@@ -97,10 +100,13 @@ impl Handler {
             self.fell(at, steps, applied_again, height, lost, Some(txid)).await?
         };
         if wins {
-            self.respend(at, applied_again, txid, inputs).await?;
+            let page = self.respend(at, applied_again, txid, inputs).await?;
             // What is stored now may be by another event than what was decided on.
             if by_block || applied_again || at.making == Making::Replaying {
                 self.adopt_proven(at, applied_again, txid).await?;
+            }
+            if let Some(page) = page {
+                self.accept_others(at, &page).await?;
             }
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
             self.note_child(at, applied_again, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
@@ -242,17 +248,21 @@ impl Handler {
     /// Who spends outputs of these transactions, with one parent each.
     async fn spenders_of(&self, txids: &[Txid], visited: &BTreeSet<Txid>) -> Result<BTreeMap<Txid, Txid>, Stop> {
         let mut spenders = BTreeMap::new();
-        for page in self.pages_of(txids).await? {
-            for slot in page.utxos.iter().flatten() {
-                if let Some(spender) = slot.spender().filter(|spender| !visited.contains(&spender.txid)) {
-                    spenders.entry(spender.txid).or_insert(page.txid);
+        for master in self.whole_of(txids).await? {
+            let note = |page: &Page| {
+                for spender in page.utxos.iter().flatten().filter_map(Slot::spender) {
+                    if !visited.contains(&spender.txid) {
+                        spenders.entry(spender.txid).or_insert(page.txid);
+                    }
                 }
-            }
+            };
+            self.each_page(&master, note).await?;
         }
         Ok(spenders)
     }
 
-    async fn pages_of(&self, txids: &[Txid]) -> Result<Vec<std::sync::Arc<Page>>, Stop> {
+    /// The masters of those that are there.
+    async fn whole_of(&self, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
         Ok(self.masters(txids).await?.into_iter().flatten().collect())
     }
 
@@ -261,12 +271,29 @@ impl Handler {
             let operation = Sequenced::MarkConflicting { reason: loser.reason, height };
             at.row(Phase::Apply, Key::master(loser.txid), operation)
         });
-        self.apply_decided(at, rows.collect()).await
+        let rows: Vec<Row> = rows.collect();
+        let flagged: Vec<Txid> = losers.iter().map(|loser| loser.txid).collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.apply_decided(at, rows).await?;
+        for chunk in flagged.chunks(BODIES_AT_ONCE) {
+            for master in self.whole_of(chunk).await? {
+                self.flag_others(at, &master).await?;
+            }
+        }
+        Ok(())
     }
 
-    /// Moves every slot of an accepted transaction to it.
-    async fn respend(&self, at: At, applied_again: bool, txid: Txid, inputs: &[DecidedInput]) -> Result<(), Stop> {
-        let Some(page) = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop() else { return Ok(()) };
+    /// Moves every slot of an accepted transaction to it, and answers its master.
+    async fn respend(
+        &self,
+        at: At,
+        applied_again: bool,
+        txid: Txid,
+        inputs: &[DecidedInput],
+    ) -> Result<Option<Arc<Page>>, Stop> {
+        let Some(page) = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop() else { return Ok(None) };
         let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page)?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
@@ -285,7 +312,7 @@ impl Handler {
                 };
                 rows.push(at.row(Phase::Apply, self.place(input.outpoint).0, Sequenced::Respend(respend)));
             }
-            let outcomes = self.apply(rows).await?;
+            let outcomes = self.apply_to_slots(rows).await?;
             for (input, outcome) in open.drain(..).zip(outcomes) {
                 match outcome {
                     Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
@@ -320,7 +347,7 @@ impl Handler {
                 waiting.look_again(&names(open.iter().map(|input| input.outpoint))).await;
             }
         }
-        Ok(())
+        Ok(Some(page))
     }
 
     /// A stranger holds a slot that a decision gives away: a node forgot that it had been taken. The stranger is
@@ -347,7 +374,7 @@ impl Handler {
         let mut settled = BTreeSet::new();
         for chunk in members.chunks(BODIES_AT_ONCE) {
             let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
-            for page in self.pages_of(&txids).await? {
+            for page in self.whole_of(&txids).await? {
                 settled.extend(self.settle_one(at, applied_again, &page).await?);
             }
         }
@@ -355,6 +382,8 @@ impl Handler {
     }
 
     async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
+        // One that was stored after it had fallen has pages that nobody has flagged.
+        self.flag_others(at, page).await?;
         let inputs = self.inputs_of(page)?;
         // Who is not there while a decision is applied again to a store that forgets was there when it was made, and comes
         // again: but for the one that was missing by verdict.
@@ -384,25 +413,70 @@ impl Handler {
             at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
         });
         let rows: Vec<Row> = rows.collect();
-        let outcomes = self.apply(rows.clone()).await?;
+        let outcomes = self.apply_to_slots(rows.clone()).await?;
         if at.making == Making::Replaying {
             return Ok(());
         }
-        let is_absent = |row: &Row, outcome: &Outcome| {
-            matches!(row.key, Key::Page(parent, 0) if may_be_absent(parent))
-                && matches!(outcome, Outcome::AlreadyApplied(Reply::None))
+        let absent = self.absent_parents(&rows, &outcomes, &may_be_absent).await?;
+        // Its master came after its page had been looked for: so by now the page has come, too, if there is one.
+        let came = |(row, outcome): &(&Row, &Outcome)| {
+            **outcome == Outcome::AlreadyApplied(Reply::None)
+                && matches!(row.key, Key::Page(parent, 1..) if may_be_absent(parent) && !absent.contains(&parent))
         };
-        let absent = rows.into_iter().zip(&outcomes).filter(|(row, outcome)| is_absent(row, outcome));
-        let (stubs, again): (Vec<Row>, Vec<Row>) =
-            absent.map(|(row, _)| (at.row(Phase::Apply, row.key, Sequenced::MarkContested), row)).unzip();
-        if !stubs.is_empty() {
-            if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
-                return Err(Stop::NodeRestarted);
-            }
-            self.apply(stubs).await?;
-            self.apply(again).await?;
+        let came: Vec<Row> = rows.iter().zip(&outcomes).filter(came).map(|(row, _)| row.clone()).collect();
+        self.apply_to_slots(came).await?;
+        if absent.is_empty() {
+            return Ok(());
         }
+        if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
+            return Err(Stop::NodeRestarted);
+        }
+        let again: Vec<Row> = rows
+            .into_iter()
+            .filter(|row| matches!(row.key, Key::Page(parent, _) if absent.contains(&parent)))
+            .collect();
+        let stub = |key| at.row(Phase::Apply, key, Sequenced::MarkContested);
+        let masters = absent.iter().copied().map(Key::master).map(stub).collect();
+        self.apply(masters).await?;
+        // A page beyond the first has a place of its own for its marks, as long as it is not known which pages there are.
+        let masters = self.whole_of(&absent).await?;
+        let stubs = masters.iter().filter(|master| master.utxos.is_none()).map(|master| master.txid);
+        let stubs: BTreeSet<Txid> = stubs.collect();
+        let beyond: BTreeSet<Key> = again
+            .iter()
+            .filter(|row| matches!(row.key, Key::Page(parent, 1..) if stubs.contains(&parent)))
+            .map(|row| row.key)
+            .collect();
+        self.apply(beyond.into_iter().map(stub).collect()).await?;
+        self.apply_to_slots(again).await?;
         Ok(())
+    }
+
+    /// The parents that are not there, as settling their slots shows: a page besides the master may be there before it.
+    async fn absent_parents(
+        &self,
+        rows: &[Row],
+        outcomes: &[Outcome],
+        may_be_absent: &impl Fn(Txid) -> bool,
+    ) -> Result<Vec<Txid>, Stop> {
+        let (mut absent, mut unknown) = (Vec::new(), Vec::new());
+        for (row, outcome) in rows.iter().zip(outcomes) {
+            match (row.key, outcome) {
+                (Key::Page(parent, _), _) if !may_be_absent(parent) => {}
+                (Key::Page(parent, 0), Outcome::AlreadyApplied(Reply::None)) => absent.push(parent),
+                (Key::Page(parent, 1..), _) => unknown.push(parent),
+                _ => {}
+            }
+        }
+        let unknown = distinct(unknown);
+        let masters = if unknown.is_empty() { Vec::new() } else { self.masters(&unknown).await? };
+        // On a stub the marks of its other pages have yet to find their places.
+        let no_slots = |master: &Option<Arc<Page>>| {
+            master.as_ref().is_none_or(|page| page.utxos.is_none() && page.pruned.is_none())
+        };
+        absent
+            .extend(unknown.into_iter().zip(masters).filter(|(_, master)| no_slots(master)).map(|(parent, _)| parent));
+        Ok(distinct(absent))
     }
 
     /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
@@ -463,9 +537,12 @@ impl Handler {
         let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted));
         let mut chances = BTreeSet::new();
         for parents in parents.chunks(BODIES_AT_ONCE) {
-            for parent in self.pages_of(parents).await? {
+            let parents = self.whole_of(parents).await?;
+            let slots = self.slots_of(&parents, settled.iter().copied()).await?;
+            for parent in parents {
+                let own = slots.iter().filter(|(outpoint, _)| outpoint.txid == parent.txid);
                 let freed: BTreeSet<Outpoint> =
-                    settled.iter().filter(|outpoint| is_free(&parent, outpoint)).copied().collect();
+                    own.filter(|(_, slot)| is_free(&parent, slot)).map(|(outpoint, _)| *outpoint).collect();
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
                 let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
                 let deserves = |child: &Page| self.deserves_a_chance(child, &freed, accepted);
@@ -483,7 +560,7 @@ impl Handler {
     ) -> Result<Vec<Txid>, Stop> {
         let mut found = Vec::new();
         for chunk in txids.chunks(BODIES_AT_ONCE) {
-            for page in self.pages_of(chunk).await? {
+            for page in self.whole_of(chunk).await? {
                 if deserves(&page)? {
                     found.push(page.txid);
                 }
@@ -508,7 +585,7 @@ impl Handler {
             return Ok(());
         }
         let mut chances = BTreeSet::new();
-        for parent in self.pages_of(unlocked).await? {
+        for parent in self.whole_of(unlocked).await? {
             let locked = TxState::Conflicting(Verdict::Conflicting(Reason::Locked { parent: parent.txid }));
             let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
             chances.extend(self.deserving(&children.collect::<Vec<_>>(), |child| Ok(child.state() == locked)).await?);
@@ -552,15 +629,13 @@ fn only_live(named: BTreeMap<Txid, Named>) -> Vec<Txid> {
     named.into_iter().filter(|(_, what)| *what == Named::Live).map(|(txid, _)| txid).collect()
 }
 
-/// Whether the slot is one of this page, and nobody holds it, or only who is conflicting: a loser's own event may take it
-/// again before it finds its record contested.
-fn is_free(page: &Page, outpoint: &Outpoint) -> bool {
-    let slot = page.utxos.as_ref().and_then(|slots| slots.get(outpoint.vout as usize));
-    let lost = |txid: &Txid| page.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
-    page.txid == outpoint.txid
-        && match slot {
-            Some(Slot::Unspent(_)) => true,
-            Some(Slot::Spent(_, holder)) => lost(&holder.txid),
-            _ => false,
-        }
+/// Whether nobody holds this slot of a transaction, or only who is conflicting: a loser's own event may take it again before
+/// it finds its record contested.
+fn is_free(master: &Page, slot: &Slot) -> bool {
+    let lost = |txid: &Txid| master.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
+    match slot {
+        Slot::Unspent(_) => true,
+        Slot::Spent(_, holder) => lost(&holder.txid),
+        Slot::Nil | Slot::Frozen(_) => false,
+    }
 }

@@ -97,7 +97,7 @@ impl Store {
     }
 
     /// Pages `from..to` of a transaction; `None` where one is missing.
-    pub(super) async fn pages(&self, txid: Txid, from: u32, to: u32) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
+    pub(crate) async fn pages(&self, txid: Txid, from: u32, to: u32) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
         let keys = (from..to).map(|number| Key::Page(txid, number)).collect();
         Ok(self.read(keys).await?.into_iter().map(into_page).collect())
     }

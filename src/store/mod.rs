@@ -2,11 +2,13 @@
 
 pub mod body;
 pub mod canonical;
+pub mod create;
 pub mod digest;
 pub mod dump;
 pub mod meta;
 pub mod nodes;
 pub mod read;
+pub mod recovery;
 pub mod stats;
 pub mod verify;
 pub mod whole;
@@ -58,8 +60,17 @@ impl Store {
     /// Applies rows of which no two need an order, in batches; what failed and may be retried is sent again until it has
     /// an outcome. `outcome[i]` belongs to `rows[i]`.
     pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, EngineError> {
+        self.apply_telling(rows, |_| {}).await
+    }
+
+    /// The same; `told` hears what keeps the store from answering, and `None` when it has answered.
+    pub async fn apply_telling(
+        &self,
+        rows: Vec<Row>,
+        told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Vec<Outcome>, EngineError> {
         let engine = &self.engine;
-        self.until_done(rows, |rows| async move { engine.apply(&rows).await }).await
+        self.until_done(rows, |rows| async move { engine.apply(&rows).await }, told).await
     }
 
     /// Applies one operation.
@@ -71,7 +82,7 @@ impl Store {
     /// Reads records; `record[i]` belongs to `keys[i]`.
     pub async fn read(&self, keys: Vec<Key>) -> Result<Vec<Option<Record>>, EngineError> {
         let engine = &self.engine;
-        self.until_done(keys, |keys| async move { engine.read(&keys).await }).await
+        self.until_done(keys, |keys| async move { engine.read(&keys).await }, |_| {}).await
     }
 
     /// Reads master records; `None`: there is none.
@@ -91,7 +102,12 @@ impl Store {
             .and_then(|record| into_page(Some(record))))
     }
 
-    async fn until_done<I, O, F>(&self, items: Vec<I>, send: impl Fn(Vec<I>) -> F) -> Result<Vec<O>, EngineError>
+    async fn until_done<I, O, F>(
+        &self,
+        items: Vec<I>,
+        send: impl Fn(Vec<I>) -> F,
+        mut told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Vec<O>, EngineError>
     where
         I: Clone,
         F: Future<Output = Vec<Result<O, EngineError>>>,
@@ -110,6 +126,7 @@ impl Store {
                             Ok(output) => outputs[place] = Some(output),
                             Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
                                 tracing::warn!(%error, "tried again");
+                                told(Some(&error));
                                 failed.push(place);
                             }
                             Err(error) => return Err(error),
@@ -118,6 +135,7 @@ impl Store {
                 }
             }
             if failed.is_empty() {
+                told(None);
                 return Ok(outputs.into_iter().flatten().collect());
             }
             pending = failed;

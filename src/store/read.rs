@@ -190,7 +190,7 @@ impl Store {
     /// Reads a transaction; `None`: there is no record of it.
     pub async fn get(&self, txid: Txid, fields: Fields) -> Result<Option<StoredTransaction>, ReadError> {
         match self.master(txid).await? {
-            Some(master) => self.complete(master, fields).await.map(Some),
+            Some(master) => self.with_fields(master, fields).await.map(Some),
             None => Ok(None),
         }
     }
@@ -208,7 +208,7 @@ impl Store {
         let mut found = Vec::with_capacity(txids.len());
         for master in self.masters(txids).await? {
             found.push(match master {
-                Some(master) => self.complete(master, fields).await.map(Some),
+                Some(master) => self.with_fields(master, fields).await.map(Some),
                 None => Ok(None),
             });
         }
@@ -239,7 +239,14 @@ impl Store {
         };
         if let Some(page) = page {
             let verdict = master.verdict().unwrap_or(Verdict::Pending);
-            return Ok(by_record(&page, verdict, height).unwrap_or_else(|| by_slot(&page, offset, hash, height)));
+            let barred = match by_record(&page, verdict, height) {
+                // A page alone does not know why.
+                Some(SpendStatus::Creating) if number > 0 => {
+                    by_record(&master, verdict, height).or(Some(SpendStatus::Creating))
+                }
+                barred => barred,
+            };
+            return Ok(barred.unwrap_or_else(|| by_slot(&page, offset, hash, height)));
         }
         let has_page = master.master.as_ref().is_some_and(|bins| number <= bins.total_extra_recs);
         match by_record(&master, master.verdict().unwrap_or(Verdict::Pending), height) {
@@ -291,7 +298,7 @@ impl Store {
     /// Transactions that no block of the longest chain lists and that are not conflicting, oldest first: all of them at
     /// once, since no index has their order; some 50 bytes each.
     pub async fn unmined(&self) -> Result<Vec<Unmined>, EngineError> {
-        let keys = self.query_all(Index::UnminedSince).await?;
+        let keys = self.query(Index::UnminedSince, 0, u64::MAX, usize::MAX).await?;
         let mut unmined = Vec::new();
         for keys in keys.chunks(self.settings.batch_size.max(1)) {
             for page in self.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
@@ -318,7 +325,7 @@ impl Store {
         (outpoint.vout / size, outpoint.vout % size)
     }
 
-    async fn complete(&self, master: Arc<Page>, fields: Fields) -> Result<StoredTransaction, ReadError> {
+    async fn with_fields(&self, master: Arc<Page>, fields: Fields) -> Result<StoredTransaction, ReadError> {
         let mut stored = StoredTransaction { slots: Vec::new(), body: None, master };
         let Some(bins) = stored.master.master.as_deref().filter(|_| stored.master.utxos.is_some()) else {
             return Ok(stored);
@@ -362,10 +369,11 @@ impl Store {
         Ok(())
     }
 
-    async fn query_all(&self, index: Index) -> Result<Vec<Key>, EngineError> {
+    /// Keys of pages whose `index` lies in `from..=to`, ascending by that value, at most `limit`; what failed and may be retried is.
+    pub(super) async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         let (mut pause, longest) = self.settings.retry_pause;
         loop {
-            match self.engine.query(index, 0, u64::MAX, usize::MAX).await {
+            match self.engine.query(index, from, to, limit).await {
                 Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
                     tracing::warn!(%error, "tried again");
                     tokio::time::sleep(pause).await;

@@ -10,7 +10,7 @@ use crate::{
     record::{
         BlockRecord, Body, Key, Marks, Master, MinedIn, Operation, Outcome, Page, Phase, Rules, Sequenced, Spend,
         SpendSlot, Stamp, StoredOutput,
-        build::{Seed, SeededOutput, Setting, Start, pages_of, seeded_page},
+        build::{Seed, SeededOutput, Setting, Start, pages_of, seeded_pages},
     },
     tx::{Network, Outpoint, Output, Transaction, Txid, utxo_hash, varint},
 };
@@ -80,8 +80,11 @@ pub(crate) fn setting(batch_size: u32) -> Setting {
 /// Its pages, all created, with the body in the master however many there are.
 pub(crate) fn pages(bytes: &Bytes, start: &Start, batch_size: u32) -> Vec<Page> {
     let parsed = Transaction::parse(bytes).unwrap();
-    let mut pages = pages_of(&parsed, bytes.clone(), txid(bytes), &setting(batch_size), start).unwrap();
-    pages.iter_mut().for_each(|page| page.creating_at = None);
+    let mut pages = pages_of(&parsed, bytes.clone(), txid(bytes), &setting(batch_size), start).unwrap().all(5);
+    for page in &mut pages {
+        page.creating_at = None;
+        page.conflicting = start.verdict.is_some();
+    }
     master(&mut pages[0]).body = Some(Body::Transaction(bytes.clone()));
     pages
 }
@@ -95,7 +98,7 @@ pub(crate) fn page(bytes: &Bytes) -> Page {
 pub(crate) fn seeded(id: u8, outputs: u32) -> Page {
     let output = |vout| SeededOutput { vout, output: StoredOutput { satoshis: 1_000, script: script(vout) } };
     let seed = Seed { txid: Txid([id; 32]), coinbase: false, outputs: (0..outputs).map(output).collect() };
-    seeded_page(&seed, &setting(100)).unwrap()
+    seeded_pages(&seed, &setting(100)).unwrap().master
 }
 
 pub(crate) fn master(page: &mut Page) -> &mut Master {

@@ -63,6 +63,13 @@ impl<'a> Output<'a> {
         Ok(output)
     }
 
+    /// Reads the output that starts at byte `at`; where the next one starts, too.
+    pub fn read_at(bytes: &'a [u8], at: usize) -> Result<(Self, usize), ParseError> {
+        let mut reader = Reader::starting_at(bytes, at.min(bytes.len()));
+        let output = Output::read(&mut reader)?;
+        Ok((output, reader.position()))
+    }
+
     #[inline]
     pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, ParseError> {
         Ok(Output { satoshis: reader.u64("output satoshis")?, script: reader.script("locking script")? })
@@ -159,6 +166,13 @@ impl<'a> Iterator for Inputs<'a> {
 pub struct Outputs<'a> {
     pub(super) reader: Reader<'a>,
     pub(super) left: usize,
+}
+
+impl Outputs<'_> {
+    /// At which byte of the transaction the next output starts: see [`Output::read_at`].
+    pub fn position(&self) -> usize {
+        self.reader.position()
+    }
 }
 
 impl<'a> Iterator for Outputs<'a> {

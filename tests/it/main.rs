@@ -26,6 +26,7 @@ mod regressions;
 mod run;
 mod seeded_twice;
 mod sequencing;
+mod several_pages;
 mod sim;
 mod transactional;
 mod troubled_broker;

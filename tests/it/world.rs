@@ -1,6 +1,12 @@
 //! A small world: a log and a store in memory, one instance or more, made-up transactions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::task::JoinHandle;
@@ -26,7 +32,7 @@ use utxo_store::{
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
     record::{Page, Record, Rules},
     sequencer::{SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress},
-    store::{Store, StoreSettings, into_page},
+    store::{Store, StoreSettings, create::Identity, into_page},
     telemetry::Metrics,
     tx::{Network, Outpoint, Transaction, Txid, varint},
 };
@@ -101,6 +107,15 @@ fn finish(mut bytes: Vec<u8>, outputs: Vec<(u64, Vec<u8>)>) -> Made {
 
 /// A coinbase in standard format.
 pub fn coinbase(height: u32) -> Made {
+    coinbase_with(height, vec![(5_000, vec![0x51, 0xCB])])
+}
+
+/// One with so many outputs.
+pub fn wide_coinbase(height: u32, outputs: usize) -> Made {
+    coinbase_with(height, (0..outputs).map(|vout| (5_000, vec![0x51, 0xCB, vout as u8])).collect())
+}
+
+fn coinbase_with(height: u32, outputs: Vec<(u64, Vec<u8>)>) -> Made {
     let mut bytes = 1u32.to_le_bytes().to_vec();
     bytes.push(1);
     bytes.extend([0; 32]);
@@ -108,7 +123,7 @@ pub fn coinbase(height: u32) -> Made {
     bytes.push(4);
     bytes.extend(height.to_le_bytes());
     bytes.extend(u32::MAX.to_le_bytes());
-    finish(bytes, vec![(5_000, vec![0x51, 0xCB])])
+    finish(bytes, outputs)
 }
 
 /// A hash for the block of this sequence.
@@ -150,6 +165,8 @@ pub struct World {
     pub settings: InstanceSettings,
     /// What stands between a rebuild and its store.
     pub rebuild_engine: Option<Wrap>,
+    /// The token of the next instance.
+    pub owners: Arc<AtomicU64>,
 }
 
 /// What is not the same in every world.
@@ -166,6 +183,8 @@ pub struct WorldSettings {
     pub decision_bytes: Option<usize>,
     /// What the store can forget of what it acknowledged; zero: nothing.
     pub may_forget: Duration,
+    /// Slots a page.
+    pub page_size: u32,
 }
 
 impl WorldSettings {
@@ -178,7 +197,13 @@ impl WorldSettings {
             cone_chunk: 2,
             decision_bytes: None,
             may_forget: Duration::ZERO,
+            page_size: 1_000,
         }
+    }
+
+    /// So many slots a page.
+    pub fn paged(page_size: u32) -> Self {
+        WorldSettings { page_size, ..WorldSettings::calm() }
     }
 }
 
@@ -201,7 +226,8 @@ impl World {
     }
 
     pub async fn with_settings(settings: WorldSettings) -> Self {
-        let WorldSettings { faults, session_timeout, batch_size, cone_chunk, decision_bytes, may_forget } = settings;
+        let WorldSettings { faults, session_timeout, batch_size, cone_chunk, decision_bytes, may_forget, page_size } =
+            settings;
         let seed = faults.seed;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker =
@@ -225,7 +251,7 @@ impl World {
                 topic: "txs".into(),
                 partitions: None,
                 group: GROUP.into(),
-                prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: 1_000 },
+                prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size },
                 plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
                 dispatch: DispatchSettings {
                     batch_size,
@@ -255,7 +281,17 @@ impl World {
             period => MemoryEngine::forgetful(RULES, clock.clone(), period),
         });
         let nodes = Arc::new(FaultEngine::forgetful(memory.clone(), clock.clone(), seed));
-        World { store: store_on(memory.clone()), memory, nodes, broker, clock, settings, rebuild_engine: None }
+        let owners = Arc::new(AtomicU64::new(1));
+        World {
+            store: store_on(memory.clone(), page_size),
+            owners,
+            memory,
+            nodes,
+            broker,
+            clock,
+            settings,
+            rebuild_engine: None,
+        }
     }
 
     /// A world whose store can be made to forget, by [`FaultEngine::forget`] on its `nodes` or by their faults.
@@ -277,6 +313,7 @@ impl World {
             memory: self.memory.clone(),
             nodes: Arc::new(FaultEngine::new(engine, 0)),
             settings: self.settings.clone(),
+            owners: self.owners.clone(),
             rebuild_engine: None,
         }
     }
@@ -291,6 +328,11 @@ impl World {
             health: Arc::new(Health::new(self.clock.clone(), Duration::from_secs(600))),
             earlier_halts: Arc::default(),
             store_id: [7; 16],
+            identity: Identity {
+                owner: self.owners.fetch_add(1, Ordering::Relaxed),
+                process_id: 1,
+                hostname: "here".into(),
+            },
         }
     }
 
@@ -306,7 +348,7 @@ impl World {
 
     /// Rebuilds what the group has committed into a new store.
     pub async fn rebuild(&self) -> Store {
-        let store = new_store();
+        let store = store_on(Arc::new(MemoryEngine::new(RULES)), self.store.settings.utxo_batch_size);
         let wrapped = self.rebuild_engine.as_ref().map(|wrap| Store::new(wrap(store.engine.clone()), store.settings));
         let parts = self.parts(wrapped.as_ref().unwrap_or(&store));
         let rebuilt = instance::rebuild(self.settings.clone(), parts, CancellationToken::new());
@@ -595,15 +637,11 @@ async fn dump(store: &Store) -> Vec<String> {
     lines
 }
 
-fn new_store() -> Store {
-    store_on(Arc::new(MemoryEngine::new(RULES)))
-}
-
-fn store_on(engine: Arc<dyn RecordEngine>) -> Store {
+fn store_on(engine: Arc<dyn RecordEngine>, page_size: u32) -> Store {
     let settings = StoreSettings {
         network: Network::Regtest,
         rules: RULES,
-        utxo_batch_size: 1_000,
+        utxo_batch_size: page_size,
         batch_size: 16,
         concurrency: 4,
         retry_pause: PAUSE,

@@ -122,7 +122,8 @@ fn what_the_group_on_its_way_changes_is_found_once_it_is_written() {
     let mut bench = Bench::new();
     bench.apply([create(page(1, 2)), create(page(2, 1))]);
     let calls = [bench.prepare([spend(txid(1), 7, &[0])]), bench.prepare([spend(txid(2), 7, &[0])])];
-    let behind = [bench.prepare([create(page(3, 1)), spend(txid(1), 8, &[0])]), bench.prepare([spend(txid(1), 9, &[1])])];
+    let behind =
+        [bench.prepare([create(page(3, 1)), spend(txid(1), 8, &[0])]), bench.prepare([spend(txid(1), 9, &[1])])];
     let mut on_its_way = Some(bench.reconcile(calls, |_| unreachable!("nothing is on its way")));
     let (behind, batch) = bench.reconcile(behind, |bench| {
         if let Some((jobs, batch)) = on_its_way.take() {

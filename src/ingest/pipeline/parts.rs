@@ -11,7 +11,7 @@ use crate::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, halts::EarlierHalts, partition::PartitionBounds,
         plan::PlanSettings, prepare::PrepareSettings, proof::ChainView, publish::Publisher, replay::Modes,
     },
-    store::{nodes::Nodes, whole::WholeStore},
+    store::{create::Creator, nodes::Nodes, whole::WholeStore},
     telemetry::Metrics,
 };
 
@@ -52,6 +52,8 @@ pub struct PipelineParts {
     pub broker: Arc<dyn Broker>,
     /// The state.
     pub engine: Arc<dyn RecordEngine>,
+    /// Creates transactions of several pages.
+    pub creator: Creator,
     /// Where contests and dead letters go.
     pub publisher: Publisher,
     /// What is known of the chain, for the proof of a missing parent.

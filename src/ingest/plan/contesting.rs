@@ -7,6 +7,7 @@ use crate::{
     engine::Row,
     ingest::flight::{FlightId, Stage, Work},
     record::{Key, Operation, Outcome, Page, Reason, Rejection, Reply, TxState, Verdict},
+    store::create::Starts,
     telemetry::Completion,
 };
 
@@ -24,7 +25,11 @@ impl Planner {
         }
         let Some(flight) = self.get(id) else { return };
         flight.stage = Stage::StoringContested { reason };
-        let page = Arc::new(Page::clone(flight.work.page()).contested());
+        let work = flight.work.clone();
+        if self.create_paged(Token::StoreContested(id), &work, Starts::Contested) {
+            return;
+        }
+        let page = Arc::new(Page::clone(work.page()).contested());
         let row = Row { key: Key::Page(page.txid, page.number), operation: Operation::CreateContested(page) };
         self.actions.push_back(Action::Apply(Token::StoreContested(id), row));
     }
@@ -37,6 +42,7 @@ impl Planner {
                 self.contest_as_stored(id, reason, state, now_ms);
             }
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => self.contest_or_end(id, reason, Completion::PassedOver),
+            Outcome::Rejected(Rejection::Held(_)) => self.park(id, now_ms),
             Outcome::Rejected(Rejection::OtherContent) => self.came_second(id, true),
             Outcome::Rejected(Rejection::OtherKind) => self.came_second(id, false),
             Outcome::Rejected(_) => self.finish(id, Completion::PassedOver),

@@ -15,8 +15,12 @@ use crate::{
         prepare::{PrepareSettings, Prepared, prepare},
         proof::Ties,
     },
-    record::{self, HeldSlot, Phase, Record, Sequenced, Stamp, Verdict},
+    record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict},
     seeded::Seeded as Random,
+    store::create::{
+        rows_of_pages,
+        steps::{Creation, Kind, Step},
+    },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder},
 };
 
@@ -52,7 +56,9 @@ impl Content {
 #[derive(Debug)]
 enum Asked {
     Row(Token, Row),
+    Paged(Token, Paged),
     Own(FlightId, Txid),
+    Parent(FlightId, u32, Txid),
     Publish(FlightId, Txid, Reason),
 }
 
@@ -61,7 +67,9 @@ enum Asked {
 #[allow(clippy::large_enum_variant, reason = "a few at a time, in a test")]
 enum Answer {
     Outcome(Token, Row, Outcome),
+    Created(Token, Outcome),
     Own(FlightId, Option<Record>),
+    Parent(FlightId, u32, Option<Record>),
     Published(FlightId),
 }
 
@@ -88,6 +96,8 @@ struct Log {
 }
 
 struct World {
+    /// Slots a page.
+    page_size: u32,
     random: Random,
     planner: Planner,
     now_ms: u64,
@@ -108,8 +118,8 @@ fn message(txid: Txid, payload: Vec<u8>) -> Message {
     Message { offset: 0, timestamp_ms: 1, key, payload: payload.into(), headers: vec![] }
 }
 
-fn prepared(txid: Txid, payload: Vec<u8>) -> Content {
-    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: 100 };
+fn prepared(page_size: u32, txid: Txid, payload: Vec<u8>) -> Content {
+    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size };
     match prepare(&settings, &message(txid, payload)).unwrap() {
         Prepared::Validated(tx) => Content::Transaction(tx),
         Prepared::Seeded(seed) => Content::Partial(seed),
@@ -120,10 +130,19 @@ fn seed_txid(kind: u8) -> Txid {
     Txid([0xA0 + kind; 32])
 }
 
-fn partial(kind: u8, satoshis: u64) -> Content {
+fn partial(page_size: u32, kind: u8, satoshis: u64) -> Content {
     let output = |vout| SeededOutput { vout, satoshis, script: &[0x51] };
     let outputs = (0..SEED_OUTPUTS).map(output).collect();
-    prepared(seed_txid(kind), Seeded { txid: seed_txid(kind), coinbase: false, height: 1, outputs }.encode())
+    prepared(page_size, seed_txid(kind), Seeded { txid: seed_txid(kind), coinbase: false, height: 1, outputs }.encode())
+}
+
+fn flight_of(token: Token) -> FlightId {
+    match token {
+        Token::Spend(flight, _)
+        | Token::Create(flight)
+        | Token::StoreContested(flight)
+        | Token::PageSpent(flight, _) => flight,
+    }
 }
 
 /// Takes any element out.
@@ -134,8 +153,12 @@ fn any_of<T>(random: &mut Random, items: &mut Vec<T>) -> Option<T> {
 
 impl World {
     fn new(seed: u64, size: usize) -> Self {
+        let mut random = Random::new(seed);
+        let page_size = *random.pick(&[1, 2, 3, 100]);
+        let partial = |kind, satoshis| partial(page_size, kind, satoshis);
         let mut world = World {
-            random: Random::new(seed),
+            page_size,
+            random,
             planner: Planner::new(SETTINGS),
             now_ms: 0,
             transactions: BTreeMap::new(),
@@ -151,9 +174,12 @@ impl World {
         };
         for kind in [LIVE, LOCKED] {
             let Content::Partial(seed) = partial(kind, 1_000) else { unreachable!() };
-            let mut page = Page::clone(&seed.page);
-            page.locked = kind == LOCKED;
-            world.records.insert(Key::master(page.txid), Some(Record::Page(page.into())));
+            let others = seed.others.iter().flat_map(|others| others.numbers().map(|number| others.page(number, 1)));
+            for mut page in others.chain([Page::clone(&seed.page)]) {
+                page.locked = kind == LOCKED;
+                page.creating_at = None;
+                world.records.insert(Key::Page(page.txid, page.number), Some(Record::Page(page.into())));
+            }
         }
         world.to_come.extend([partial(COMES_LATER, 1_000), partial(TWO_CLAIMS, 1_000), partial(TWO_CLAIMS, 2_000)]);
         world.invent(size);
@@ -184,7 +210,8 @@ impl World {
             let each = inputs.values().sum::<u64>() / 2;
             let extended = builder.output(each, &[0x51]).output(each, &[0x51]).extended();
             let txid = Transaction::parse(&extended).unwrap().txid();
-            let content = prepared(txid, Validated { tx: &extended, height: 200, locked: false }.encode());
+            let content =
+                prepared(self.page_size, txid, Validated { tx: &extended, height: 200, locked: false }.encode());
             if let Content::Transaction(tx) = &content {
                 self.transactions.insert(txid, tx.clone());
             }
@@ -218,8 +245,8 @@ impl World {
         let again: BTreeMap<EventRef, Txid> = gone;
         self.to_come.extend(again.into_values().map(|txid| match self.transactions.get(&txid) {
             Some(tx) => Content::Transaction(tx.clone()),
-            None if txid == seed_txid(COMES_LATER) => partial(COMES_LATER, 1_000),
-            None => partial(TWO_CLAIMS, 1_000),
+            None if txid == seed_txid(COMES_LATER) => partial(self.page_size, COMES_LATER, 1_000),
+            None => partial(self.page_size, TWO_CLAIMS, 1_000),
         }));
         let done = self.transactions.values().nth(self.random.below(self.transactions.len() as u64) as usize);
         self.to_come.extend(done.map(|tx| Content::Transaction(tx.clone())));
@@ -230,7 +257,7 @@ impl World {
     /// The store does one of the things that were asked for, perhaps twice: then the second answer counts.
     fn perform(&mut self) -> bool {
         let Some(asked) = any_of(&mut self.random, &mut self.asked) else { return false };
-        self.answers.push(match asked {
+        let answer = match asked {
             Asked::Row(token, row) => {
                 let record = self.records.entry(row.key).or_default();
                 let mut outcome = record::apply(&SETTINGS.rules, &row.key, record, &row.operation).outcome;
@@ -239,15 +266,58 @@ impl World {
                 }
                 Answer::Outcome(token, row, outcome)
             }
+            Asked::Paged(token, work) => {
+                let outcome = self.create_paged(&work);
+                Answer::Created(token, outcome)
+            }
             Asked::Own(flight, txid) => Answer::Own(flight, self.records.get(&Key::master(txid)).cloned().flatten()),
+            Asked::Parent(flight, group, txid) => {
+                Answer::Parent(flight, group, self.records.get(&Key::master(txid)).cloned().flatten())
+            }
             Asked::Publish(flight, txid, reason) => {
                 assert!(self.state(txid).is_some(), "{txid} is contested and was not stored");
                 self.sequencer.push(Verdicts::Decide(txid, reason));
                 self.log.contested.insert(txid);
                 Answer::Published(flight)
             }
-        });
+        };
+        self.answers.push(answer);
         true
+    }
+
+    /// From its first page to its last; or somebody else has begun, and crashed half way.
+    fn create_paged(&mut self, work: &Paged) -> Outcome {
+        if self.random.chance(0.1) {
+            let some = 1 + self.random.below(6) as usize;
+            self.drive(Creation::without_lock_record(Kind::Live, work.others.count(), 1), work, some);
+        }
+        if self.random.chance(0.1) {
+            let (created_at, expires_at, process_id, expected_recs, owner) = (0, 9, 1, 2, 5);
+            let hostname = String::new();
+            let held = LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner };
+            return Outcome::Rejected(Rejection::Held(held));
+        }
+        let kind = if work.starts == Starts::Contested { Kind::Contested } else { Kind::Live };
+        let ended = self.drive(Creation::without_lock_record(kind, work.others.count(), 2), work, usize::MAX);
+        ended.expect("it is driven to its end")
+    }
+
+    fn drive(&mut self, mut creation: Creation, work: &Paged, steps: usize) -> Option<Outcome> {
+        for _ in 0..steps {
+            match creation.step().clone() {
+                Step::Ended(outcome) => return Some(outcome),
+                Step::Body => creation.body_stored(),
+                step => {
+                    let apply = |row: Row| {
+                        let record = self.records.entry(row.key).or_default();
+                        record::apply(&SETTINGS.rules, &row.key, record, &row.operation).outcome
+                    };
+                    let outcomes: Vec<Outcome> = rows_of_pages(&step, work, 1).into_iter().map(apply).collect();
+                    creation.answered(&outcomes);
+                }
+            }
+        }
+        None
     }
 
     fn answer(&mut self) -> bool {
@@ -256,6 +326,11 @@ impl World {
             Answer::Outcome(token, row, outcome) => {
                 self.note_held(token, &row, &outcome);
                 self.planner.outcome(token, outcome, self.now_ms);
+            }
+            Answer::Created(token, outcome) => self.planner.outcome(token, outcome, self.now_ms),
+            Answer::Parent(flight, group, master) => {
+                let master = master.as_ref().and_then(Record::page);
+                self.planner.parent_record(flight, group, master, self.now_ms);
             }
             Answer::Own(flight, own) => {
                 self.planner.own_record(flight, own.as_ref().and_then(Record::page), self.now_ms)
@@ -287,7 +362,9 @@ impl World {
             Verdicts::Decide(txid, reason) => {
                 if self.state(txid) == Some(TxState::Conflicting(Verdict::Pending)) {
                     let flag = Sequenced::MarkConflicting { reason, height: 200 };
-                    self.apply(Key::master(txid), Operation::Sequenced(stamp, flag));
+                    for key in self.pages_of(txid) {
+                        self.apply(key, Operation::Sequenced(stamp, flag.clone()));
+                    }
                 }
                 self.sequencer.push(Verdicts::Settle(txid));
             }
@@ -310,7 +387,15 @@ impl World {
         self.chain_offset += 1;
         let stamp = Stamp { offset: self.chain_offset, phase: Phase::Apply };
         let unlock = Operation::Sequenced(stamp, Sequenced::SetLocked(false));
-        self.apply(Key::master(seed_txid(LOCKED)), unlock);
+        for key in self.pages_of(seed_txid(LOCKED)) {
+            self.apply(key, unlock.clone());
+        }
+    }
+
+    /// The pages of a transaction that are there.
+    fn pages_of(&self, txid: Txid) -> Vec<Key> {
+        let there = self.records.iter().filter(|(_, record)| record.is_some()).map(|(key, _)| *key);
+        there.filter(|key| matches!(key, Key::Page(of, _) if *of == txid)).collect()
     }
 
     fn apply(&mut self, key: Key, operation: Operation) {
@@ -328,8 +413,12 @@ impl World {
         while let Some(action) = self.planner.next_action() {
             match action {
                 Action::Apply(token, row) => {
-                    let (Token::Spend(flight, _) | Token::Create(flight) | Token::StoreContested(flight)) = token;
+                    let flight = flight_of(token);
                     let txid = match &row.operation {
+                        Operation::SetPageSpent { .. } => {
+                            self.asked.push(Asked::Row(token, row));
+                            continue;
+                        }
                         Operation::Spend(spend) => spend.spender,
                         Operation::Create(page) | Operation::CreateContested(page) => page.txid,
                         other => panic!("the fast path only adds: {other:?}"),
@@ -340,6 +429,15 @@ impl World {
                     }
                     self.asked.push(Asked::Row(token, row));
                 }
+                Action::CreatePaged(token, work) => {
+                    let (flight, txid) = (flight_of(token), work.others.txid());
+                    self.check_alive(flight, txid);
+                    if let Token::Create(_) = token {
+                        self.check_all_held(flight, txid);
+                    }
+                    self.asked.push(Asked::Paged(token, work));
+                }
+                Action::ReadParent(flight, group, txid) => self.asked.push(Asked::Parent(flight, group, txid)),
                 Action::ReadOwn(flight, txid) => {
                     self.check_alive(flight, txid);
                     self.asked.push(Asked::Own(flight, txid));

@@ -435,6 +435,7 @@ fn of_many_that_wait_each_looks_at_its_own_record_in_its_turn() {
         match action {
             Action::Apply(token, _) => planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 0),
             Action::ReadOwn(id, _) => planner.own_record(id, None, 0),
+            Action::ReadParent(id, group, _) => planner.parent_record(id, group, None, 0),
             other => panic!("{other:?}"),
         }
     }

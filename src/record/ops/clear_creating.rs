@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::record::{Record, Rejection, Reply, Verdict};
+use crate::record::{Record, Rejection, Reply, TxState};
 
 use super::{Effect, any_page};
 
 pub(super) fn apply(record: &mut Option<Record>) -> Result<Effect, Rejection> {
     let page = any_page(record)?;
-    if let Some(height) = page.pruned {
-        return Err(Rejection::Pruned(height));
-    }
-    if let Some(verdict @ (Verdict::Pending | Verdict::Conflicting(_))) = page.verdict() {
-        return Err(Rejection::Conflicting(verdict));
+    match page.state() {
+        TxState::Pruned(height) => return Err(Rejection::Pruned(height)),
+        // A page besides the master that was flagged fell with its transaction, or has its marks before it has slots.
+        TxState::Stub(_) if page.master.is_none() => return Err(Rejection::NotFound),
+        TxState::Stub(verdict) | TxState::Conflicting(verdict) => return Err(Rejection::Conflicting(verdict)),
+        TxState::Live | TxState::Creating => {}
     }
     if page.creating_at.is_none() {
         return Ok(Effect::already(Reply::State(page.state()), false));
@@ -44,6 +45,25 @@ mod tests {
                 assert_eq!(told, Rejection::Conflicting(verdict));
             }
         }
+    }
+
+    #[test]
+    fn a_partial_one_whose_contest_is_due_is_like_any_other() {
+        let mut page = creating(1);
+        master(&mut page).verdict = Some(Verdict::Pending);
+        let outcome = on_master(&mut record(page), &Operation::ClearCreating).outcome;
+        assert_eq!(outcome, applied(Reply::State(TxState::Live)));
+    }
+
+    #[test]
+    fn another_page_only_if_nobody_flagged_it() {
+        let key = Key::Page(TXID, 1);
+        let flagged = Page { creating_at: Some(1), conflicting: true, ..second_page(1) };
+        let told = refused(on(&key, &mut record(flagged), &Operation::ClearCreating));
+        assert_eq!(told, Rejection::Conflicting(Verdict::Pending));
+        let mut stub = None;
+        on(&key, &mut stub, &sequenced(1, Sequenced::MarkContested));
+        assert_eq!(refused(on(&key, &mut stub, &Operation::ClearCreating)), Rejection::NotFound);
     }
 
     #[test]

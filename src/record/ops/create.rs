@@ -1,5 +1,5 @@
 //! `Create`: puts a page where there is none. A partial transaction takes the place of a stub, too: it spends nothing, so nothing
-//! can stand against it.
+//! can stand against it. So does a page that is not the master: what bars its transaction is the master's.
 
 use std::sync::Arc;
 
@@ -20,10 +20,15 @@ pub(super) fn apply(
     if let Some(page) = optional_page(record)? {
         is_said_of(page, new)?;
         return match page.state() {
+            TxState::Stub(_) if page.master.is_none() => {
+                *page = Arc::new(with_marks_of(page, new));
+                Ok(Effect::applied(Reply::None))
+            }
             TxState::Stub(Verdict::Pending) if is_partial(new) => {
                 *page = Arc::new(undecided(page, new));
                 Ok(Effect::applied(Reply::ContestDue))
             }
+            // Contests of it are due until it is accepted, whether or not all its pages are cleared.
             TxState::Live if page.verdict() == Some(Verdict::Pending) => Ok(Effect::already(Reply::ContestDue, false)),
             state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already(Reply::State(state), false)),
             state @ (TxState::Creating | TxState::Stub(_) | TxState::Conflicting(_)) => Err(Rejection::Exists(state)),
@@ -145,6 +150,20 @@ mod tests {
         assert_eq!(on_master(&mut record, &create(riding.clone())).outcome, already(Reply::ContestDue));
         on_master(&mut record, &sequenced(5, Sequenced::Accept));
         assert_eq!(on_master(&mut record, &create(riding)).outcome, already(Reply::State(TxState::Live)));
+    }
+
+    #[test]
+    fn another_page_takes_the_place_of_its_stub_and_keeps_the_marks() {
+        let key = Key::Page(TXID, 1);
+        let mut record = None;
+        on(&key, &mut record, &sequenced(4, Sequenced::MarkContested));
+        on(&key, &mut record, &sequenced(5, Sequenced::Settle(vec![held(0, 1), held(9, 1)])));
+        let new = Page { creating_at: Some(1), ..second_page(2) };
+        assert_eq!(on(&key, &mut record, &create(new.clone())).outcome, applied(Reply::None));
+        let page = page(&record);
+        assert_eq!((page.state(), &page.contested, page.chain_pos), (TxState::Creating, &[0].into(), Some(stamp(5))));
+        let told = refused(on(&key, &mut record, &create(new)));
+        assert_eq!(told, Rejection::Exists(TxState::Creating));
     }
 
     #[test]

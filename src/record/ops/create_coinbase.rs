@@ -22,7 +22,8 @@ pub(super) fn apply(
     let mut made = None;
     create::apply(rules, key, &mut made, &Arc::new(filled))?;
     *record = made;
-    Ok(Effect::applied(Reply::State(TxState::Live)))
+    let state = if new.creating_at.is_some() { TxState::Creating } else { TxState::Live };
+    Ok(Effect::applied(Reply::State(state)))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! `CreateContested`: stores a contested transaction whole, in the place of a stub too.
+//! `CreateContested`: stores a contested transaction whole, in the place of a stub too. Its other pages are `creating`, like those of
+//! any transaction: its master bars them.
 
 use std::sync::Arc;
 
@@ -8,7 +9,12 @@ use super::{Effect, belongs, create::is_said_of, optional_page, slots::slot};
 
 pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> Result<Effect, Rejection> {
     belongs(key, new)?;
-    if !matches!(new.state(), TxState::Conflicting(_)) || (new.number == 0 && new.verdict().is_none()) {
+    let fits = match new.state() {
+        TxState::Conflicting(_) => new.number > 0 || new.verdict().is_some(),
+        TxState::Creating => new.number > 0,
+        _ => false,
+    };
+    if !fits {
         return Err(Rejection::Unexpected);
     }
     let Some(page) = optional_page(record)? else {
@@ -20,6 +26,8 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> 
     match page.state() {
         TxState::Stub(_) => *page = Arc::new(fill(page, new)),
         TxState::Pruned(height) if page.conflicting => *page = Arc::new(restore(page, new, height)),
+        // Another page is the same, whoever wrote it.
+        state @ TxState::Creating if page.master.is_none() => return Ok(Effect::already(Reply::State(state), false)),
         state @ TxState::Conflicting(_) => return Ok(Effect::already(Reply::State(state), false)),
         state @ (TxState::Live | TxState::Creating | TxState::Pruned(_)) => return Err(Rejection::Exists(state)),
     }
@@ -125,8 +133,12 @@ mod tests {
     fn so_do_its_other_pages() {
         let key = Key::Page(TXID, 1);
         let tombstone = Page { number: 1, master: None, ..tombstone(5, Some(LOST)) };
-        let new = Page { conflicting: true, ..second_page(1) };
-        assert!(on(&key, &mut record(tombstone), &create(new)).outcome.is_done());
+        for new in [Page { conflicting: true, ..second_page(1) }, Page { creating_at: Some(1), ..second_page(1) }] {
+            let mut record = record(tombstone.clone());
+            assert!(on(&key, &mut record, &create(new)).outcome.is_done());
+            assert!(page(&record).utxos.is_some() && page(&record).state() != TxState::Live);
+        }
+        assert_eq!(refused(on(&key, &mut None, &create(second_page(1)))), Rejection::Unexpected, "nothing bars it");
     }
 
     #[test]

@@ -21,13 +21,16 @@ pub(super) fn apply(
     if let state @ TxState::Pruned(_) = page.state() {
         return Ok(Effect::already(Reply::State(state), false));
     }
-    let decided = page.conflicting && (page.master.is_none() || page.verdict() == Some(verdict));
+    let decided =
+        page.conflicting && page.creating_at.is_none() && (page.master.is_none() || page.verdict() == Some(verdict));
     let delete_at = delete_at_height::of_conflicting(rules, page, height);
     if decided && delete_at == page.delete_at_height {
         return Ok(Effect::already(Reply::State(page.state()), false));
     }
     let page: &mut Page = Arc::make_mut(page);
     page.conflicting = true;
+    // Being created has come to its end; and it would be told before being conflicting.
+    page.creating_at = None;
     page.delete_at_height = delete_at;
     if let Some(master) = &mut page.master {
         master.verdict = Some(verdict);
@@ -88,6 +91,17 @@ mod tests {
         let mut record = record(second_page(1));
         assert!(on(&key, &mut record, &mark(Reason::Command, 50)).outcome.is_done());
         assert_eq!((page(&record).conflicting, page(&record).delete_at_height), (true, None));
+    }
+
+    #[test]
+    fn what_is_half_created_is_so_no_longer() {
+        let mut record = record(creating(1));
+        on_master(&mut record, &mark(Reason::Command, 50));
+        assert_eq!(refused(on_master(&mut record, &spend(1, &[0]))), Rejection::Conflicting(LOST));
+        let key = Key::Page(TXID, 1);
+        let mut other = Some(Record::Page(Page { creating_at: Some(1), ..second_page(1) }.into()));
+        on(&key, &mut other, &mark(Reason::Command, 50));
+        assert_eq!((page(&other).creating_at, page(&other).conflicting), (None, true));
     }
 
     #[test]

@@ -1,26 +1,21 @@
-//! `MarkContested`: the sequencer will say what becomes of a transaction that is not live.
+//! `MarkContested`: the sequencer will say what becomes of a transaction that is not live. One that is half created has all its
+//! pages: it counts as live, and whoever is told completes it.
 
 use std::sync::Arc;
 
-use crate::record::{Key, Page, Record, Rejection, Reply, TxState, Verdict};
+use crate::record::{Key, Page, Record, Rejection, Reply, Verdict};
 
-use super::{Effect, master_of, optional_page};
+use super::{Effect, optional_page};
 
 pub(super) fn apply(key: &Key, record: &mut Option<Record>) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return put_stub(key, record, Verdict::Pending, None);
-    };
-    master_of(page)?;
-    let state = page.state();
-    if state != TxState::Creating {
-        return Ok(Effect::already(Reply::State(state), false));
+    if let Some(page) = optional_page(record)? {
+        return Ok(Effect::already(Reply::State(page.state()), false));
     }
-    let page = Arc::make_mut(page);
-    page.conflicting = true;
-    if let Some(master) = &mut page.master {
-        master.verdict = Some(Verdict::Pending);
+    match key {
+        Key::Page(_, 0) => put_stub(key, record, Verdict::Pending, None),
+        Key::Page(txid, number) => Ok(put(record, Page { number: *number, ..Page::empty(*txid) })),
+        Key::LockRecord(_) | Key::Block(_) | Key::Meta => Err(Rejection::Unexpected),
     }
-    Ok(Effect::applied(Reply::State(page.state())))
 }
 
 /// Puts a stub where there is no master; another page that is absent stays so.
@@ -35,10 +30,13 @@ pub(super) fn put_stub(
         Key::Page(..) => return Err(Rejection::NotFound),
         Key::LockRecord(_) | Key::Block(_) | Key::Meta => return Err(Rejection::Unexpected),
     };
-    let stub = Page { delete_at_height, ..Page::stub(txid, verdict) };
+    Ok(put(record, Page { delete_at_height, ..Page::stub(txid, verdict) }))
+}
+
+fn put(record: &mut Option<Record>, stub: Page) -> Effect {
     let state = stub.state();
     *record = Some(Record::Page(Arc::new(stub)));
-    Ok(Effect::applied(Reply::State(state)))
+    Effect::applied(Reply::State(state))
 }
 
 #[cfg(test)]
@@ -59,18 +57,11 @@ mod tests {
     }
 
     #[test]
-    fn a_half_created_one_can_no_longer_become_live_by_itself() {
-        let mut record = record(creating(1));
-        let state = TxState::Conflicting(Verdict::Pending);
-        assert_eq!(on_master(&mut record, &mark()).outcome, applied(Reply::State(state)));
-        let told = refused(on_master(&mut record, &Operation::ClearCreating));
-        assert_eq!(told, Rejection::Conflicting(Verdict::Pending));
-    }
-
-    #[test]
     fn everything_else_is_told_and_stamped() {
         let lost = Verdict::Conflicting(Reason::Command);
-        for there in [live(1), stub(lost), contested(1, Verdict::Pending), contested(1, lost), tombstone(5, None)] {
+        for there in
+            [live(1), creating(1), stub(lost), contested(1, Verdict::Pending), contested(1, lost), tombstone(5, None)]
+        {
             let state = there.state();
             let mut record = record(there);
             let effect = on_master(&mut record, &mark());
@@ -80,9 +71,17 @@ mod tests {
     }
 
     #[test]
-    fn only_masters() {
+    fn another_page_gets_a_place_for_marks() {
         let key = Key::Page(TXID, 1);
-        assert_eq!(refused(on(&key, &mut None, &mark())), Rejection::NotFound);
-        assert_eq!(refused(on(&key, &mut record(second_page(1)), &mark())), Rejection::Unexpected);
+        let mut absent = None;
+        assert!(on(&key, &mut absent, &mark()).outcome.is_done());
+        assert_eq!((page(&absent).number, page(&absent).verdict()), (1, None));
+        assert_eq!(refused(on(&key, &mut absent, &spend(1, &[0]))), Rejection::NotFound, "not there yet");
+        for there in [second_page(1), Page { creating_at: Some(1), ..second_page(1) }] {
+            let told = already(Reply::State(there.state()));
+            let mut record = record(there.clone());
+            assert_eq!(on(&key, &mut record, &mark()).outcome, told);
+            assert_eq!(page(&record), &Page { chain_pos: Some(stamp(1)), ..there });
+        }
     }
 }

@@ -101,6 +101,7 @@ fn sequenced(
         Sequenced::RemoveConflictingChild(child) => conflicting_children::remove(record, child),
         Sequenced::SetMined { mined_in, longest_chain } => set_mined::apply(rules, record, *mined_in, *longest_chain),
         Sequenced::UnsetMined { block_id, height } => unset_mined::apply(rules, record, *block_id, *height),
+        Sequenced::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),
         Sequenced::SetLocked(locked) => set_locked::apply(record, *locked),
         Sequenced::Freeze { offset } => freeze::freeze(record, *offset, seen),
         Sequenced::Unfreeze { offset } => freeze::unfreeze(record, *offset, seen),

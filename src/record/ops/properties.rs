@@ -80,9 +80,10 @@ fn new_page(number: u32) -> impl Strategy<Value = Page> {
 }
 
 fn contested_page(number: u32) -> impl Strategy<Value = Page> {
-    (new_page(number), verdict()).prop_map(|(mut page, verdict)| {
-        page.creating_at = None;
-        page.conflicting = true;
+    (new_page(number), verdict()).prop_map(move |(mut page, verdict)| {
+        // Other pages start `creating`, or were flagged.
+        page.conflicting = number == 0 || verdict != Verdict::Pending;
+        page.creating_at = (!page.conflicting).then_some(1);
         if let Some(master) = &mut page.master {
             master.verdict = Some(verdict);
         }
@@ -139,6 +140,7 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
             .prop_map(|(height, longest_chain)| Sequenced::SetMined { mined_in: mined(height), longest_chain }),
         2 => height().prop_map(|height| Sequenced::UnsetMined { block_id: height, height }),
         1 => any::<bool>().prop_map(Sequenced::SetLocked),
+        1 => (0..3_u32, any::<bool>()).prop_map(|(page, spent)| Sequenced::SetPageSpent { page, spent }),
         2 => offset().prop_map(|offset| Sequenced::Freeze { offset }),
         1 => offset().prop_map(|offset| Sequenced::Unfreeze { offset }),
         1 => (offset(), height()).prop_map(|(offset, height)| Sequenced::FreezeUntil { offset, height }),
@@ -297,7 +299,10 @@ impl Step<'_> {
         let Some(before) = &self.before else { return };
         if before.creating_at.is_some() && page.creating_at.is_none() {
             let by = matches!(self.operation, Operation::ClearCreating)
-                || matches!(self.sequenced(), Some((_, Sequenced::Accept | Sequenced::Prune { .. })));
+                || matches!(
+                    self.sequenced(),
+                    Some((_, Sequenced::Accept | Sequenced::Prune { .. } | Sequenced::MarkConflicting { .. }))
+                );
             assert!(by, "`creating` cleared by {:?}", self.operation);
         }
     }

@@ -67,7 +67,7 @@ pub(super) fn by_record(page: &Page, height: u32, taker: Taker) -> Result<(), Re
         return Err(Rejection::Creating);
     }
     // A stub is not there yet, and may never come: only what is proven missing is decided on.
-    if page.utxos.is_none() && page.verdict() == Some(Verdict::Pending) {
+    if page.utxos.is_none() && (page.master.is_none() || page.verdict() == Some(Verdict::Pending)) {
         return Err(Rejection::NotFound);
     }
     if page.conflicting || page.utxos.is_none() {

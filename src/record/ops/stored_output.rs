@@ -16,7 +16,7 @@ pub(super) enum StoredOutputs<'a> {
 impl<'a> StoredOutputs<'a> {
     /// Finds what the claims name, in one pass over the body.
     pub(super) fn find(page: &'a Page, claims: impl Iterator<Item = u32>) -> Self {
-        // A body lies with the record only where there is one page, so that an offset is an output index.
+        // A body lies with the first page only, whose offsets are output indexes. Of other pages the hash has to do.
         match page.body() {
             Some(Body::Outputs(outputs)) => StoredOutputs::Partial(outputs),
             Some(Body::Transaction(bytes)) => StoredOutputs::in_transaction(bytes, claims),

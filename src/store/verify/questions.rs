@@ -32,8 +32,8 @@ enum Question {
     Input { spender: Holder, outpoint: Outpoint, offset: u32 },
     /// To a master: a slot names this input of yours; do you spend it?
     Slot { outpoint: Outpoint, input: u32 },
-    /// To a master: is this page yours?
-    Page(u32),
+    /// To a master: is this page yours? It is `creating`, since then, or not.
+    Page(u32, Option<u64>),
 }
 
 impl Questions {
@@ -45,8 +45,8 @@ impl Questions {
         self.add(Key::master(spender.txid), Question::Slot { outpoint, input: spender.input });
     }
 
-    pub(super) fn page(&mut self, txid: Txid, number: u32) {
-        self.add(Key::master(txid), Question::Page(number));
+    pub(super) fn page(&mut self, txid: Txid, number: u32, creating_at: Option<u64>) {
+        self.add(Key::master(txid), Question::Page(number, creating_at));
     }
 
     pub(super) fn are_many(&self) -> bool {
@@ -76,9 +76,14 @@ impl Questions {
                         let spender = Holder { txid, input };
                         slot(page.as_deref(), &spends, outpoint, spender).into_iter().for_each(&mut *found);
                     }
-                    Question::Page(number) => {
+                    Question::Page(number, creating_at) => {
                         if !has_page(page.as_deref(), number) {
                             found(Violation::OrphanedPage { txid, page: number });
+                        }
+                        // The master of who is contested bars it.
+                        let barred = page.as_ref().is_some_and(|master| master.conflicting);
+                        if let Some(since) = creating_at.filter(|_| !barred) {
+                            found(Violation::Creating { txid, page: number, since });
                         }
                     }
                 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use utxo_store::{
     broker::partitioner::partition_of,
     event::{DeadLetterClass, Event, Seeded, Validated},
-    record::{Slot, SpendingData},
+    record::{Slot, SpendingData, build::MOST_SEEDED},
     tx::{Outpoint, Transaction, Txid, has_slot, utxo_hash},
 };
 
@@ -136,8 +136,8 @@ impl Facts {
         messages.sort_by_key(|(place, _)| (place.partition, place.offset));
         for (place, message) in messages {
             let answer = match Event::decode(&message.payload) {
-                Ok(Event::Validated(event)) => validated(place, message, &event, rules),
-                Ok(Event::Seeded(event)) => seeded(message, &event, rules),
+                Ok(Event::Validated(event)) => validated(place, message, &event),
+                Ok(Event::Seeded(event)) => seeded(message, &event),
                 _ => Err(DeadLetterClass::Decode),
             };
             let answer = answer.and_then(|tx| match partition_of(&tx.txid.0, rules.partitions) {
@@ -225,7 +225,6 @@ fn validated(
     place: Place,
     message: &utxo_store::broker::Message,
     event: &Validated<'_>,
-    rules: &Rules,
 ) -> Result<Tx, DeadLetterClass> {
     let parsed = Transaction::parse(event.tx).map_err(|_| DeadLetterClass::Decode)?;
     let txid = parsed.txid();
@@ -247,20 +246,17 @@ fn validated(
     if !whole || outputs.is_empty() || made > paid || paid > u128::from(u64::MAX) {
         return Err(DeadLetterClass::Invalid);
     }
-    if outputs.len() > rules.utxo_batch_size as usize {
-        return Err(DeadLetterClass::Unsupported);
-    }
     let version = Version { place, body, height: event.height, locked: event.locked, claims };
     Ok(Tx { txid, coinbase: false, inputs, outputs, origin: Origin::Validated(vec![version]) })
 }
 
-fn seeded(message: &utxo_store::broker::Message, event: &Seeded<'_>, rules: &Rules) -> Result<Tx, DeadLetterClass> {
+fn seeded(message: &utxo_store::broker::Message, event: &Seeded<'_>) -> Result<Tx, DeadLetterClass> {
     if message.key.as_ref() != event.txid.0 {
         return Err(DeadLetterClass::Decode);
     }
     let count = event.outputs.last().map_or(0, |last| last.vout as usize + 1);
-    if count > rules.utxo_batch_size as usize {
-        return Err(DeadLetterClass::Unsupported);
+    if count > MOST_SEEDED as usize {
+        return Err(DeadLetterClass::Invalid);
     }
     let mut outputs = vec![None; count];
     for output in &event.outputs {

@@ -36,7 +36,7 @@ pub struct Rules {
     pub network: Network,
     /// Partitions of the validated topic, where an event must lie in that of its key; 0: anywhere will do.
     pub partitions: i32,
-    /// More outputs than that are a dead letter (until there are pages).
+    /// Slots a page. Nothing here knows of pages, but for where a reassigned slot lies on its own.
     pub utxo_batch_size: u32,
     /// Blocks between being due and being forgotten; 0: nothing is.
     pub retention: u32,

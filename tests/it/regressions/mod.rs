@@ -1,12 +1,13 @@
 //! Named regressions: each history that a review or the simulator found, as a small scenario, and the one list of them.
 //!
-//! What a history needs that is not built yet (pages, reorgs, commands) runs against the model, and is *pending*: the list is
+//! What a history needs that is not built yet (reorgs, commands) runs against the model, and is *pending*: the list is
 //! printed, and from the day on which the store no longer says that such a thing is not built, a test fails until its
 //! histories are here.
 
 mod chain;
 mod contests;
 pub mod held;
+mod pages;
 mod parents;
 mod zombies;
 
@@ -34,8 +35,8 @@ async fn has_lost(world: &World, made: &Made) -> bool {
 
 /// Who holds an output.
 async fn holder(world: &World, coin: &Coin) -> Option<Txid> {
-    let page = world.store.master(coin.outpoint.txid).await.unwrap().unwrap();
-    page.utxos.as_ref().unwrap()[coin.outpoint.vout as usize].spender().map(|spender| spender.txid)
+    let slot = world.store.slot(coin.outpoint).await.unwrap().expect("it has a slot");
+    slot.spender().map(|spender| spender.txid)
 }
 
 /// Where a history runs: a file of this directory's parent, and a test in it.
@@ -46,7 +47,6 @@ struct Scenario(&'static str, &'static str);
 enum Needs {
     Commands,
     Reorgs,
-    Pages,
 }
 
 /// Histories on the real code.
@@ -149,6 +149,14 @@ const HERE: &[(&str, &[Scenario])] = &[
             Scenario("seeded_twice", "a_late_spend_of_one_that_came_second_and_held_nothing"),
         ],
     ),
+    (
+        "a two-page transaction contested between its creation and its clearing, with a child on page 1",
+        &[
+            Scenario("pages", "a_holder_that_is_contested_between_its_creation_and_its_clearing"),
+            Scenario("pages", "a_holder_that_is_contested_before_its_master_is_there"),
+            Scenario("pages", "a_wide_loser_falls_with_the_child_of_its_last_page"),
+        ],
+    ),
 ];
 
 /// Histories against the model, with what turns them on.
@@ -170,16 +178,12 @@ const PENDING: &[(&str, Needs, &str)] = &[
         "a_lock_and_a_freeze_behind_an_honest_holder",
     ),
     ("Unspend of a spender still in flight", Needs::Commands, "an_unspend_of_a_spender_that_is_live_or_not"),
-    (
-        "a two-page transaction contested between its creation and its clearing, with a child on page 1",
-        Needs::Pages,
-        "a_wide_loser_falls_with_the_child_of_its_last_page",
-    ),
 ];
 
 const FILES: &[(&str, &str)] = &[
     ("chain", include_str!("chain.rs")),
     ("contests", include_str!("contests.rs")),
+    ("pages", include_str!("pages.rs")),
     ("parents", include_str!("parents.rs")),
     ("zombies", include_str!("zombies.rs")),
     ("applied_again", include_str!("../applied_again.rs")),
@@ -194,11 +198,9 @@ impl Needs {
     /// The words with which the store refuses what is not built.
     fn is_built(self) -> bool {
         let worker = include_str!("../../../src/sequencer/worker.rs");
-        let block = include_str!("../../../src/sequencer/block.rs");
         let refuses = match self {
             Needs::Commands => worker.contains("{other:?} is not built yet"),
             Needs::Reorgs => worker.contains("reorgs are not built yet"),
-            Needs::Pages => block.contains("multi-page transactions are not built yet"),
         };
         !refuses
     }

@@ -129,7 +129,8 @@ fn fast_path(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
             (before.state(), &row.operation),
             (TxState::Creating, Operation::ClearCreating)
                 | (TxState::Stub(_) | TxState::Pruned(_), Operation::CreateContested(_))
-        ) || takes_the_place_of_its_stub(before, after, &row.operation);
+        ) || takes_the_place_of_its_stub(before, after, &row.operation)
+            || becomes_one_of_several(before, after, &row.operation);
         if !adds {
             return Some(format!("the fast path made {:?} of {:?}", after.state(), before.state()));
         }
@@ -141,9 +142,22 @@ fn fast_path(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
     (!before.contested.is_subset(&after.contested)).then(|| "a mark is gone".to_owned())
 }
 
+/// A page besides the master that only had marks has its slots now; its master bars it.
+fn becomes_one_of_several(before: &Page, after: &Page, operation: &Operation) -> bool {
+    let created = matches!(operation, Operation::Create(_)) && after.master.is_none();
+    created && matches!(before.state(), TxState::Stub(_)) && after.state() == TxState::Creating
+}
+
+/// Whether a page of several can be spent now, and could not before.
+pub fn was_opened(before: Option<&Page>, after: &Page) -> bool {
+    let is_open = |page: &Page| page.state() == TxState::Live;
+    is_open(after) && !before.is_some_and(is_open)
+}
+
 /// A partial transaction spends nothing, so it is live where its stub was; its contest is due.
 fn takes_the_place_of_its_stub(before: &Page, after: &Page, operation: &Operation) -> bool {
     let partial = matches!(operation, Operation::Create(_)) && matches!(after.body(), Some(Body::Outputs(_)));
+    // Which it is at once, or once all its pages are cleared.
     partial && before.state() == TxState::Stub(Verdict::Pending) && after.verdict() == Some(Verdict::Pending)
 }
 
@@ -158,10 +172,10 @@ pub fn inputs_of(page: &Page) -> Vec<(Outpoint, u32)> {
     }
 }
 
-/// Whether that output names that input of that transaction.
-pub fn names(parent: Option<&Page>, vout: u32, txid: Txid, input: u32) -> bool {
+/// Whether that slot of the page names that input of that transaction.
+pub fn names(parent: Option<&Page>, offset: u32, txid: Txid, input: u32) -> bool {
     let Some(page) = parent else { return false };
-    let slot = page.utxos.as_ref().and_then(|slots| slots.get(vout as usize));
+    let slot = page.utxos.as_ref().and_then(|slots| slots.get(offset as usize));
     page.pruned.is_some() || slot.and_then(Slot::spender) == Some(SpendingData { txid, input })
 }
 

@@ -8,10 +8,10 @@ use std::{
 
 use utxo_store::{
     broker::{Broker, Committed, Message, TopicPartition, memory::MemoryBroker},
-    engine::memory::MemoryEngine,
+    engine::{RecordEngine, memory::MemoryEngine},
     event::{Block, DeadLetter, Event},
     ingest::prepare::{PrepareSettings, Prepared, prepare},
-    record::{Page, TxState, Verdict},
+    record::{Key, Page, TxState, Verdict},
     sequencer::state::ChainState,
     store::Store,
     tx::Txid,
@@ -73,7 +73,11 @@ impl CommitCheck {
             Ok(Prepared::Seeded(seed)) => seed.txid,
             Err(_) => return self.dead_letter(partition, message.offset).await,
         };
-        match self.master(txid).await.map(|page| page.state()) {
+        let master = self.master(txid).await;
+        if let Some(master) = master.as_ref().filter(|master| master.state() == TxState::Live) {
+            self.all_pages(master).await?;
+        }
+        match master.map(|page| page.state()) {
             Some(TxState::Live | TxState::Conflicting(Verdict::Conflicting(_)) | TxState::Pruned(_)) => Ok(()),
             Some(TxState::Conflicting(_)) if self.is_contested(txid).await => Ok(()),
             state => match self.dead_letter(partition, message.offset).await {
@@ -81,6 +85,19 @@ impl CommitCheck {
                 Err(_) => Err(format!("{txid} is {state:?}, and nobody will decide it")),
             },
         }
+    }
+
+    /// Every page of a live transaction can be spent.
+    async fn all_pages(&self, master: &Page) -> Result<(), String> {
+        for number in 1..=master.master.as_ref().map_or(0, |bins| bins.total_extra_recs) {
+            let read = self.memory.read(&[Key::Page(master.txid, number)]).await.remove(0);
+            let page = utxo_store::store::into_page(read.map_err(|error| error.to_string())?);
+            let state = page.map(|page| page.state());
+            if state != Some(TxState::Live) {
+                return Err(format!("{} is live, and its page {number} is {state:?}", master.txid));
+            }
+        }
+        Ok(())
     }
 
     async fn chain_event(&self, message: &Message, state: &ChainState) -> Result<(), String> {

@@ -48,6 +48,7 @@ pub fn plan(seed: u64) -> Plan {
         height_step: if on.contains("coinbase spend") { runs } else { 1 },
         session_ms: *dice.pick(&[0, 0, 500, 5_000]),
         batch: *dice.pick(&[1, 2, 16]),
+        page_size: swarm::page_size(seed),
         faults: swarm::faults(&mut dice).into_iter().chain(swarm::later_faults(&mut faulty_dice)).collect(),
         txs: BTreeMap::new(),
         steps: Vec::new(),

@@ -14,6 +14,8 @@ pub struct Plan {
     pub session_ms: u64,
     /// Rows a batch of the pipeline, and members a chunk of a cone.
     pub batch: usize,
+    /// Slots a page.
+    pub page_size: u32,
     /// Probabilities of the faults that are on, by name.
     pub faults: BTreeMap<&'static str, f64>,
     /// The transactions that steps may name.
@@ -26,6 +28,8 @@ pub struct Plan {
 pub const BASE_HEIGHT: u32 = 100;
 /// Blocks until the outputs of a coinbase can be spent.
 pub const MATURITY: u32 = 100;
+/// Slots a page where everything has one.
+pub const ONE_PAGE: u32 = 1_000;
 /// Instances that a plan may name.
 pub const SLOTS: u8 = 4;
 

@@ -115,9 +115,10 @@ impl<'a> Simulation<'a> {
             cone_chunk: plan.batch.min(4),
             decision_bytes: None,
             may_forget: swarm::may_forget(&plan.faults),
+            page_size: plan.page_size,
         };
         let mut world = World::with_settings(settings).await;
-        let watched = Watched { inner: world.memory.clone(), observer: observer.clone() };
+        let watched = Watched { inner: world.memory.clone(), observer: observer.clone(), page_size: plan.page_size };
         let faults = FaultEngine::new(Arc::new(watched), dice.next_u64())
             .on(world.memory.clone(), world.clock.clone())
             .with(swarm::engine_faults(&plan.faults, plan.dice));

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, collections::BTreeSet, time::Duration};
 
+use super::plan::ONE_PAGE;
 use utxo_store::{broker::memory::MemoryFaults, engine::fault::Faults, seeded::Seeded};
 
 /// Kinds of events.
@@ -64,6 +65,14 @@ pub const LATER_FAULTS: &[(&str, f64, f64)] = &[(FORGETS, 0.05, 0.2)];
 pub const FORGETS: &str = "node-forgets";
 /// A store whose nodes restart all the time commits nothing.
 const FORGETS_AT_MOST: u64 = 3;
+
+/// Slots a page: in some histories so few that most transactions have several pages, in all of them with `SIM_PAGES=1`. Of dice of
+/// their own: all else stays as it is.
+pub fn page_size(seed: u64) -> u32 {
+    let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"of pages"));
+    let all = std::env::var("SIM_PAGES").is_ok_and(|text| text == "1");
+    if dice.below(5) < 2 || all { *dice.pick(&[1, 2, 2, 3]) } else { ONE_PAGE }
+}
 
 /// What is not simulated yet.
 pub const PENDING: &[&str] = &[

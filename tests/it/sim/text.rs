@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use super::{
-    plan::{Lie, Plan, Poison, Step, Tx},
+    plan::{Lie, ONE_PAGE, Plan, Poison, Step, Tx},
     swarm,
 };
 
@@ -13,6 +13,7 @@ impl fmt::Display for Plan {
         writeln!(f, "heights {}", self.height_step)?;
         writeln!(f, "session {}", self.session_ms)?;
         writeln!(f, "batch {}", self.batch)?;
+        writeln!(f, "pages {}", self.page_size)?;
         for (name, rate) in &self.faults {
             writeln!(f, "fault {name} {rate}")?;
         }
@@ -92,6 +93,7 @@ impl FromStr for Plan {
             height_step: 1,
             session_ms: 0,
             batch: 16,
+            page_size: ONE_PAGE,
             faults: BTreeMap::new(),
             txs: BTreeMap::new(),
             steps: Vec::new(),
@@ -123,6 +125,7 @@ impl Plan {
             "heights" => self.height_step = number(words, 1)?,
             "session" => self.session_ms = number(words, 1)?,
             "batch" => self.batch = number(words, 1)?,
+            "pages" => self.page_size = number(words, 1)?,
             "fault" => {
                 let known = words.get(1).and_then(|name| swarm::fault_named(name));
                 let name = known.ok_or("no such fault")?;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use utxo_store::{
     engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set, memory::MemoryEngine},
-    record::{Body, Key, Operation, Outcome, Page, Record, TxState},
+    record::{Body, Key, Operation, Outcome, Page, Record, Sequenced, TxState},
     tx::Txid,
 };
 
@@ -15,6 +15,8 @@ use super::{checks, trace::Observer};
 pub struct Watched {
     pub inner: Arc<MemoryEngine>,
     pub observer: Arc<Observer>,
+    /// Slots a page.
+    pub page_size: u32,
 }
 
 impl Watched {
@@ -28,7 +30,7 @@ impl Watched {
 
     /// What does not show in the record alone. Once a node has forgotten, records need not agree until everything since
     /// has been applied again; at the end they do.
-    async fn check_others(&self, before: Option<&Page>, after: &Page) -> Result<(), String> {
+    async fn check_others(&self, by: &Operation, before: Option<&Page>, after: &Page) -> Result<(), String> {
         if self.inner.restarts() > 0 {
             return Ok(());
         }
@@ -39,16 +41,45 @@ impl Watched {
                 return Err(format!("{change}, though its holder is live"));
             }
         }
+        if checks::was_opened(before, after) {
+            self.check_whole(by, after).await?;
+        }
         let became_live = after.state() == TxState::Live && before.is_none_or(|page| page.state() != TxState::Live);
         if became_live && after.master.is_some() {
             for (outpoint, input) in checks::inputs_of(after) {
-                let parent = self.master(outpoint.txid).await;
-                if !checks::names(parent.as_deref(), outpoint.vout, after.txid, input) {
+                let (number, offset) = (outpoint.vout / self.page_size, outpoint.vout % self.page_size);
+                let parent = utxo_store::store::into_page(self.look(Key::Page(outpoint.txid, number)).await);
+                if !checks::names(parent.as_deref(), offset, after.txid, input) {
                     return Err(format!("{} became live, though {outpoint} does not name it", after.txid));
                 }
             }
         }
         Ok(())
+    }
+
+    /// No page of a transaction is open before all are there, nor while it is contested; and its master is the last.
+    async fn check_whole(&self, by: &Operation, opened: &Page) -> Result<(), String> {
+        let txid = opened.txid;
+        let Some(master) = self.master(txid).await else {
+            return Err(format!("page {} of {txid} can be spent, which has no master", opened.number));
+        };
+        let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
+        for number in 1..=others {
+            let page = utxo_store::store::into_page(self.look(Key::Page(txid, number)).await);
+            let closed = page.as_ref().is_none_or(|page| page.state() != TxState::Live);
+            if page.is_none_or(|page| page.utxos.is_none()) {
+                return Err(format!("page {} of {txid} can be spent, and page {number} is not there", opened.number));
+            }
+            if closed && opened.number == 0 {
+                return Err(format!("the master of {txid} is live, and page {number} is not"));
+            }
+        }
+        let accepted = matches!(by, Operation::Sequenced(_, Sequenced::Accept));
+        if accepted || matches!(master.state(), TxState::Creating | TxState::Live) {
+            Ok(())
+        } else {
+            Err(format!("page {} of {txid} can be spent, though its master is {:?}", opened.number, master.state()))
+        }
     }
 
     async fn apply_row(&self, row: &Row) -> Result<Outcome, EngineError> {
@@ -65,7 +96,7 @@ impl Watched {
         if let (None, Some(Record::Page(after))) = (&found, &after) {
             let before = before.as_ref().and_then(Record::page);
             if before != Some(&**after) {
-                found = self.check_others(before, after).await.err();
+                found = self.check_others(&row.operation, before, after).await.err();
             }
         }
         if let Some(what) = found {

@@ -33,11 +33,12 @@ impl Templates {
         Templates {
             of_master: Conditions::new(&[
                 bin_exists(names::UTXOS),
+                unset(names::CREATING),
                 undecided,
                 absent(names::DELETE_AT_HEIGHT),
                 absent(names::PRESERVE_UNTIL),
             ]),
-            of_page: Conditions::new(&[bin_exists(names::UTXOS), unset(names::CONFLICTING)]),
+            of_page: Conditions::new(&[bin_exists(names::UTXOS), unset(names::CREATING), unset(names::CONFLICTING)]),
             stamp: not_after_a_later_stamp(),
             retention: rules.retention,
         }

@@ -142,22 +142,3 @@ fn an_unspend_of_a_spender_that_is_live_or_not() {
     let expected = log.expected();
     assert_eq!((holder(&expected, &seed, 0), holder(&expected, &seed, 1)), (Some(by(&winner, 0)), None));
 }
-
-/// With two outputs a page: contested between creating its pages and clearing them, with a child of its last output.
-#[test]
-fn a_wide_loser_falls_with_the_child_of_its_last_page() {
-    let mut log = Log::new();
-    let seed = log.seed(1, 1);
-    let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 4, 2));
-    let child = spend(&[loser.coin(3)], 1, 3);
-    for made in [&winner, &loser, &child] {
-        log.validate(made);
-    }
-    let contest = log.contest(&loser, lost_to(&winner));
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), cone(&[(&child, &loser, false)], 0), end(0)]);
-    let again = log.contest(&child, Reason::Found);
-    log.decide(again, &[DecisionBody::PassedOver { txid: child.txid }]);
-    let expected = log.expected();
-    let fell = Verdict::Conflicting(Reason::ConflictingParent { parent: loser.txid });
-    assert_eq!((verdict(&expected, &child), holder(&expected, &loser, 3)), (Some(fell), None));
-}

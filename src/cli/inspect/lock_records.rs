@@ -1,0 +1,116 @@
+//! `utxo-store inspect lock-records`: who is creating which transaction over several pages.
+
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::{
+    cli::{CommandResult, offline::StoreArgs},
+    clock::Clock,
+    record::LockRecord,
+    store::Store,
+    tx::Txid,
+};
+
+const AFTER_HELP: &str = "\
+A lock record keeps two from creating one transaction over several pages at once; nothing depends on it, and it runs out by itself
+after 30 to 300 s. Reads the whole store.
+
+Example: utxo-store inspect lock-records --store fjall:///var/lib/utxo-store";
+
+/// Arguments of `inspect lock-records`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct LockRecordsArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// A lock record as it is shown: the seed's bins, and what follows from them.
+#[derive(Debug, Serialize)]
+struct Shown {
+    txid: Txid,
+    created_at: u64,
+    lock_type: &'static str,
+    process_id: u32,
+    hostname: String,
+    expected_recs: u32,
+    expires_at: u64,
+    /// It may be taken over.
+    has_run_out: bool,
+}
+
+impl LockRecordsArgs {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+        self.show(&self.store.open().await?.0, Clock::System.now_ms(), out).await
+    }
+
+    async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CommandResult {
+        let mut all = Vec::new();
+        store.lock_records(|txid, lock_record| all.push(shown(txid, lock_record, now_ms))).await?;
+        for shown in &all {
+            if self.json {
+                serde_json::to_writer(&mut *out, shown)?;
+                writeln!(out)?;
+            } else {
+                let Shown { txid, process_id, hostname, expected_recs, created_at, expires_at, .. } = shown;
+                let age = now_ms.saturating_sub(*created_at) / 1_000;
+                let left = match shown.has_run_out {
+                    true => "it has run out".to_owned(),
+                    false => format!("it lasts {} s more", (expires_at - now_ms).div_ceil(1_000)),
+                };
+                writeln!(
+                    out,
+                    "{txid}: {expected_recs} records, by process {process_id} on {hostname}, {age} s ago; {left}"
+                )?;
+            }
+        }
+        if !self.json {
+            writeln!(out, "{} lock records", all.len())?;
+        }
+        Ok(())
+    }
+}
+
+fn shown(txid: Txid, lock_record: LockRecord, now_ms: u64) -> Shown {
+    let LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner: _ } = lock_record;
+    let has_run_out = expires_at <= now_ms;
+    Shown { txid, created_at, lock_type: "tx_creation", process_id, hostname, expected_recs, expires_at, has_run_out }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        record::{Key, Operation},
+        store::testing,
+    };
+
+    #[tokio::test]
+    async fn who_holds_what_is_shown() {
+        let store = testing::store(2);
+        let hostname = "node-1".to_owned();
+        let lock_record =
+            LockRecord { created_at: 1_000, expires_at: 37_000, process_id: 77, hostname, expected_recs: 3, owner: 5 };
+        let txid = Txid([4; 32]);
+        store.must_apply(Key::LockRecord(txid), Operation::AcquireLockRecord { lock_record, now_ms: 1_000 }).await;
+        let show = async |json, now_ms| {
+            let mut out = Vec::new();
+            let args = LockRecordsArgs { store: StoreArgs { store: String::new() }, json };
+            args.show(&store, now_ms, &mut out).await.unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let line = show(false, 11_000).await;
+        assert_eq!(
+            line,
+            format!("{txid}: 3 records, by process 77 on node-1, 10 s ago; it lasts 26 s more\n1 lock records\n")
+        );
+        assert!(show(false, 37_000).await.contains("it has run out"));
+        let json: serde_json::Value = serde_json::from_str(&show(true, 37_000).await).unwrap();
+        assert_eq!((&json["lock_type"], &json["has_run_out"]), (&"tx_creation".into(), &true.into()));
+    }
+}

@@ -1,0 +1,65 @@
+//! What is different for transactions over several pages: they are created beside the loop, the last slot of a page tells the
+//! master, and what bars a page its master knows.
+
+use super::{Action, Planner, Token};
+use crate::{
+    engine::Row,
+    ingest::flight::{FlightId, Work},
+    record::{Key, Operation, Outcome, Page, Rejection, Reply, beyond},
+    store::create::{Paged, Starts},
+};
+
+impl Planner {
+    /// Has a transaction of several pages created; `false`: it has one page only. The spends of children that wait do not ride on it.
+    pub(super) fn create_paged(&mut self, token: Token, work: &Work, starts: Starts) -> bool {
+        let Some(others) = work.others().cloned() else { return false };
+        let paged = Paged { master: work.page().clone(), others, starts };
+        self.actions.push_back(Action::CreatePaged(token, paged));
+        true
+    }
+
+    /// Whether the answer to a group of spends is not the last word: that is asked of the master of its parent.
+    pub(super) fn asks_master(&mut self, id: FlightId, group: u32, outcome: &Outcome) -> bool {
+        let Some((parent, number)) = self.place_of_group(id, group).filter(|(_, number)| *number > 0) else {
+            return false;
+        };
+        match outcome {
+            Outcome::Applied(Reply::Slots { all_spent: true, .. })
+            | Outcome::AlreadyApplied(Reply::Slots { all_spent: true, .. }) => {
+                let operation = Operation::SetPageSpent { page: number, spent: true };
+                let row = Row { key: Key::master(parent), operation };
+                self.actions.push_back(Action::Apply(Token::PageSpent(id, group), row));
+                true
+            }
+            Outcome::Rejected(rejection) if beyond::needs_master(number, rejection) => {
+                if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
+                    state.refusal = Some(rejection.clone());
+                }
+                self.actions.push_back(Action::ReadParent(id, group, parent));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The master of a parent that one of whose other pages refused a spend; `None`: there is none.
+    pub fn parent_record(&mut self, id: FlightId, group: u32, master: Option<&Page>, now_ms: u64) {
+        let Some((_, number)) = self.place_of_group(id, group) else { return };
+        let offset = self.first_offset(id, group);
+        let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) else { return };
+        let rejection = beyond::by_master(state.refusal.take().unwrap_or(Rejection::NotFound), number, offset, master);
+        state.refusal = Some(rejection);
+        self.group_answered(id, now_ms);
+        self.settle_ready(now_ms);
+    }
+
+    fn place_of_group(&mut self, id: FlightId, group: u32) -> Option<(crate::tx::Txid, u32)> {
+        let Work::Validated(tx) = &self.get(id)?.work else { return None };
+        tx.groups.get(group as usize).map(|prepared| (prepared.parent, prepared.page))
+    }
+
+    fn first_offset(&mut self, id: FlightId, group: u32) -> u32 {
+        let Some(Work::Validated(tx)) = self.get(id).map(|flight| &flight.work) else { return 0 };
+        tx.groups.get(group as usize).and_then(|group| group.slots.first()).map_or(0, |slot| slot.offset)
+    }
+}

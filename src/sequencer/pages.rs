@@ -1,0 +1,207 @@
+//! Transactions over several pages: what the handlers do to each page of one, and what a page leaves to its master.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    engine::Row,
+    record::{Key, Operation, Outcome, Page, Phase, Rejection, Reply, Sequenced, Slot, TxState, Verdict, beyond},
+    sequencer::{
+        Stop,
+        handler::{At, Handler, distinct},
+    },
+    store::{create::Paged, into_page, recovery::CompleteError},
+    tx::{Outpoint, Txid},
+};
+
+/// Pages of one transaction that are held at once.
+const PAGES_AT_ONCE: u32 = 8;
+/// Pages of one transaction that are changed at once: rows of a few bytes.
+const CHANGED_AT_ONCE: usize = 1_024;
+
+impl Handler {
+    /// Completes transactions that are half created: their masters are there, so they are as good as live.
+    pub(super) async fn complete(&self, txids: &[Txid]) -> Result<(), Stop> {
+        for txid in txids {
+            match self.answer("the store", self.parts.store.complete(*txid)).await {
+                Ok(_) => {}
+                Err(CompleteError::Engine(error)) => return Err(error.into()),
+                Err(error @ CompleteError::MissingPage { .. }) => {
+                    return Err(Stop::Halt(format!("the store is damaged: {error}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates a transaction of several pages, or completes it. The answer is that of one page.
+    pub(super) async fn create_paged(&self, work: &Paged) -> Result<Outcome, Stop> {
+        Ok(self.answer("the store", self.parts.creator.create_now(work)).await?)
+    }
+
+    /// Applies rows that take or free slots. What a page leaves to its master is asked there: why it refuses; and it is told whether
+    /// all slots of the page are spent.
+    pub(super) async fn apply_to_slots(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, Stop> {
+        if rows.iter().all(|row| matches!(row.key, Key::Page(_, 0))) {
+            return self.apply(rows).await;
+        }
+        let mut outcomes = self.apply(rows.clone()).await?;
+        let (mut spent, mut asked) = (BTreeMap::new(), Vec::new());
+        for (row, outcome) in rows.iter().zip(&outcomes) {
+            let (Key::Page(txid, number @ 1..), Operation::Sequenced(stamp, _)) = (row.key, &row.operation) else {
+                continue;
+            };
+            match outcome {
+                Outcome::Applied(Reply::Slots { all_spent, .. })
+                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) => {
+                    let told = Sequenced::SetPageSpent { page: number, spent: *all_spent };
+                    spent
+                        .insert(row.key, Row { key: Key::master(txid), operation: Operation::Sequenced(*stamp, told) });
+                }
+                Outcome::Rejected(rejection) if beyond::needs_master(number, rejection) => asked.push(txid),
+                _ => {}
+            }
+        }
+        if !spent.is_empty() {
+            // Refused where there is no whole master: who stores it counts for himself.
+            self.apply(spent.into_values().collect()).await?;
+        }
+        let masters = self.masters_by_id(asked).await?;
+        for (row, outcome) in rows.iter().zip(&mut outcomes) {
+            if let (Key::Page(txid, number), Outcome::Rejected(rejection)) = (row.key, &outcome) {
+                let master = masters.get(&txid).map(Arc::as_ref);
+                let told = beyond::by_master(rejection.clone(), number, first_offset(row), master);
+                *outcome = Outcome::Rejected(told);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    async fn masters_by_id(&self, txids: Vec<Txid>) -> Result<BTreeMap<Txid, Arc<Page>>, Stop> {
+        let txids = distinct(txids);
+        if txids.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let masters = self.masters(&txids).await?;
+        Ok(txids.into_iter().zip(masters).filter_map(|(txid, master)| Some((txid, master?))).collect())
+    }
+
+    /// Calls `each` with every page of a transaction, a few of them in memory at once; one that is not there is passed over.
+    pub(super) async fn each_page(&self, master: &Page, mut each: impl FnMut(&Page)) -> Result<(), Stop> {
+        each(master);
+        let end = others(master) + 1;
+        let mut next = 1;
+        while next < end {
+            let to = end.min(next.saturating_add(PAGES_AT_ONCE));
+            let pages = self.answer("the store", self.parts.store.pages(master.txid, next, to)).await?;
+            pages.iter().flatten().for_each(|page| each(page));
+            next = to;
+        }
+        Ok(())
+    }
+
+    /// Applies the same operation to every page but the master; those that are not there.
+    async fn apply_to_others(&self, at: At, master: &Page, operation: &Sequenced) -> Result<Vec<u32>, Stop> {
+        let numbers: Vec<u32> = (1..=others(master)).collect();
+        self.apply_to(at, master.txid, &numbers, operation).await
+    }
+
+    async fn apply_to(&self, at: At, txid: Txid, pages: &[u32], operation: &Sequenced) -> Result<Vec<u32>, Stop> {
+        let mut missing = Vec::new();
+        for numbers in pages.chunks(CHANGED_AT_ONCE) {
+            let rows = numbers.iter().map(|number| at.row(Phase::Apply, Key::Page(txid, *number), operation.clone()));
+            for (outcome, number) in self.apply(rows.collect()).await?.into_iter().zip(numbers) {
+                match outcome {
+                    Outcome::Rejected(Rejection::NotFound) => missing.push(*number),
+                    Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
+                    // A later event has seen to it; or it was pruned since.
+                    Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_)) => {}
+                    Outcome::Rejected(rejection) => {
+                        let (offset, code) = (at.offset, rejection.code());
+                        let what = format!("page {number} of {txid} refuses what was decided: {code}");
+                        return Err(Stop::Halt(format!("chain offset {offset}: {what}")));
+                    }
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Flags the other pages of those that are conflicting by verdict. One that is not there is written `creating`, and barred by its master.
+    pub(super) async fn flag_others(&self, at: At, master: &Page) -> Result<(), Stop> {
+        if let TxState::Conflicting(Verdict::Conflicting(reason)) = master.state()
+            && others(master) > 0
+        {
+            let height = self.height();
+            self.apply_to_others(at, master, &Sequenced::MarkConflicting { reason, height }).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the other pages of an accepted transaction live, before its master.
+    pub(super) async fn accept_others(&self, at: At, master: &Page) -> Result<(), Stop> {
+        let missing = self.apply_to_others(at, master, &Sequenced::Accept).await?;
+        self.once_restored(at, master, &missing, &Sequenced::Accept).await
+    }
+
+    /// Sets the other pages of a transaction mined whose master has been.
+    pub(super) async fn set_others_mined(&self, at: At, txid: Txid, set_mined: &Sequenced) -> Result<(), Stop> {
+        let Some(master) = self.master(txid).await? else { return Ok(()) };
+        let missing = self.apply_to_others(at, &master, set_mined).await?;
+        self.complete(&[txid]).await?;
+        self.once_restored(at, &master, &missing, set_mined).await
+    }
+
+    /// The same to pages that a node forgot, once they are made again.
+    async fn once_restored(&self, at: At, master: &Page, missing: &[u32], operation: &Sequenced) -> Result<(), Stop> {
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let txid = master.txid;
+        let restored = self.answer("the store", self.parts.store.restore_pages(master, missing)).await?;
+        if restored.is_none() || !self.apply_to(at, txid, missing, operation).await?.is_empty() {
+            return Err(Stop::Halt(format!("the store is damaged: pages {missing:?} of {txid} are missing")));
+        }
+        Ok(())
+    }
+
+    /// The slots of these outpoints, given the masters of their transactions; those that are there.
+    pub(super) async fn slots_of(
+        &self,
+        masters: &[Arc<Page>],
+        outpoints: impl Iterator<Item = Outpoint>,
+    ) -> Result<BTreeMap<Outpoint, Slot>, Stop> {
+        let masters: BTreeMap<Txid, &Arc<Page>> = masters.iter().map(|master| (master.txid, master)).collect();
+        let wanted: Vec<Outpoint> = outpoints.filter(|outpoint| masters.contains_key(&outpoint.txid)).collect();
+        let beyond: BTreeSet<Key> = wanted.iter().map(|outpoint| self.place(*outpoint).0).collect();
+        let beyond: Vec<Key> = beyond.into_iter().filter(|key| !matches!(key, Key::Page(_, 0))).collect();
+        let mut pages = BTreeMap::new();
+        if !beyond.is_empty() {
+            let records = self.answer("the store", self.parts.store.read(beyond.clone())).await?;
+            pages.extend(beyond.into_iter().zip(records).filter_map(|(key, record)| Some((key, into_page(record)?))));
+        }
+        let slot_at = |outpoint: &Outpoint| {
+            let (key, offset) = self.place(*outpoint);
+            let page = pages
+                .get(&key)
+                .or_else(|| masters.get(&outpoint.txid).copied().filter(|_| key == Key::master(outpoint.txid)))?;
+            page.utxos.as_ref()?.get(offset as usize).copied()
+        };
+        Ok(wanted.iter().filter_map(|outpoint| Some((*outpoint, slot_at(outpoint)?))).collect())
+    }
+}
+
+/// How many pages it has besides its master.
+pub(super) fn others(master: &Page) -> u32 {
+    master.master.as_ref().map_or(0, |bins| bins.total_extra_recs)
+}
+
+fn first_offset(row: &Row) -> u32 {
+    match &row.operation {
+        Operation::Sequenced(_, Sequenced::Respend(respend)) => respend.slots.first().map_or(0, |it| it.slot.offset),
+        Operation::Sequenced(_, Sequenced::Settle(held)) => held.first().map_or(0, |held| held.offset),
+        _ => 0,
+    }
+}

@@ -1,0 +1,156 @@
+use std::time::Duration;
+
+use super::*;
+use crate::{
+    engine::{
+        RecordEngine,
+        conformance::RULES,
+        fault::{FaultEngine, Faults},
+        memory::MemoryEngine,
+    },
+    record::{Body, Reason, Verdict, build},
+    store::testing,
+    tx::{Outpoint, Transaction},
+};
+
+const PAGE: u32 = 2;
+
+fn identity(owner: u64) -> Identity {
+    Identity { owner, process_id: 7, hostname: "here".into() }
+}
+
+/// A transaction of five outputs: three pages.
+fn paged(starts: Starts) -> Paged {
+    let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
+    let parsed = Transaction::parse(&bytes).unwrap();
+    let (setting, start) = (testing::setting(PAGE), build::Start::default());
+    let pages = build::pages_of(&parsed, bytes.clone(), parsed.txid(), &setting, &start).unwrap();
+    Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts }
+}
+
+fn creator(store: &Store, owner: u64) -> Creator {
+    Creator::new(store.clone(), Clock::simulated(1_000), identity(owner))
+}
+
+async fn create(store: &Store, owner: u64, starts: Starts) -> Outcome {
+    creator(store, owner).create(&paged(starts), |_| {}).await.unwrap()
+}
+
+async fn states(store: &Store) -> Vec<Option<TxState>> {
+    let pages = store.pages(paged(Starts::Live).others.txid(), 0, 3).await.unwrap();
+    pages.iter().map(|page| page.as_ref().map(|page| page.state())).collect()
+}
+
+const LIVE: [Option<TxState>; 3] = [Some(TxState::Live); 3];
+
+#[tokio::test(start_paused = true)]
+async fn a_transaction_is_live_on_all_its_pages_and_twice_is_once() {
+    let store = testing::store(PAGE);
+    assert_eq!(create(&store, 1, Starts::Live).await, Outcome::Applied(Reply::None));
+    assert_eq!(states(&store).await, LIVE);
+    let lock = store.read(vec![Key::LockRecord(paged(Starts::Live).others.txid())]).await.unwrap();
+    assert_eq!(lock, [None]);
+    let again = create(&store, 2, Starts::Live).await;
+    assert_eq!(again, Outcome::AlreadyApplied(Reply::State(TxState::Live)));
+    let mut violations = Vec::new();
+    store.verify(|_| {}, |violation| violations.push(violation)).await.unwrap();
+    let missing = violations.iter().filter(|it| !matches!(it, crate::store::verify::Violation::InputNotTaken { .. }));
+    assert_eq!(missing.count(), 0, "{violations:?}");
+    let spend =
+        store.get_spend(Outpoint { txid: paged(Starts::Live).others.txid(), vout: 4 }, None, None).await.unwrap();
+    assert_eq!(spend, crate::store::read::SpendStatus::Unspent);
+    let beyond = Outpoint { txid: paged(Starts::Live).others.txid(), vout: 7 };
+    assert_eq!(store.get_spend(beyond, None, None).await.unwrap(), crate::store::read::SpendStatus::NoSuchOutput);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_contested_one_bars_its_pages_by_its_master() {
+    let store = testing::store(PAGE);
+    let state = TxState::Conflicting(Verdict::Pending);
+    assert_eq!(create(&store, 1, Starts::Contested).await, Outcome::Applied(Reply::State(state)));
+    assert_eq!(states(&store).await, [Some(state), Some(TxState::Creating), Some(TxState::Creating)]);
+    let outpoint = Outpoint { txid: paged(Starts::Live).others.txid(), vout: 4 };
+    let status = store.get_spend(outpoint, None, None).await.unwrap();
+    assert_eq!(status, crate::store::read::SpendStatus::Conflicting(Verdict::Pending));
+    let live = create(&store, 2, Starts::Live).await;
+    assert_eq!(live, Outcome::Rejected(Rejection::Exists(state)), "it cannot become live by itself");
+    assert_eq!(states(&store).await[1], Some(TxState::Creating));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_record_of_somebody_else_is_waited_for_until_it_ends() {
+    let store = testing::store(PAGE);
+    let other = creator(&store, 5);
+    let lock_record = other.lock_record(3, 1_000);
+    assert_eq!((lock_record.created_at, lock_record.expires_at, lock_record.expected_recs), (1_000, 37_000, 3));
+    let key = Key::LockRecord(paged(Starts::Live).others.txid());
+    store.must_apply(key, Operation::AcquireLockRecord { lock_record: lock_record.clone(), now_ms: 1_000 }).await;
+    let creator = creator(&store, 1);
+    let work = paged(Starts::Live);
+    let held = Outcome::Rejected(Rejection::Held(lock_record));
+    assert_eq!(creator.create(&work, |_| {}).await.unwrap(), held);
+    assert_eq!(states(&store).await, [None; 3]);
+    assert!(creator.create_now(&work).await.unwrap().is_done(), "nothing depends on it");
+    tokio::time::sleep(Duration::from_secs(37)).await;
+    assert!(creator.create(&work, |_| {}).await.unwrap().is_done());
+}
+
+#[test]
+fn lock_records_last_longer_where_there_is_more_to_do() {
+    let seconds = [1, 10, 100, 135, 200, u32::MAX].map(|records| lock_record_ttl_ms(records) / 1_000);
+    assert_eq!(seconds, [32, 50, 230, 300, 300, 300]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_of_it_becomes_the_coinbase_and_a_verdict_is_told() {
+    let store = testing::store(PAGE);
+    let (txid, stamp) = (paged(Starts::Live).others.txid(), Stamp { offset: 9, phase: crate::record::Phase::Apply });
+    store.sequenced(Key::master(txid), Sequenced::MarkContested).await;
+    let outcome = create(&store, 1, Starts::Coinbase(stamp)).await;
+    assert_eq!(outcome, Outcome::Applied(Reply::State(TxState::Creating)));
+    assert_eq!(states(&store).await, LIVE);
+
+    let store = testing::store(PAGE);
+    store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason: Reason::Command, height: 5 }).await;
+    let lost = Verdict::Conflicting(Reason::Command);
+    let told = Outcome::Rejected(Rejection::Exists(TxState::Stub(lost)));
+    assert_eq!(create(&store, 1, Starts::Live).await, told);
+    let told = Outcome::Applied(Reply::State(TxState::Conflicting(lost)));
+    assert_eq!(create(&store, 1, Starts::Contested).await, told);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_creates_under_faults_comes_to_the_same() {
+    for seed in 0..200 {
+        let memory = Arc::new(MemoryEngine::new(RULES));
+        let faults = Faults {
+            lost_request: 0.2,
+            lost_reply: 0.2,
+            half_applied: 0.2,
+            key_busy: 0.2,
+            repeated: 0.2,
+            late: 0.1,
+            late_within_calls: 5,
+            ..Faults::default()
+        };
+        let engine: Arc<dyn RecordEngine> = Arc::new(FaultEngine::new(memory.clone(), seed).with(faults));
+        let store = Store::new(engine, testing::store(PAGE).settings);
+        let (one, other) = (creator(&store, 1), creator(&store, 2));
+        let work = paged(Starts::Live);
+        let contested = paged(if seed % 3 == 0 { Starts::Contested } else { Starts::Live });
+        let (first, second) = tokio::join!(one.create(&work, |_| {}), other.create(&contested, |_| {}));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let store = Store::new(memory, store.settings);
+        let last = create(&store, 1, Starts::Live).await;
+        let page = store.master(work.others.txid()).await.unwrap().unwrap();
+        match page.state() {
+            TxState::Live => assert_eq!(states(&store).await, LIVE, "seed {seed}"),
+            state @ TxState::Conflicting(Verdict::Pending) => {
+                assert_eq!(last, Outcome::Rejected(Rejection::Exists(state)), "seed {seed}");
+                assert!(states(&store).await[1..].iter().all(|page| *page == Some(TxState::Creating)));
+            }
+            state => panic!("seed {seed}: {state:?} after {first:?} and {second:?}"),
+        }
+        assert_eq!(page.body().map(|body| matches!(body, Body::Transaction(_))), Some(true));
+    }
+}

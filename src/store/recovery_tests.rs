@@ -1,0 +1,140 @@
+use super::*;
+use crate::{
+    record::{Reason, Sequenced, Verdict, build::Start},
+    store::{read::Fields, testing},
+};
+
+/// A transaction of five outputs, two a page: its master and others as they are after this many have been cleared.
+async fn half_created(store: &Store, cleared: u32) -> Txid {
+    let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
+    for mut page in testing::pages(&bytes, &Start::default(), 2).into_iter().rev() {
+        page.creating_at = (page.number == 0 || page.number > cleared).then_some(77);
+        store.plant(page).await;
+    }
+    testing::txid(&bytes)
+}
+
+async fn are_live(store: &Store, txid: Txid) -> bool {
+    let pages = store.pages(txid, 0, 3).await.unwrap();
+    pages.iter().all(|page| page.as_ref().is_some_and(|page| page.state() == TxState::Live))
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_half_created_is_completed_from_wherever_it_stands() {
+    for cleared in 0..3 {
+        let store = testing::store(2);
+        let txid = half_created(&store, cleared).await;
+        assert!(!are_live(&store, txid).await);
+        for _ in 0..2 {
+            let master = store.complete(txid).await.unwrap().unwrap();
+            assert_eq!(master.state(), TxState::Live);
+            assert!(are_live(&store, txid).await);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_a_node_forgot_is_made_again() {
+    let store = testing::store(2);
+    let txid = half_created(&store, 0).await;
+    let whole = store.get(txid, Fields::ALL).await.unwrap().unwrap().slots;
+    let other = testing::store(2);
+    for page in store.pages(txid, 0, 3).await.unwrap().into_iter().flatten().filter(|page| page.number != 2) {
+        other.plant(Page::clone(&page)).await;
+    }
+    other.complete(txid).await.unwrap();
+    assert!(are_live(&other, txid).await);
+    assert_eq!(other.get(txid, Fields::ALL).await.unwrap().unwrap().slots, whole);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_cannot_be_had_is_named_and_nothing_is_live() {
+    let store = testing::store(2);
+    let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
+    let mut pages = testing::pages(&bytes, &Start::default(), 2);
+    testing::master(&mut pages[0]).body = Some(crate::record::Body::External);
+    pages[0].creating_at = Some(7);
+    store.plant(pages.remove(0)).await;
+    let told = store.complete(testing::txid(&bytes)).await.unwrap_err();
+    assert!(matches!(told, CompleteError::MissingPage { page: 1, .. }), "{told}");
+    let master = store.master(testing::txid(&bytes)).await.unwrap().unwrap();
+    assert_eq!(master.state(), TxState::Creating);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_contested_is_left_to_the_sequencer() {
+    let store = testing::store(2);
+    let txid = half_created(&store, 0).await;
+    let reason = Reason::Command;
+    store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 5 }).await;
+    let master = store.complete(txid).await.unwrap().unwrap();
+    assert_eq!(master.state(), TxState::Conflicting(Verdict::Conflicting(reason)));
+    assert_eq!(store.pages(txid, 1, 2).await.unwrap()[0].as_ref().unwrap().state(), TxState::Creating);
+    assert!(store.complete(Txid([1; 32])).await.unwrap().is_none());
+}
+
+const NOW: Sweep = Sweep { now_ms: 10_000_000, older_than_ms: 120_000, dry_run: false };
+
+#[tokio::test(start_paused = true)]
+async fn the_sweep_completes_what_is_old_and_tells_the_rest() {
+    let store = testing::store(2);
+    let half = half_created(&store, 1).await;
+    let orphan =
+        Page { txid: Txid([5; 32]), ..Page::clone(&store.pages(half, 2, 3).await.unwrap()[0].clone().unwrap()) };
+    let young = Page { txid: Txid([6; 32]), creating_at: Some(NOW.now_ms - 1), ..orphan.clone() };
+    store.plant(orphan.clone()).await;
+    store.plant(young).await;
+    let contested = testing::transaction(&[(testing::outpoint(Txid([8; 32]), 0), 1_000)], &[100; 3]);
+    for mut page in testing::pages(&contested, &Start { verdict: Some(Verdict::Pending), ..Start::default() }, 2) {
+        if page.number > 0 {
+            (page.conflicting, page.creating_at) = (false, Some(78));
+        }
+        store.plant(page).await;
+    }
+    let expected = Swept {
+        completed: vec![half],
+        contested: 1,
+        orphaned: vec![OrphanedPages { txid: orphan.txid, pages: [2].into(), since_ms: 77 }],
+        older_than_an_hour: 3,
+        ..Swept::default()
+    };
+    assert_eq!(store.sweep(Sweep { dry_run: true, ..NOW }).await.unwrap(), expected);
+    assert!(!are_live(&store, half).await);
+    assert_eq!(store.sweep(NOW).await.unwrap(), expected);
+    assert!(are_live(&store, half).await);
+    let rest = Swept { completed: vec![], older_than_an_hour: 2, ..expected };
+    assert_eq!(store.sweep(NOW).await.unwrap(), rest);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sweep_leaves_an_attempt_alone_that_may_be_running() {
+    let store = testing::store(2);
+    let txid = half_created(&store, 0).await;
+    let hostname = "here".to_owned();
+    let lock_record =
+        LockRecord { created_at: 1, expires_at: NOW.now_ms + 1, process_id: 2, hostname, expected_recs: 3, owner: 9 };
+    let acquire = Operation::AcquireLockRecord { lock_record: lock_record.clone(), now_ms: 1 };
+    store.must_apply(Key::LockRecord(txid), acquire).await;
+    let swept = store.sweep(NOW).await.unwrap();
+    assert_eq!((swept.running, swept.completed), (vec![txid], vec![]));
+    let mut held = Vec::new();
+    store.lock_records(|txid, lock_record| held.push((txid, lock_record))).await.unwrap();
+    assert_eq!(held, [(txid, lock_record)]);
+    let swept = store.sweep(Sweep { now_ms: NOW.now_ms + 1, ..NOW }).await.unwrap();
+    assert_eq!((swept.running, swept.completed), (vec![], vec![txid]));
+    assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "it has run out");
+}
+
+/// More than are asked for at once, and more of one millisecond than that.
+#[tokio::test(start_paused = true)]
+async fn the_sweep_finds_everything() {
+    let store = testing::store(2);
+    for number in 0..350_u32 {
+        let mut txid = [1; 32];
+        txid[..4].copy_from_slice(&number.to_le_bytes());
+        let since = if number < 250 { 7 } else { u64::from(number) };
+        let slots = Some(vec![]);
+        store.plant(Page { number: 1, utxos: slots, creating_at: Some(since), ..Page::empty(Txid(txid)) }).await;
+    }
+    assert_eq!(store.sweep(NOW).await.unwrap().orphaned.len(), 350);
+}

@@ -1,0 +1,222 @@
+//! Transactions over several pages: half created, contested meanwhile, and what lies on their last pages.
+
+use utxo_store::{
+    record::{Key, Operation, Outcome, Reason, TxState},
+    tx::{Outpoint, Txid},
+};
+
+use super::{
+    has_lost,
+    held::{Held, is_create_of, is_spend_by},
+    holder, reason, state,
+};
+use crate::world::{Coin, Made, World, WorldSettings, spend, wide_coinbase};
+
+async fn paged(page_size: u32) -> World {
+    World::with_settings(WorldSettings::paged(page_size)).await
+}
+
+/// How each page of a transaction stands.
+async fn pages(world: &World, made: &Made, count: u32) -> Vec<Option<TxState>> {
+    let keys = (0..count).map(|number| Key::Page(made.txid, number)).collect();
+    let records = world.store.read(keys).await.unwrap();
+    records.iter().map(|record| record.as_ref().and_then(|record| record.page()).map(|page| page.state())).collect()
+}
+
+fn clears(txid: Txid) -> impl Fn(&utxo_store::engine::Row) -> bool + Send + Sync {
+    move |row| matches!(row.key, Key::Page(of, _) if of == txid) && row.operation == Operation::ClearCreating
+}
+
+/// All pages of the holder are there, and its creator has not cleared them yet.
+/// Protects: whose master is there is as good as live; it is completed, not contested, and its child on the last page is safe.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_contested_between_its_creation_and_its_clearing() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 1).await;
+    let (wide, rival) = (spend(&[seed.coin(0)], 4, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[wide.coin(3)], 1, 3);
+    let held = Held::the_first(&world, clears(wide.txid));
+    let running = held.before(&world).start();
+    world.validate(&wide).await;
+    held.until_kept(1).await;
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2]);
+    world.validate(&rival).await;
+    while world.page(&rival).await.is_none() || !has_lost(&world, &rival).await {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live); 2], "the sequencer has completed it");
+    world.validate(&child).await;
+    assert!(matches!(held.let_go().await[..], [Outcome::AlreadyApplied(_)]));
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(reason(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: wide.txid }));
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    assert_eq!(holder(&world, &wide.coin(3)).await, Some(child.txid));
+    world.check("a holder that is half created").await;
+}
+
+/// The other pages of the holder are there, its master is not.
+/// Protects: it has not been committed, and loses whole; the child of its last page, which was there first, falls with it.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_contested_before_its_master_is_there() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 1).await;
+    let (wide, rival) = (spend(&[seed.coin(0)], 4, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[wide.coin(3)], 1, 3);
+    let txid = wide.txid;
+    let held = Held::the_first(&world, move |row| is_create_of(row, txid));
+    let running = held.before(&world).start();
+    world.validate(&wide).await;
+    held.until_kept(1).await;
+    assert_eq!(pages(&world, &wide, 2).await, [None, Some(TxState::Creating)]);
+    world.validate(&child).await;
+    world.validate(&rival).await;
+    while world.page(&rival).await.is_none_or(|page| page.state() != TxState::Live) {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    for made in [&wide, &child] {
+        assert!(has_lost(&world, made).await, "{}", made.txid);
+    }
+    assert!(pages(&world, &wide, 2).await.iter().all(|page| !matches!(page, Some(TxState::Live | TxState::Creating))));
+    assert_eq!(holder(&world, &wide.coin(3)).await, None);
+    world.check("a holder without a master").await;
+}
+
+/// The last page of a loser has a child that is live.
+/// Protects: a cone is read on every page.
+#[tokio::test(start_paused = true)]
+async fn a_wide_loser_falls_with_the_child_of_its_last_page() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 1).await;
+    let (wide, rival) = (spend(&[seed.coin(0)], 5, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[wide.coin(4), wide.coin(3)], 1, 3);
+    let running = world.start();
+    for made in [&wide, &child, &rival] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    world.mine(1, &[&rival]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: wide.txid }));
+    assert_eq!(state(&world, &rival).await, TxState::Live);
+    world.check("a wide loser").await;
+}
+
+/// Protects: a page that cannot exist has no outputs; nobody waits for it.
+#[tokio::test(start_paused = true)]
+async fn an_output_on_a_page_that_cannot_exist() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 1).await;
+    let wide = spend(&[seed.coin(0)], 3, 1);
+    let running = world.start();
+    world.validate(&wide).await;
+    let mut children = Vec::new();
+    for (vout, tag) in [(3, 2), (4, 3), (u32::MAX, 4)] {
+        let coin = Coin { outpoint: Outpoint { txid: wide.txid, vout }, ..wide.coin(0) };
+        children.push(spend(&[coin], 1, tag));
+    }
+    for child in &children {
+        world.validate(child).await;
+    }
+    world.until_consumed().await;
+    running.stop().await;
+    for child in &children {
+        assert_eq!(reason(&world, child).await, Some(Reason::NoSuchOutput { input: 0 }));
+    }
+    world.check("outputs that cannot exist").await;
+}
+
+/// As `parents::a_late_spend_of_a_missing_parent_that_has_just_come`, of an output beyond the first page.
+/// Protects: marks wait where their page will be.
+#[tokio::test(start_paused = true)]
+async fn a_late_spend_of_a_page_that_has_just_come() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 2).await;
+    let parent = spend(&[seed.coin(0)], 6, 1);
+    let winner = spend(&[seed.coin(1)], 1, 2);
+    let child = spend(&[parent.coin(5), seed.coin(1)], 1, 3);
+    let (slot_of, spender) = (Key::Page(parent.txid, 2), child.txid);
+    let held = Held::the_first(&world, move |row| row.key == slot_of && is_spend_by(row, spender));
+    let zombie = held.before(&world).start();
+    world.validate(&winner).await;
+    world.until_consumed().await;
+    world.validate(&child).await;
+    held.until_kept(1).await;
+    zombie.kill().await;
+
+    let running = world.start();
+    world.until_consumed().await;
+    assert_eq!(reason(&world, &child).await, Some(Reason::MissingParent { parent: parent.txid }));
+    world.validate(&parent).await;
+    let page = loop {
+        let record = world.store.read(vec![slot_of]).await.unwrap().remove(0);
+        match record.as_ref().and_then(|record| record.page()).filter(|page| page.utxos.is_some()) {
+            Some(page) => break page.clone(),
+            None => tokio::task::yield_now().await,
+        }
+    };
+    assert_eq!(page.contested, [1].into(), "the mark of output 5 has waited for its page");
+    while pages(&world, &parent, 3).await[2] != Some(TxState::Live) {
+        tokio::task::yield_now().await;
+    }
+    let late = held.let_go().await;
+    assert!(matches!(late[..], [Outcome::Rejected(_)]), "{late:?}");
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!((state(&world, &parent).await, holder(&world, &parent.coin(5)).await), (TxState::Live, None));
+    world.check("a late spend of a page").await;
+}
+
+/// Protects: a block unlocks every page, and a coinbase may have several.
+#[tokio::test(start_paused = true)]
+async fn a_block_with_a_wide_coinbase_unlocks_a_wide_transaction() {
+    let world = paged(2).await;
+    let wide = spend(&[world.seed(1, 1).await.coin(0)], 5, 1);
+    let child = spend(&[wide.coin(4)], 1, 2);
+    let coinbase = wide_coinbase(1, 5);
+    let heir = spend(&[coinbase.coin(4)], 1, 3);
+    let running = world.start();
+    world.validate_locked(&wide).await;
+    world.validate(&child).await;
+    world.validate_at(&heir, 300).await;
+    world.mine_with(1, 1, 101, &coinbase, &[&wide, &child]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    for made in [&wide, &child, &heir] {
+        assert_eq!(state(&world, made).await, TxState::Live, "{}", made.txid);
+    }
+    assert_eq!(
+        pages(&world, &coinbase, 4).await,
+        [Some(TxState::Live), Some(TxState::Live), Some(TxState::Live), None]
+    );
+    world.check("a wide coinbase").await;
+}
+
+/// Whoever held the lock record is gone.
+/// Protects: it is waited for as long as it lasts, and no longer.
+#[tokio::test(start_paused = true)]
+async fn a_creator_that_dies_while_it_holds_the_lock_record() {
+    let world = paged(2).await;
+    let wide = spend(&[world.seed(1, 1).await.coin(0)], 5, 1);
+    let child = spend(&[wide.coin(4)], 1, 2);
+    let (txid, page) = (wide.txid, Key::Page(wide.txid, 2));
+    let held = Held::the_first(&world, move |row| row.key == page && matches!(row.operation, Operation::Create(_)));
+    let killed = held.before(&world).start();
+    world.validate(&wide).await;
+    world.validate(&child).await;
+    held.until_kept(1).await;
+    killed.kill().await;
+    let started = tokio::time::Instant::now();
+    world.run_until_consumed().await;
+    assert!(started.elapsed().as_secs() >= 36, "the lock record of {txid} lasts 36 s");
+    held.let_go().await;
+    assert_eq!((state(&world, &wide).await, state(&world, &child).await), (TxState::Live, TxState::Live));
+    let lock_record = world.store.read(vec![Key::LockRecord(txid)]).await.unwrap();
+    assert_eq!(lock_record, [None]);
+    world.check("a creator that died").await;
+}

@@ -1,0 +1,332 @@
+//! Transactions over several pages on the real engines: the same life on each gives the same records, and a process that is killed
+//! with SIGKILL while it creates them leaves nothing that can be spent early or cannot be completed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use utxo_store::{
+    clock::Clock,
+    engine::{self, OpenOptions, RecordEngine, Row, conformance::RULES, memory::MemoryEngine},
+    record::{
+        HeldSlot, Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reason, Rejection, Reply, Sequenced, Spend,
+        SpendSlot, SpendingData, Stamp, TxState, Verdict,
+        build::{Setting, Start, pages_of},
+    },
+    seeded::Seeded,
+    store::{
+        Store, StoreSettings,
+        create::{Creator, Identity, Paged, Starts},
+        recovery::Sweep,
+    },
+    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, utxo_hash},
+};
+
+use crate::aerospike_server::AerospikeServer;
+
+const PAGE: u32 = 4;
+
+fn store_on(engine: Arc<dyn RecordEngine>) -> Store {
+    let settings = StoreSettings {
+        network: Network::Regtest,
+        rules: RULES,
+        utxo_batch_size: PAGE,
+        batch_size: 256,
+        concurrency: 4,
+        retry_pause: (Duration::from_millis(5), Duration::from_millis(500)),
+    };
+    Store::new(engine, settings)
+}
+
+/// Transaction `number` with so many outputs of 10 satoshis.
+fn wide(number: u64, outputs: u32, starts: Starts) -> Paged {
+    let mut parent = [0xA5; 32];
+    parent[..8].copy_from_slice(&number.to_le_bytes());
+    let previous = Some(Output { satoshis: 1 << 40, script: &[0x51] });
+    let outpoint = Outpoint { txid: Txid(parent), vout: 0 };
+    let builder = TransactionBuilder::default().input(outpoint, &[1], u32::MAX, previous);
+    let bytes = Bytes::from((0..outputs).fold(builder, |builder, _| builder.output(10, &[0x51])).extended());
+    let parsed = Transaction::parse(&bytes).unwrap();
+    let setting = Setting { network: Network::Regtest, height: 100, batch_size: PAGE, created_at: 5 };
+    let pages = pages_of(&parsed, bytes.clone(), parsed.txid(), &setting, &Start::default()).unwrap();
+    Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts }
+}
+
+fn creator(store: &Store, owner: u64, clock: Clock) -> Creator {
+    Creator::new(store.clone(), clock, Identity { owner, process_id: std::process::id(), hostname: "here".into() })
+}
+
+fn at(offset: u64, operation: Sequenced) -> Operation {
+    Operation::Sequenced(Stamp { offset, phase: Phase::Apply }, operation)
+}
+
+fn take_all(work: &Paged, number: u32, outputs: u32) -> Operation {
+    let txid = work.others.txid();
+    let slot = |vout: u32| SpendSlot {
+        offset: vout % PAGE,
+        input: vout,
+        utxo_hash: utxo_hash(&txid, vout, &[0x51], 10),
+        satoshis: 10,
+        script: Bytes::from_static(&[0x51]),
+    };
+    let slots: Vec<_> = (number * PAGE..outputs.min((number + 1) * PAGE)).map(slot).collect();
+    Operation::Spend(Spend { spender: Txid([9; 32]), height: 200, slots: slots.into(), marks: Marks::Respect })
+}
+
+async fn apply(store: &Store, key: Key, operation: Operation) -> Outcome {
+    store.apply_one(Row { key, operation }).await.unwrap()
+}
+
+async fn pages(store: &Store, txid: Txid, count: u32) -> Vec<Option<Page>> {
+    let keys = (0..count).map(|number| Key::Page(txid, number)).collect();
+    let records = store.read(keys).await.unwrap();
+    records.into_iter().map(|record| record.and_then(|record| record.page().cloned())).collect()
+}
+
+/// Created, spent to the last slot, mined, given back; contested and accepted; half created and swept. Every outcome, and every
+/// record in the end.
+async fn life(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Option<Page>>) {
+    const OUTPUTS: u32 = 18;
+    let store = store_on(engine);
+    let clock = Clock::simulated(1_000_000);
+    let creator = creator(&store, 1, clock);
+    let mut outcomes = Vec::new();
+    let live = wide(1, OUTPUTS, Starts::Live);
+    let txid = live.others.txid();
+    for _ in 0..2 {
+        outcomes.push(creator.create(&live, |_| {}).await.unwrap());
+    }
+    for number in [3, 1, 4, 0, 2] {
+        for _ in 0..2 {
+            outcomes.push(apply(&store, Key::Page(txid, number), take_all(&live, number, OUTPUTS)).await);
+            if number > 0 {
+                let told = Operation::SetPageSpent { page: number, spent: true };
+                outcomes.push(apply(&store, Key::master(txid), told).await);
+            }
+        }
+    }
+    let mined_in = MinedIn { block_id: 3, height: 150, subtree: 0 };
+    for number in 0..5 {
+        let set_mined = Sequenced::SetMined { mined_in, longest_chain: true };
+        outcomes.push(apply(&store, Key::Page(txid, number), at(3, set_mined)).await);
+    }
+    let due = pages(&store, txid, 1).await[0].as_ref().unwrap().delete_at_height;
+    assert_eq!(due, Some(150 + RULES.retention), "all its pages are spent, and it is mined");
+    let held = HeldSlot { offset: 1, holder: SpendingData { txid: Txid([9; 32]), input: 2 * PAGE + 1 } };
+    outcomes.push(apply(&store, Key::Page(txid, 2), at(4, Sequenced::Settle(vec![held]))).await);
+    outcomes.push(apply(&store, Key::master(txid), at(4, Sequenced::SetPageSpent { page: 2, spent: false })).await);
+    outcomes.push(apply(&store, Key::Page(txid, 9), take_all(&live, 9, 38)).await);
+
+    let contested = wide(2, OUTPUTS, Starts::Contested);
+    let lost = contested.others.txid();
+    outcomes.push(creator.create(&contested, |_| {}).await.unwrap());
+    outcomes.push(apply(&store, Key::Page(lost, 1), take_all(&contested, 1, OUTPUTS)).await);
+    for verdict in [Sequenced::MarkConflicting { reason: Reason::Command, height: 150 }, Sequenced::Accept] {
+        for number in [1, 2, 3, 4, 0] {
+            outcomes.push(apply(&store, Key::Page(lost, number), at(6, verdict.clone())).await);
+        }
+    }
+    outcomes.push(apply(&store, Key::Page(lost, 1), take_all(&contested, 1, OUTPUTS)).await);
+
+    let half = wide(3, OUTPUTS, Starts::Live);
+    let half_txid = half.others.txid();
+    outcomes.push(apply(&store, Key::Page(half_txid, 2), at(7, Sequenced::MarkContested)).await);
+    let marks = vec![HeldSlot { offset: 0, ..held }];
+    outcomes.push(apply(&store, Key::Page(half_txid, 2), at(7, Sequenced::Settle(marks))).await);
+    for number in half.others.numbers() {
+        let page = Arc::new(half.others.page(number, 77));
+        outcomes.push(apply(&store, Key::Page(half_txid, number), Operation::Create(page)).await);
+    }
+    outcomes.push(apply(&store, Key::master(half_txid), Operation::Create(half.master.clone())).await);
+    outcomes.push(apply(&store, Key::Page(half_txid, 2), take_all(&half, 2, OUTPUTS)).await);
+    let swept = store.sweep(Sweep { now_ms: 1_000_000, older_than_ms: 1_000, dry_run: false }).await.unwrap();
+    assert_eq!((swept.completed, swept.orphaned.len()), (vec![half_txid], 0));
+    outcomes.push(apply(&store, Key::Page(half_txid, 2), take_all(&half, 2, OUTPUTS)).await);
+
+    let mut records = Vec::new();
+    for txid in [txid, lost, half_txid] {
+        records.extend(pages(&store, txid, 6).await);
+    }
+    let mut lock_records = 0;
+    store.lock_records(|_, _| lock_records += 1).await.unwrap();
+    assert_eq!(lock_records, 0);
+    (outcomes, records)
+}
+
+fn check_life((outcomes, records): &(Vec<Outcome>, Vec<Option<Page>>)) {
+    assert_eq!(outcomes[..2], [Outcome::Applied(Reply::None), Outcome::AlreadyApplied(Reply::State(TxState::Live))]);
+    let refusals = outcomes.iter().filter_map(|outcome| match outcome {
+        Outcome::Rejected(rejection) => Some(rejection.clone()),
+        _ => None,
+    });
+    let expected = [Rejection::NotFound, Rejection::Creating, Rejection::Creating, Rejection::Contested(0)];
+    assert_eq!(refusals.collect::<Vec<_>>(), expected);
+    let there: Vec<Option<TxState>> = records.iter().map(|page| page.as_ref().map(Page::state)).collect();
+    let live = [Some(TxState::Live); 5];
+    for (number, transaction) in there.chunks(6).enumerate() {
+        assert_eq!((&transaction[..5], transaction[5]), (&live[..], None), "{number}");
+    }
+    let master = records[0].as_ref().unwrap().master.as_ref().unwrap();
+    assert_eq!(master.spent_pages, [1, 3, 4].into());
+    assert_eq!(records[6].as_ref().unwrap().verdict(), Some(Verdict::Accepted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wide_life_is_the_same_on_memory_and_fjall() {
+    let memory = life(Arc::new(MemoryEngine::new(RULES))).await;
+    check_life(&memory);
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("fjall://{}", directory.path().display());
+    assert_eq!(life(engine::open(&url, &OpenOptions::new(RULES)).await.unwrap()).await, memory);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wide_life_is_the_same_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let aerospike = life(engine::open(&server.url(), &OpenOptions::new(RULES)).await.unwrap()).await;
+    assert_eq!(aerospike, life(Arc::new(MemoryEngine::new(RULES))).await);
+}
+
+const KILLED_ON: &str = "UTXO_STORE_TEST_PAGES_ON";
+const KILLED_FROM: &str = "UTXO_STORE_TEST_PAGES_FROM";
+/// 20 pages.
+const KILLED_OUTPUTS: u32 = 20 * PAGE - 1;
+
+/// Not a test: what the child does, until it is killed.
+#[test]
+fn child() {
+    let Ok(url) = std::env::var(KILLED_ON) else { return };
+    let from: u64 = std::env::var(KILLED_FROM).unwrap().parse().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = store_on(engine::open(&url, &OpenOptions::new(RULES)).await.unwrap());
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..3 {
+            let creator = creator(&store, u64::from(std::process::id()), Clock::System);
+            tasks.spawn(async move {
+                for number in (from + task..).step_by(3) {
+                    println!("begun {number}");
+                    let outcome = creator.create(&wide(number, KILLED_OUTPUTS, Starts::Live), |_| {}).await.unwrap();
+                    assert!(outcome.is_done(), "{outcome:?}");
+                    println!("done {number}");
+                }
+            });
+        }
+        tasks.join_all().await;
+    });
+}
+
+/// Runs the child and kills it so many milliseconds after it has begun; what it said.
+fn kill_one(url: &str, from: u64, after_ms: u64) -> (BTreeSet<u64>, BTreeSet<u64>) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let command = command.args(["several_pages::child", "--exact", "--nocapture"]);
+    let command = command.env(KILLED_ON, url).env(KILLED_FROM, from.to_string());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (mut begun, mut done) = (BTreeSet::new(), BTreeSet::new());
+    let mut killed = false;
+    while let Some(Ok(line)) = lines.next() {
+        if let Some((what, Ok(number))) = line.split_once(' ').map(|(what, number)| (what, number.parse())) {
+            match what {
+                "begun" => drop(begun.insert(number)),
+                "done" => drop(done.insert(number)),
+                _ => continue,
+            }
+            if !std::mem::replace(&mut killed, true) {
+                std::thread::sleep(Duration::from_millis(after_ms));
+                child.kill().unwrap();
+            }
+        }
+    }
+    child.wait().unwrap();
+    assert!(killed, "it has not begun");
+    (begun, done)
+}
+
+/// How far the transactions are, by what is there of them.
+#[derive(Debug, Default)]
+struct Found {
+    nothing: usize,
+    without_master: usize,
+    half: usize,
+    live: usize,
+}
+
+async fn look(store: &Store, begun: &BTreeSet<u64>, done: &BTreeSet<u64>) -> Found {
+    let mut found = Found::default();
+    for number in begun {
+        let txid = wide(*number, KILLED_OUTPUTS, Starts::Live).others.txid();
+        let states: Vec<_> = pages(store, txid, 20).await.iter().map(|page| page.as_ref().map(Page::state)).collect();
+        let open = states.contains(&Some(TxState::Live));
+        let whole = states.iter().all(Option::is_some);
+        assert!(!open || whole, "{number}: an output can be spent, and pages are missing: {states:?}");
+        let live = states.iter().all(|state| *state == Some(TxState::Live));
+        assert!(states[0] != Some(TxState::Live) || live, "{number}: {states:?}");
+        assert!(!done.contains(number) || live, "{number} was acknowledged: {states:?}");
+        match (live, states[0], states.iter().any(Option::is_some)) {
+            (true, ..) => found.live += 1,
+            (_, Some(_), _) => found.half += 1,
+            (_, None, true) => found.without_master += 1,
+            (_, None, false) => found.nothing += 1,
+        }
+    }
+    found
+}
+
+async fn killed_often(url: &str, kills: u64) {
+    let mut dice = Seeded::new(kills);
+    let (mut begun, mut done) = (BTreeSet::new(), BTreeSet::new());
+    for _ in 0..kills {
+        let from = begun.last().map_or(0, |last| last + 1);
+        let (some, of_them) = kill_one(url, from, dice.below(25));
+        begun.extend(some);
+        done.extend(of_them);
+    }
+    let engine = engine::open(url, &OpenOptions::new(RULES)).await.unwrap();
+    let store = store_on(engine);
+    let before = look(&store, &begun, &done).await;
+    let now_ms = Clock::System.now_ms();
+    let mut held = BTreeMap::new();
+    store.lock_records(|txid, lock_record| drop(held.insert(txid, lock_record))).await.unwrap();
+    assert!(held.values().all(|held| held.expected_recs == 20 && held.expires_at <= now_ms + 70_000), "{held:?}");
+    // As if all lock records had run out.
+    let later_ms = now_ms + 400_000;
+    let swept = store.sweep(Sweep { now_ms: later_ms, older_than_ms: 120_000, dry_run: false }).await.unwrap();
+    assert_eq!((swept.completed.len(), swept.orphaned.len()), (before.half, before.without_master), "{before:?}");
+    assert!(swept.damaged.is_empty() && swept.running.is_empty(), "{swept:?}");
+    let after = look(&store, &begun, &done).await;
+    assert_eq!((after.half, after.live), (0, before.live + before.half));
+    let creator = creator(&store, 1, Clock::simulated(later_ms));
+    for number in &begun {
+        let outcome = creator.create(&wide(*number, KILLED_OUTPUTS, Starts::Live), |_| {}).await.unwrap();
+        assert!(outcome.is_done(), "{number}: {outcome:?}");
+    }
+    let end = look(&store, &begun, &begun).await;
+    assert_eq!(end.live, begun.len());
+    let mut violations = Vec::new();
+    store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+    assert!(violations.is_empty(), "{violations:#?}");
+    eprintln!(
+        "{kills} kills: {} transactions of 20 pages begun, {} acknowledged; found {before:?}, {} lock records held; all are live",
+        begun.len(),
+        done.len(),
+        held.len()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_kills_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    killed_often(&server.url(), 50).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_kills_on_fjall() {
+    let directory = tempfile::tempdir().unwrap();
+    killed_often(&format!("fjall://{}", directory.path().display()), 10).await;
+}
