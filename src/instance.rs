@@ -153,6 +153,7 @@ pub async fn run(
     let partitions = check_topics(&settings, &parts).await?;
     settings.pipeline.partitions = Some(partitions);
     let frontier = Frontier::committed(&settings, &parts).await?;
+    frontier.look_for_halts(&parts.earlier_halts);
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
     group_store(&parts.store).holds(&frontier.consumed).await?;
@@ -176,7 +177,25 @@ pub async fn run(
     } else {
         None
     };
-    together(pipeline, sequencer, shutdown).await
+    tokio::select! {
+        biased;
+        ended = together(pipeline, sequencer, shutdown) => ended,
+        why = behind(&settings, &parts) => Err(why),
+    }
+}
+
+/// Ends when the store is found to be behind what its group has committed, whoever holds what: one instance may have the validated
+/// transactions and another, over a store of its own, the chain.
+async fn behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceError {
+    loop {
+        tokio::time::sleep(COMPARED_EVERY).await;
+        // What cannot be asked now is asked again; who works waits for the same answers, and says so.
+        let Ok(frontier) = Frontier::committed(settings, parts).await else { continue };
+        match group_store(&parts.store).holds(&frontier.consumed).await {
+            Err(error) if !error.may_be_retried() => return error.into(),
+            _ => {}
+        }
+    }
 }
 
 /// What a rebuild did.
@@ -286,6 +305,7 @@ async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64,
     }
 }
 
+const COMPARED_EVERY: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(500);
 /// A broker may take so long without anything being wrong.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -263,7 +263,7 @@ fn copy(from: &Path, to: &Path, under: &Path, planted: &BTreeMap<String, String>
         let path = under.join(entry.file_name());
         let name = entry.file_name();
         if entry.file_type().unwrap().is_dir() {
-            if !["target", ".git", "corpus"].iter().any(|left_out| name == *left_out) {
+            if !["target", ".git", ".kafka", ".moto", "corpus"].iter().any(|left_out| name == *left_out) {
                 copy(from, to, &path, planted);
             }
             continue;

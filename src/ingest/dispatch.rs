@@ -43,6 +43,13 @@ pub enum Done {
     DeadLetterPublished(EventRef),
     /// How far everybody else is, or why that cannot be told.
     Others(Result<Others, String>),
+    /// The store holds what had been committed of a partition when it was assigned.
+    Compared {
+        /// Which.
+        partition: i32,
+        /// Of that assignment.
+        epoch: u64,
+    },
     /// A transaction came by no event of its own.
     Came(Txid),
     /// One of the tasks that work on the store gets no answer; or has one again, after it had none.

@@ -17,9 +17,16 @@ pub struct PartitionBounds {
     pub bytes: u64,
 }
 
-/// A producer's clock may be ahead of ours by so much. A message from beyond would make its partition count as read past
-/// everything that is still to come there.
-const CLOCKS_DIFFER_MS: i64 = 60_000;
+/// A producer's clock may be ahead of ours by so much, or half the grace of a missing parent. A message from beyond would make
+/// its partition count as read past everything that is still to come there.
+const CLOCKS_DIFFER_MS: u64 = 60_000;
+/// So many from beyond, one after the other: the clock that is wrong is ours.
+const OURS_IS_WRONG: u32 = 100;
+
+/// No later timestamp is believed of what is read at `now_ms`.
+pub fn latest_believed_ms(now_ms: u64, missing_parent_grace_ms: u64) -> i64 {
+    (now_ms + CLOCKS_DIFFER_MS.min(missing_parent_grace_ms / 2)) as i64
+}
 
 /// Why a partition does not go on until an operator has looked. It travels with the commit, so that no rebalance lifts it:
 /// only an instance that was started after it tries again.
@@ -81,6 +88,10 @@ pub struct PartitionState {
     pub dead_letters: DeadLetterGauge,
     /// Greatest timestamp read.
     read_timestamp_ms: i64,
+    /// Messages read last, one after the other, whose timestamps are not believed.
+    from_beyond: u32,
+    /// The store is known to hold what has been committed.
+    pub compared: bool,
     /// What was committed last.
     pub committed: Option<Committed>,
     /// Below it, an earlier assignment had read everything (and perhaps more).
@@ -104,6 +115,8 @@ impl PartitionState {
             halted: None,
             dead_letters: DeadLetterGauge::default(),
             read_timestamp_ms: i64::MIN,
+            from_beyond: 0,
+            compared: assigned.committed.as_ref().and_then(consumed_of).is_none(),
             committed: assigned.committed.clone(),
             read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
             start: assigned.position,
@@ -117,11 +130,14 @@ impl PartitionState {
         Some(self.start).filter(|start| *start > 0 && self.committed.is_none())
     }
 
-    /// Registers a message that is read now; `false` for one that was read before.
-    pub fn deliver(&mut self, message: &Message, now_ms: u64) -> bool {
+    /// Registers a message, of which no timestamp after `latest_ms` is believed; `false` for one that was read before.
+    pub fn deliver(&mut self, message: &Message, latest_ms: i64) -> bool {
         let is_new = self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len());
-        if is_new && message.timestamp_ms <= (now_ms as i64).saturating_add(CLOCKS_DIFFER_MS) {
-            self.read_timestamp_ms = self.read_timestamp_ms.max(message.timestamp_ms);
+        if is_new {
+            self.from_beyond = if message.timestamp_ms > latest_ms { self.from_beyond.saturating_add(1) } else { 0 };
+            if self.from_beyond == 0 || self.from_beyond >= OURS_IS_WRONG {
+                self.read_timestamp_ms = self.read_timestamp_ms.max(message.timestamp_ms);
+            }
         }
         is_new
     }
@@ -201,7 +217,11 @@ impl PartitionState {
     pub fn rewound(&self, partition: TopicPartition, epoch: u64, position: u64) -> Self {
         let committed = self.committed.clone();
         let assigned = Assigned { partition, epoch, committed, position, high_watermark: self.high_watermark };
-        PartitionState { start: self.start, ..PartitionState::new(&assigned, self.metrics.clone(), true) }
+        PartitionState {
+            start: self.start,
+            compared: self.compared,
+            ..PartitionState::new(&assigned, self.metrics.clone(), true)
+        }
     }
 
     /// Where reading goes on when a node has forgotten.
@@ -210,11 +230,14 @@ impl PartitionState {
     }
 
     /// The safe prefix, where it (or what is said with it) has changed since the last commit: up to `noted`, which the store
-    /// knows to be consumed.
+    /// knows to be consumed. Before it knows as much as is committed already, nothing.
     pub fn to_commit(&self, noted: u64) -> Option<Committed> {
+        if noted < self.rewind_to() || !self.compared {
+            return None;
+        }
         let note = Note { view: self.view(), halted: self.halted.clone() };
         let metadata = serde_json::to_string(&note).ok()?;
-        let now = Committed { offset: self.tracker.safe().min(noted).max(self.rewind_to()), metadata };
+        let now = Committed { offset: self.tracker.safe().min(noted), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
@@ -283,13 +306,33 @@ mod tests {
     #[test]
     fn a_timestamp_far_ahead_does_not_make_a_partition_read_past_what_follows() {
         let mut state = state(None);
+        let latest_ms = latest_believed_ms(1_000, 20_000);
+        assert_eq!((latest_ms, latest_believed_ms(1_000, 600_000)), (11_000, 61_000));
         let at = |offset, timestamp_ms| Message { timestamp_ms, ..message(offset) };
         for (offset, timestamp_ms, read) in
-            [(0, 500, 500), (1, 1_000_000, 500), (2, 61_000, 61_000), (3, 61_001, 61_000)]
+            [(0, 500, 500), (1, 1_000_000, 500), (2, 11_000, 11_000), (3, 11_001, 11_000)]
         {
-            assert!(state.deliver(&at(offset, timestamp_ms), 1_000));
+            assert!(state.deliver(&at(offset, timestamp_ms), latest_ms));
             assert_eq!(state.view().read_timestamp_ms, read, "offset {offset}");
         }
+        let first = u64::from(OURS_IS_WRONG) + 3;
+        (4..first).for_each(|offset| assert!(state.deliver(&at(offset, 90_000), latest_ms)));
+        assert_eq!(state.view().read_timestamp_ms, 90_000, "our clock is behind theirs");
+    }
+
+    #[test]
+    fn nothing_is_committed_before_the_store_is_known_to_hold_what_is() {
+        let committed = Committed { offset: 3, metadata: r#"{"read":9,"pos":5}"#.into() };
+        let mut state = state(Some(committed.clone()));
+        state.deliver(&message(3), 1_000);
+        state.tracker.complete(3, 0);
+        assert_eq!(state.to_commit(u64::MAX), None);
+        state.compared = true;
+        assert_eq!(state.to_commit(2), None, "the store may forget that so much is consumed");
+        assert_eq!(state.to_commit(3).map(|committed| committed.offset), Some(3));
+        assert_eq!(state.to_commit(4).map(|committed| committed.offset), Some(4));
+        let by_operator = Committed { metadata: String::new(), ..committed };
+        assert!(self::state(Some(by_operator)).compared, "nothing is asked of the store");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::{
     ingest::{
         arrivals::Arrivals,
         dispatch::{Dispatcher, Done, Reading},
-        partition::{Halt, PartitionState, never_read},
+        partition::{Halt, PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, Prepared, check_place, prepare},
         proof::ChainView,
@@ -192,7 +192,7 @@ impl Pipeline {
 
     fn on_assigned(&mut self, assigned: Assigned) {
         let number = assigned.partition.partition;
-        self.compare_with_store(assigned.committed.as_ref().map(|committed| (number, committed)));
+        self.compare_with_store(&assigned);
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
         let metrics = self.parts.metrics.partition(&assigned.partition);
         self.partitions.insert(number, PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget()));
@@ -269,9 +269,9 @@ impl Pipeline {
         let Some(state) = self.partitions.get_mut(&number).filter(|state| state.epoch == batch.epoch) else { return };
         state.high_watermark = state.high_watermark.max(batch.high_watermark);
         state.at_end = false;
-        let wall_ms = self.parts.clock.now_ms();
+        let latest_ms = latest_believed_ms(self.parts.clock.now_ms(), self.settings.missing_parent_grace_ms);
         let messages: Vec<Message> =
-            batch.messages.into_iter().filter(|message| state.deliver(message, wall_ms)).collect();
+            batch.messages.into_iter().filter(|message| state.deliver(message, latest_ms)).collect();
         if messages.is_empty() {
             return;
         }
@@ -487,6 +487,11 @@ impl Pipeline {
             }
             Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
+            Done::Compared { partition, epoch } => {
+                if let Some(state) = self.partitions.get_mut(&partition).filter(|state| state.epoch == epoch) {
+                    state.compared = true;
+                }
+            }
             Done::StoreReachable(answer) => self.on_store(answer),
             Done::Fatal(error) => return Err(error),
         }

@@ -15,17 +15,18 @@ use std::{
 use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
     broker::{
-        Broker, BrokerError, Message, Producer, TopicPartition,
+        Broker, BrokerError, Committed, Message, Producer, TopicPartition,
         retry::{next_messages, until_answered},
     },
     event::{DecisionBody, Event},
     ingest::{
+        halts::EarlierHalts,
         partition::consumed_of,
         plan::TxidMap,
         prepare::{Prepared, prepare},
         replay::{LastVerdicts, Raised, Rebuild},
     },
-    record::Consumed,
+    record::{Consumed, Reason},
     sequencer::{chain_group, decisions::DecisionLog},
     tx::Txid,
 };
@@ -38,6 +39,8 @@ pub(super) struct Frontier {
     pub(super) chain: u64,
     /// What instances have committed: the store of the group has consumed it.
     pub(super) consumed: Consumed,
+    /// Of the validated transactions, as they are.
+    commits: Vec<(i32, Committed)>,
 }
 
 const READ_WAIT: Duration = Duration::from_millis(100);
@@ -49,23 +52,27 @@ impl Frontier {
         let partitions: Vec<TopicPartition> =
             (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
         let committed = parts.broker.committed(&settings.pipeline.group, &partitions).await?;
-        let known = (0..count).zip(&committed).filter_map(|(number, committed)| Some((number, committed.as_ref()?)));
-        parts.earlier_halts.look(known);
         let by_instance = (0..count)
             .zip(&committed)
             .filter_map(|(number, committed)| Some((number.unsigned_abs(), consumed_of(committed.as_ref()?)?)));
         let mut consumed = Consumed { chain: 0, validated: by_instance.collect() };
         let validated = (0..count)
-            .zip(committed)
-            .map(|(number, committed)| (number, committed.map_or(0, |committed| committed.offset)))
+            .zip(&committed)
+            .map(|(number, committed)| (number, committed.as_ref().map_or(0, |committed| committed.offset)))
             .collect();
+        let commits = (0..count).zip(committed).filter_map(|(number, committed)| Some((number, committed?))).collect();
         let chain = [chain_of(settings)];
         let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
         let committed = committed.into_iter().flatten().next();
         let chain = committed.as_ref().map_or(0, |committed| committed.offset);
         // Without metadata it is an operator's, who has said where to go on.
         consumed.chain = committed.filter(|committed| !committed.metadata.is_empty()).map_or(0, |_| chain);
-        Ok(Frontier { validated, chain, consumed })
+        Ok(Frontier { validated, chain, consumed, commits })
+    }
+
+    /// Remembers which partitions stand halted.
+    pub(super) fn look_for_halts(&self, halts: &EarlierHalts) {
+        halts.look(self.commits.iter().map(|(number, committed)| (*number, committed)));
     }
 
     pub(super) fn any(&self) -> bool {
@@ -94,6 +101,7 @@ impl Frontier {
         if rebuild.frontier != ends {
             let below = decided.log.table().iter().take_while(|decision| decision.chain_offset < chain);
             let mut roots: BTreeSet<Txid> = below.flat_map(|decision| names(&decision.body)).collect();
+            roots.extend(&decided.winners);
             drop(decided);
             read(parts.broker.as_ref(), &chain_of(settings), 0, chain, |message| listed_in(&message, &mut roots))
                 .await?;
@@ -109,6 +117,8 @@ struct Decided {
     log: DecisionLog,
     /// Whose contests have none yet, or not the whole of one.
     undecided: Vec<Txid>,
+    /// Who those found in their place.
+    winners: Vec<Txid>,
     /// Every event of the chain below it has been handled.
     handled: u64,
 }
@@ -124,17 +134,18 @@ impl Decided {
         let handled = log.table().handled_below();
         let chain = chain_of(settings);
         let (_, high) = parts.broker.watermarks(&chain).await?;
-        let mut contests: Vec<(u64, Txid)> = Vec::new();
+        let mut contests: Vec<(u64, Txid, Option<Txid>)> = Vec::new();
         read(parts.broker.as_ref(), &chain, handled.min(high), high, |message| {
             // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
             if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
-                contests.push((message.offset, contest.txid));
+                contests.push((message.offset, contest.txid, winner_of(&contest.reason)));
             }
         })
         .await?;
-        contests.retain(|(chain_offset, _)| log.table().whole(*chain_offset, 0).is_none());
-        let undecided = contests.into_iter().map(|(_, txid)| txid).collect();
-        Ok(Decided { log, undecided, handled })
+        contests.retain(|(chain_offset, ..)| log.table().whole(*chain_offset, 0).is_none());
+        let winners = contests.iter().filter_map(|(.., winner)| *winner).collect();
+        let undecided = contests.into_iter().map(|(_, txid, _)| txid).collect();
+        Ok(Decided { log, undecided, winners, handled })
     }
 }
 
@@ -213,12 +224,20 @@ fn names(body: &DecisionBody) -> Vec<Txid> {
             let holders = inputs.iter().filter_map(|input| input.holder).map(|holder| holder.txid);
             std::iter::once(*txid).chain(losers.iter().copied()).chain(parents).chain(holders).collect()
         }
-        DecisionBody::Conflicting { txid, .. } => vec![*txid],
+        DecisionBody::Conflicting { txid, reason, .. } => std::iter::once(*txid).chain(winner_of(reason)).collect(),
         DecisionBody::Cone { members, .. } => members.iter().map(|member| member.txid).collect(),
         DecisionBody::PassedOver { .. }
         | DecisionBody::CommandDone { .. }
         | DecisionBody::Closed
         | DecisionBody::AcceptedPart { .. } => Vec::new(),
+    }
+}
+
+/// Who a transaction lost to: it was live, and nothing else may be in its place for who goes on with the rebuilt store.
+fn winner_of(reason: &Reason) -> Option<Txid> {
+    match reason {
+        Reason::DoubleSpend { winner, .. } => Some(*winner),
+        _ => None,
     }
 }
 

@@ -33,7 +33,7 @@ use crate::{
     engine::ErrorKind,
     ingest::partition::{Halt, PartitionBounds, PartitionState, never_read},
     record::Consumed,
-    store::nodes::Look,
+    store::nodes::{Look, Nodes},
     tasks,
     telemetry::Rebalance,
 };
@@ -164,9 +164,8 @@ impl Sequencer {
             Polled::Messages(batch) => {
                 if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == batch.epoch) {
                     holding.state.high_watermark = holding.state.high_watermark.max(batch.high_watermark);
-                    let wall_ms = self.parts.clock.now_ms();
                     for message in &batch.messages {
-                        holding.state.deliver(message, wall_ms);
+                        holding.state.deliver(message, i64::MAX);
                     }
                     // A worker that has ended has said why.
                     let _ = holding.messages.send(batch);
@@ -223,8 +222,12 @@ impl Sequencer {
             compare_with_store(&parts, assigned.position).await?;
         }
         let met = Waiting::new(&parts, "the nodes of the store").until_done(self.parts.nodes.meet()).await;
-        let incarnation = met?;
-        if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
+        let incarnation = met?.clone();
+        if self.mode == ChainMode::Live && metadata.is_empty() && assigned.position > 0 {
+            // Whatever is committed below speaks of what the store knows.
+            note_safely(&parts, &mut self.parts.nodes, assigned.position).await?;
+        }
+        if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(&incarnation)) {
             let committed = Committed { offset: assigned.position, metadata: new.to_metadata() };
             if !self.commit_era(&assigned.partition, &committed).await? {
                 return Ok(());
@@ -454,6 +457,25 @@ async fn compare_with_store(parts: &SequencerParts, chain: u64) -> Result<(), St
                 waiting.look_again("the meta record of the store").await;
             }
             answer => return answer.map_err(|error| Stop::Damaged(error.to_string())),
+        }
+    }
+}
+
+/// Writes into the store that the chain is consumed so far, and waits until no node can forget it.
+async fn note_safely(parts: &SequencerParts, nodes: &mut Nodes, chain: u64) -> Result<(), Stop> {
+    let mut waiting = Waiting::new(parts, "the chain");
+    loop {
+        match parts.whole.note(&Consumed { chain, ..Consumed::default() }).await {
+            Err(error) if error.may_be_retried() => waiting.look_again("the meta record of the store").await,
+            Err(error) => return Err(Stop::Damaged(error.to_string())),
+            Ok(()) if !nodes.may_forget() => return Ok(()),
+            Ok(()) => {
+                tokio::time::sleep(nodes.lag()).await;
+                if !nodes.have_restarted().await? {
+                    return Ok(());
+                }
+                nodes.meet().await?;
+            }
         }
     }
 }

@@ -80,6 +80,33 @@ async fn what_the_chain_names_above_the_frontier_of_the_partitions_counts_and_it
     running.kill().await;
 }
 
+/// Else whoever goes on with the rebuilt store would find its coin free, and give it to another.
+#[tokio::test(start_paused = true)]
+async fn who_won_what_the_chain_has_decided_counts_above_the_frontier_of_the_partitions() {
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.missing_parent_grace_ms = 100_000;
+    hold_up_every_partition(&world).await;
+    let seed = world.seed(1, 1).await;
+    let rivals = [1, 2].map(|tag| spend(&[seed.coin(0)], 1, tag));
+    let running = world.start();
+    for made in &rivals {
+        world.validate(made).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    pause().await;
+    assert_eq!(committed(&world, GROUP, "txs", PARTITIONS).await, vec![None; PARTITIONS as usize]);
+    assert_eq!(committed(&world, "g.chain", "chain", 1).await, [Some(1)], "the contest");
+    let live = digest(&world.store).await;
+    running.kill().await;
+
+    let (store, ended) = rebuild(&world).await;
+    ended.unwrap();
+    for made in &rivals {
+        assert_eq!(state(&store, made).await, state(&world.store, made).await);
+    }
+    assert_eq!(digest(&store).await, live);
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_decided_and_not_committed_is_applied() {
     let mut world = World::new().await;

@@ -52,8 +52,7 @@ pub(super) fn start(
     let mut writer = Writer::start(&tables)?;
     std::thread::Builder::new().name("fjall-committer".into()).spawn(move || {
         let ended = work(&tables, &rules, &mut queue, &mut writer);
-        // Whoever opens the directory next must not find it in use.
-        writer.join();
+        drop(writer);
         ended?;
         tables.database.persist(PersistMode::SyncAll).map_err(|error| disk("close", "store", &error))
     })
@@ -90,11 +89,12 @@ struct Group {
 
 /// Has one group at a time written, in the order in which they come.
 struct Writer {
-    groups: SyncSender<Group>,
+    /// `None` at its end.
+    groups: Option<SyncSender<Group>>,
     written: Receiver<()>,
     /// Whether the last group is on its way.
     busy: bool,
-    thread: JoinHandle<()>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
@@ -105,16 +105,15 @@ impl Writer {
         let thread = std::thread::Builder::new().name("fjall-writer".into()).spawn(move || {
             for Group { mut jobs, waiting, batch } in queue {
                 write(&tables, &mut jobs, batch);
-                if tell.send(()).is_err() {
-                    return;
-                }
+                // Without the committer this is the last.
+                let _ = tell.send(());
                 for (job, done) in jobs.into_iter().zip(waiting) {
                     // Who does not wait any more does not want to know.
                     let _ = done.send(job);
                 }
             }
         })?;
-        Ok(Writer { groups, written, busy: false, thread })
+        Ok(Writer { groups: Some(groups), written, busy: false, thread: Some(thread) })
     }
 
     /// Waits until nothing is on its way.
@@ -126,15 +125,16 @@ impl Writer {
     fn write(&mut self, group: Group) -> Result<(), EngineError> {
         self.rest()?;
         self.busy = true;
-        self.groups.send(group).map_err(|_| ended())
+        self.groups.as_ref().and_then(|groups| groups.send(group).ok()).ok_or_else(ended)
     }
+}
 
-    /// Lets what is on its way come to its end.
-    fn join(self) {
-        drop(self.groups);
-        drop(self.written);
+impl Drop for Writer {
+    /// Lets what is on its way come to its end: whoever opens the directory next must not find it in use.
+    fn drop(&mut self) {
+        drop(self.groups.take());
         // A panic was told to who waited.
-        let _ = self.thread.join();
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

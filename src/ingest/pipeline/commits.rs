@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Pipeline, PipelineError};
 use crate::{
     api::Condition,
-    broker::{BrokerErrorKind, Committed, TopicPartition},
+    broker::{Assigned, BrokerErrorKind, TopicPartition},
     engine::ErrorKind,
     ingest::{
         dispatch::{Done, spawn},
@@ -81,8 +81,8 @@ impl Pipeline {
             return Ok(true);
         }
         let mut consumed = self.notes.last.clone();
-        let validated =
-            self.partitions.iter().map(|(number, state)| (number.unsigned_abs(), state.tracker.watermark()));
+        let compared = self.partitions.iter().filter(|(_, state)| state.compared);
+        let validated = compared.map(|(number, state)| (number.unsigned_abs(), state.tracker.watermark()));
         consumed.raise(&Consumed { chain: 0, validated: validated.collect() });
         if consumed == self.notes.last {
             return Ok(true);
@@ -103,19 +103,20 @@ impl Pipeline {
         Ok(false)
     }
 
-    /// Looks, beside the loop, whether the store is the one that these commits speak of; ends the pipeline where it is not.
-    pub(super) fn compare_with_store<'a>(&self, commits: impl IntoIterator<Item = (i32, &'a Committed)>) {
-        let validated = commits.into_iter().filter_map(|(number, at)| Some((number.unsigned_abs(), consumed_of(at)?)));
-        let committed = Consumed { chain: 0, validated: validated.collect() };
-        if committed.validated.is_empty() || matches!(self.parts.modes, Modes::Rebuild(_)) {
-            return;
-        }
+    /// Looks, beside the loop, whether the store is the one that the commits of a partition speak of; ends the pipeline where it
+    /// is not. Until then nothing is said of the partition, neither to the store nor to the group.
+    pub(super) fn compare_with_store(&mut self, assigned: &Assigned) {
+        let (partition, epoch) = (assigned.partition.partition, assigned.epoch);
+        let Some(committed) = assigned.committed.as_ref().and_then(consumed_of) else { return };
+        let committed = Consumed { chain: 0, validated: [(partition.unsigned_abs(), committed)].into() };
         let (whole, done) = (self.parts.whole.clone(), self.done_sender.clone());
         spawn("comparing the store with its group", &self.done_sender, async move {
-            if let Err(error) = held(whole.as_ref(), &committed).await {
-                // A pipeline that has ended meanwhile asks again when it starts.
-                let _ = done.send(Done::Fatal(PipelineError::Store(error.to_string())));
-            }
+            let answer = match until_compared(whole.as_ref(), &committed).await {
+                Ok(()) => Done::Compared { partition, epoch },
+                Err(error) => Done::Fatal(PipelineError::Store(error.to_string())),
+            };
+            // A pipeline that has ended meanwhile asks again when it starts.
+            let _ = done.send(answer);
         });
     }
 
@@ -199,7 +200,7 @@ impl Pipeline {
 }
 
 /// Asks until the store answers.
-async fn held(whole: &dyn WholeStore, committed: &Consumed) -> Result<(), MetaError> {
+pub(super) async fn until_compared(whole: &dyn WholeStore, committed: &Consumed) -> Result<(), MetaError> {
     loop {
         match whole.holds(committed).await {
             Err(error) if error.may_be_retried() => {

@@ -7,15 +7,17 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{LONG_WAIT_MS, Pipeline, PipelineParts};
+use super::{LONG_WAIT_MS, Pipeline, PipelineError, PipelineParts, commits::until_compared};
 use crate::{
-    broker::{BrokerError, Committed, TopicPartition},
+    broker::{Committed, TopicPartition},
     ingest::{
         dispatch::{Done, spawn},
         flight::FlightId,
-        partition::PartitionState,
+        partition::{PartitionState, consumed_of},
         proof::{ChainView, PartitionView, Ties, proves_missing},
+        replay::Modes,
     },
+    record::Consumed,
 };
 
 /// How far everybody else is.
@@ -27,8 +29,6 @@ pub struct Others {
     partitions: Vec<(i32, PartitionView)>,
     /// Ends of those that are.
     ends: BTreeMap<i32, u64>,
-    /// What was last committed of those that are not held here.
-    committed: Vec<(i32, Committed)>,
     chain: ChainView,
     /// Who was waiting when all this was asked for: of anybody who came later it proves nothing.
     waiting: BTreeSet<FlightId>,
@@ -40,7 +40,7 @@ async fn how_far_others_are(
     group: &str,
     held: &BTreeSet<i32>,
     waiting: BTreeSet<FlightId>,
-) -> Result<Others, BrokerError> {
+) -> Result<Others, PipelineError> {
     let count = parts.broker.partitions(&topic).await?.unwrap_or(0);
     let foreign: Vec<TopicPartition> = (0..count)
         .filter(|number| !held.contains(number))
@@ -48,8 +48,16 @@ async fn how_far_others_are(
         .collect();
     let committed = parts.broker.committed(group, &foreign).await?;
     let mut partitions = Vec::new();
-    let known = |(partition, at): (&TopicPartition, &Option<Committed>)| Some((partition.partition, at.clone()?));
-    let foreign_commits = foreign.iter().zip(&committed).filter_map(known).collect();
+    let known = |(partition, at): (&TopicPartition, &Option<Committed>)| {
+        Some((partition.partition.unsigned_abs(), consumed_of(at.as_ref()?)?))
+    };
+    let consumed = Consumed { chain: 0, validated: foreign.iter().zip(&committed).filter_map(known).collect() };
+    // What others have read is no proof of what this store holds, unless it is theirs too. A rebuild's is not.
+    if matches!(parts.modes, Modes::Live) {
+        until_compared(parts.whole.as_ref(), &consumed)
+            .await
+            .map_err(|error| PipelineError::Store(error.to_string()))?;
+    }
     for (partition, committed) in foreign.iter().zip(committed) {
         let view = PartitionState::foreign_view(parts.broker.as_ref(), partition, committed).await?;
         partitions.push((partition.partition, view));
@@ -60,7 +68,7 @@ async fn how_far_others_are(
         ends.insert(*number, parts.broker.watermarks(&partition).await?.1);
     }
     let chain = parts.chain.view().await?;
-    Ok(Others { count: count as usize, partitions, ends, committed: foreign_commits, chain, waiting })
+    Ok(Others { count: count as usize, partitions, ends, chain, waiting })
 }
 
 impl Pipeline {
@@ -86,9 +94,12 @@ impl Pipeline {
         let (parts, done) = (self.parts.clone(), self.done_sender.clone());
         let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
         spawn("asking how far the others are", &self.done_sender, async move {
-            let others = how_far_others_are(&parts, topic, &group, &held, waiting).await;
+            let answer = match how_far_others_are(&parts, topic, &group, &held, waiting).await {
+                Err(error @ PipelineError::Store(_)) => Done::Fatal(error),
+                others => Done::Others(others.map_err(|error| error.to_string())),
+            };
             // A pipeline that has ended meanwhile asks again when it starts.
-            let _ = done.send(Done::Others(others.map_err(|error| error.to_string())));
+            let _ = done.send(answer);
         });
     }
 
@@ -99,7 +110,6 @@ impl Pipeline {
             Ok(others) => others,
             Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
-        self.compare_with_store(others.committed.iter().map(|(number, committed)| (*number, committed)));
         self.look_at_chain(others.chain);
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let own = |(number, state): (&i32, &PartitionState)| {
