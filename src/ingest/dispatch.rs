@@ -43,12 +43,12 @@ pub enum Done {
     DeadLetterPublished(EventRef),
     /// How far everybody else is, or why that cannot be told.
     Others(Result<Others, String>),
-    /// The store holds what had been committed of a partition when it was assigned.
+    /// The store holds what is below this offset of a partition.
     Compared {
         /// Which.
         partition: i32,
-        /// Of that assignment.
-        epoch: u64,
+        /// As it had been committed when the partition was assigned.
+        offset: u64,
     },
     /// A transaction came by no event of its own.
     Came(Txid),

@@ -487,9 +487,10 @@ impl Pipeline {
             }
             Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
-            Done::Compared { partition, epoch } => {
-                if let Some(state) = self.partitions.get_mut(&partition).filter(|state| state.epoch == epoch) {
-                    state.compared = true;
+            Done::Compared { partition, offset } => {
+                // Under whichever epoch it was asked: it has been read again from the beginning meanwhile, where a node forgot.
+                if let Some(state) = self.partitions.get_mut(&partition) {
+                    state.compared |= state.rewind_to() <= offset;
                 }
             }
             Done::StoreReachable(answer) => self.on_store(answer),

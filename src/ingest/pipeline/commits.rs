@@ -106,13 +106,13 @@ impl Pipeline {
     /// Looks, beside the loop, whether the store is the one that the commits of a partition speak of; ends the pipeline where it
     /// is not. Until then nothing is said of the partition, neither to the store nor to the group.
     pub(super) fn compare_with_store(&mut self, assigned: &Assigned) {
-        let (partition, epoch) = (assigned.partition.partition, assigned.epoch);
-        let Some(committed) = assigned.committed.as_ref().and_then(consumed_of) else { return };
-        let committed = Consumed { chain: 0, validated: [(partition.unsigned_abs(), committed)].into() };
+        let partition = assigned.partition.partition;
+        let Some(offset) = assigned.committed.as_ref().and_then(consumed_of) else { return };
+        let committed = Consumed { chain: 0, validated: [(partition.unsigned_abs(), offset)].into() };
         let (whole, done) = (self.parts.whole.clone(), self.done_sender.clone());
         spawn("comparing the store with its group", &self.done_sender, async move {
             let answer = match until_compared(whole.as_ref(), &committed).await {
-                Ok(()) => Done::Compared { partition, epoch },
+                Ok(()) => Done::Compared { partition, offset },
                 Err(error) => Done::Fatal(PipelineError::Store(error.to_string())),
             };
             // A pipeline that has ended meanwhile asks again when it starts.
