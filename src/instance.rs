@@ -267,14 +267,10 @@ pub async fn rebuild(
 
 /// Says in the store that its rebuild has ended, and waits until no node can forget that any more.
 async fn end_rebuild(store: &Store, mut nodes: Nodes, consumed: &Consumed) -> Result<(), InstanceError> {
+    nodes.meet().await.map_err(MetaError::from)?;
     loop {
-        nodes.meet().await.map_err(MetaError::from)?;
         store.end_rebuild(consumed).await?;
-        if !nodes.may_forget() {
-            return Ok(());
-        }
-        tokio::time::sleep(nodes.lag()).await;
-        if !nodes.have_restarted().await.map_err(MetaError::from)? {
+        if nodes.outlast().await.map_err(MetaError::from)? {
             return Ok(());
         }
     }
@@ -423,14 +419,10 @@ fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, In
 /// another, and a node may still forget it: records without it would be nobody's. So nothing else begins before it is
 /// safe.
 async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets: bool) -> Result<(), InstanceError> {
+    nodes.meet().await.map_err(MetaError::from)?;
     loop {
-        nodes.meet().await.map_err(MetaError::from)?;
         parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
-        if group_has_offsets || !nodes.may_forget() {
-            return Ok(());
-        }
-        tokio::time::sleep(nodes.lag()).await;
-        if !nodes.have_restarted().await.map_err(MetaError::from)? {
+        if group_has_offsets || nodes.outlast().await.map_err(MetaError::from)? {
             return Ok(());
         }
     }

@@ -221,13 +221,13 @@ impl Sequencer {
         if let (ChainMode::Live, false) = (self.mode, metadata.is_empty()) {
             compare_with_store(&parts, assigned.position).await?;
         }
-        let met = Waiting::new(&parts, "the nodes of the store").until_done(self.parts.nodes.meet()).await;
-        let incarnation = met?.clone();
         if self.mode == ChainMode::Live && metadata.is_empty() && assigned.position > 0 {
             // Whatever is committed below speaks of what the store knows.
             note_safely(&parts, &mut self.parts.nodes, assigned.position).await?;
         }
-        if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(&incarnation)) {
+        let met = Waiting::new(&parts, "the nodes of the store").until_done(self.parts.nodes.meet()).await;
+        let incarnation = met?;
+        if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
             let committed = Committed { offset: assigned.position, metadata: new.to_metadata() };
             if !self.commit_era(&assigned.partition, &committed).await? {
                 return Ok(());
@@ -463,19 +463,14 @@ async fn compare_with_store(parts: &SequencerParts, chain: u64) -> Result<(), St
 
 /// Writes into the store that the chain is consumed so far, and waits until no node can forget it.
 async fn note_safely(parts: &SequencerParts, nodes: &mut Nodes, chain: u64) -> Result<(), Stop> {
+    nodes.meet().await?;
     let mut waiting = Waiting::new(parts, "the chain");
     loop {
         match parts.whole.note(&Consumed { chain, ..Consumed::default() }).await {
             Err(error) if error.may_be_retried() => waiting.look_again("the meta record of the store").await,
             Err(error) => return Err(Stop::Damaged(error.to_string())),
-            Ok(()) if !nodes.may_forget() => return Ok(()),
-            Ok(()) => {
-                tokio::time::sleep(nodes.lag()).await;
-                if !nodes.have_restarted().await? {
-                    return Ok(());
-                }
-                nodes.meet().await?;
-            }
+            Ok(()) if nodes.outlast().await? => return Ok(()),
+            Ok(()) => {}
         }
     }
 }

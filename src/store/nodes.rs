@@ -85,6 +85,23 @@ impl Nodes {
         Ok(self.may_forget() && self.ask_until_known().await? != self.known)
     }
 
+    /// Waits until what was acknowledged before cannot be forgotten any more. `false`: one has restarted meanwhile, and is met;
+    /// it has to be done again.
+    ///
+    /// # Errors
+    /// What no retry heals.
+    pub async fn outlast(&mut self) -> Result<bool, EngineError> {
+        if !self.may_forget() {
+            return Ok(true);
+        }
+        tokio::time::sleep(self.lag).await;
+        let restarted = self.have_restarted().await?;
+        if restarted {
+            self.meet().await?;
+        }
+        Ok(!restarted)
+    }
+
     async fn ask(&self) -> Result<Incarnation, EngineError> {
         tokio::time::timeout(PATIENCE, self.engine.incarnation()).await.unwrap_or_else(|_| {
             Err(EngineError {

@@ -141,6 +141,7 @@ impl Drop for Writer {
 fn ended() -> EngineError {
     stopped("apply", "the writer")
 }
+
 /// The calls that are waiting, as they came.
 fn gather(first: Call, queue: &mut mpsc::Receiver<Call>) -> (Vec<Job>, Vec<oneshot::Sender<Job>>) {
     let mut rows = 0;
