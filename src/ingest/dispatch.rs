@@ -1,6 +1,10 @@
 //! Rows to the engine: gathered by size and age, many batches in flight, failures tried again with a growing pause.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -285,17 +289,19 @@ async fn read_until_done(
     let mut backoff = backoff(&settings, reads.first().map(|(_, txid)| Key::master(*txid)).as_ref());
     let mut reporter = Reporter::new(done);
     loop {
-        let keys: Vec<Key> = reads.iter().map(|(_, txid)| Key::master(*txid)).collect();
-        let results = engine.read(&keys).await;
-        let mut records = Vec::with_capacity(results.len());
+        // A thousand children of one wide parent ask for the same record, of megabytes.
+        let txids: BTreeSet<Txid> = reads.iter().map(|(_, txid)| *txid).collect();
+        let keys: Vec<Key> = txids.iter().map(|txid| Key::master(*txid)).collect();
+        let results: BTreeMap<Txid, _> = txids.into_iter().zip(engine.read(&keys).await).collect();
+        let mut records = Vec::with_capacity(reads.len());
         let mut again = Vec::new();
         let mut error = None;
-        for (read, result) in reads.into_iter().zip(results) {
-            match result {
-                Ok(record) => records.push((read.0, record)),
+        for (reading, txid) in reads {
+            match &results[&txid] {
+                Ok(record) => records.push((reading, record.clone())),
                 Err(why) => {
-                    error = Some(why);
-                    again.push(read);
+                    error = Some(why.clone());
+                    again.push((reading, txid));
                 }
             }
         }

@@ -1,9 +1,6 @@
 //! Transactions over several pages: what the handlers do to each page of one, and what a page leaves to its master.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     engine::Row,
@@ -41,8 +38,9 @@ impl Handler {
         Ok(self.answer("the store", self.parts.creator.create_now(work)).await?)
     }
 
-    /// Applies rows that take or free slots. What a page leaves to its master is asked there: why it refuses; and it is told whether
-    /// all slots of the page are spent.
+    /// Applies rows that take or free slots. What a page leaves to its master is asked there: why it refuses; and it is told when all
+    /// slots of the page are spent, by who takes the last one, and when no longer, by who frees one. Nobody says what he only
+    /// finds: a slot that was free may be taken by then, and "not all spent" would come behind "all spent".
     pub(super) async fn apply_to_slots(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, Stop> {
         if rows.iter().all(|row| matches!(row.key, Key::Page(_, 0))) {
             return self.apply(rows).await;
@@ -50,22 +48,28 @@ impl Handler {
         let mut outcomes = self.apply(rows.clone()).await?;
         let (mut spent, mut asked) = (BTreeMap::new(), Vec::new());
         for (row, outcome) in rows.iter().zip(&outcomes) {
-            let (Key::Page(txid, number @ 1..), Operation::Sequenced(stamp, _)) = (row.key, &row.operation) else {
+            let (Key::Page(txid, number @ 1..), Operation::Sequenced(stamp, operation)) = (row.key, &row.operation)
+            else {
                 continue;
             };
             match outcome {
                 Outcome::Applied(Reply::Slots { all_spent, .. })
-                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) => {
+                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. })
+                    if *all_spent == takes(operation) =>
+                {
                     let told = Sequenced::SetPageSpent { page: number, spent: *all_spent };
-                    spent
-                        .insert(row.key, Row { key: Key::master(txid), operation: Operation::Sequenced(*stamp, told) });
+                    let told = Row { key: Key::master(txid), operation: Operation::Sequenced(*stamp, told) };
+                    // What is freed in the same call bars the page's being all spent, in whatever order they were done.
+                    if !*all_spent || !spent.contains_key(&row.key) {
+                        spent.insert(row.key, told);
+                    }
                 }
                 Outcome::Rejected(rejection) if beyond::needs_master(number, rejection) => asked.push(txid),
                 _ => {}
             }
         }
         if !spent.is_empty() {
-            // Refused where there is no whole master: who stores it counts for himself.
+            // Refused where there is no whole master yet: the page is then not listed, which is a hint for pruning.
             self.apply(spent.into_values().collect()).await?;
         }
         let masters = self.masters_by_id(asked).await?;
@@ -102,7 +106,7 @@ impl Handler {
         Ok(())
     }
 
-    /// Applies the same operation to every page but the master; those that are not there.
+    /// Applies the same operation to every page but the master; those that are not there, or not known to be complete.
     async fn apply_to_others(&self, at: At, master: &Page, operation: &Sequenced) -> Result<Vec<u32>, Stop> {
         let numbers: Vec<u32> = (1..=others(master)).collect();
         self.apply_to(at, master.txid, &numbers, operation).await
@@ -114,7 +118,7 @@ impl Handler {
             let rows = numbers.iter().map(|number| at.row(Phase::Apply, Key::Page(txid, *number), operation.clone()));
             for (outcome, number) in self.apply(rows.collect()).await?.into_iter().zip(numbers) {
                 match outcome {
-                    Outcome::Rejected(Rejection::NotFound) => missing.push(*number),
+                    Outcome::Rejected(Rejection::NotFound | Rejection::Creating) => missing.push(*number),
                     Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
                     // A later event has seen to it; or it was pruned since.
                     Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_)) => {}
@@ -146,12 +150,20 @@ impl Handler {
         self.once_restored(at, master, &missing, &Sequenced::Accept).await
     }
 
-    /// Sets the other pages of a transaction mined whose master has been.
+    /// Sets the other pages of a transaction mined whose master has been. A page of it can be `creating`, though its master is live, where
+    /// a node forgot that it was cleared: it is completed first.
     pub(super) async fn set_others_mined(&self, at: At, txid: Txid, set_mined: &Sequenced) -> Result<(), Stop> {
-        let Some(master) = self.master(txid).await? else { return Ok(()) };
-        let missing = self.apply_to_others(at, &master, set_mined).await?;
-        self.complete(&[txid]).await?;
-        self.once_restored(at, &master, &missing, set_mined).await
+        loop {
+            self.complete(&[txid]).await?;
+            let Some(master) = self.master(txid).await? else { return Ok(()) };
+            let missing = self.apply_to_others(at, &master, set_mined).await?;
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if master.state() != TxState::Live {
+                return self.once_restored(at, &master, &missing, set_mined).await;
+            }
+        }
     }
 
     /// The same to pages that a node forgot, once they are made again.
@@ -167,35 +179,51 @@ impl Handler {
         Ok(())
     }
 
-    /// The slots of these outpoints, given the masters of their transactions; those that are there.
+    /// The slots of these outpoints, given the masters of their transactions; those that are there. A few pages beyond the first are in memory at
+    /// once.
     pub(super) async fn slots_of(
         &self,
         masters: &[Arc<Page>],
         outpoints: impl Iterator<Item = Outpoint>,
     ) -> Result<BTreeMap<Outpoint, Slot>, Stop> {
         let masters: BTreeMap<Txid, &Arc<Page>> = masters.iter().map(|master| (master.txid, master)).collect();
-        let wanted: Vec<Outpoint> = outpoints.filter(|outpoint| masters.contains_key(&outpoint.txid)).collect();
-        let beyond: BTreeSet<Key> = wanted.iter().map(|outpoint| self.place(*outpoint).0).collect();
-        let beyond: Vec<Key> = beyond.into_iter().filter(|key| !matches!(key, Key::Page(_, 0))).collect();
-        let mut pages = BTreeMap::new();
-        if !beyond.is_empty() {
-            let records = self.answer("the store", self.parts.store.read(beyond.clone())).await?;
-            pages.extend(beyond.into_iter().zip(records).filter_map(|(key, record)| Some((key, into_page(record)?))));
+        let mut by_page: BTreeMap<Key, Vec<(u32, Outpoint)>> = BTreeMap::new();
+        for outpoint in outpoints.filter(|outpoint| masters.contains_key(&outpoint.txid)) {
+            let (key, offset) = self.place(outpoint);
+            by_page.entry(key).or_default().push((offset, outpoint));
         }
-        let slot_at = |outpoint: &Outpoint| {
-            let (key, offset) = self.place(*outpoint);
-            let page = pages
-                .get(&key)
-                .or_else(|| masters.get(&outpoint.txid).copied().filter(|_| key == Key::master(outpoint.txid)))?;
-            page.utxos.as_ref()?.get(offset as usize).copied()
+        let mut slots = BTreeMap::new();
+        let mut take = |key: &Key, page: &Page| {
+            let slot_at = |offset: u32| page.utxos.as_ref()?.get(offset as usize).copied();
+            let wanted = by_page[key].iter();
+            slots.extend(wanted.filter_map(|(offset, outpoint)| Some((*outpoint, slot_at(*offset)?))));
         };
-        Ok(wanted.iter().filter_map(|outpoint| Some((*outpoint, slot_at(outpoint)?))).collect())
+        let mut beyond = Vec::new();
+        for key in by_page.keys() {
+            match key {
+                Key::Page(txid, 0) => take(key, masters[txid]),
+                _ => beyond.push(*key),
+            }
+        }
+        for keys in beyond.chunks(PAGES_AT_ONCE as usize) {
+            let records = self.answer("the store", self.parts.store.read(keys.to_vec())).await?;
+            for (key, record) in keys.iter().zip(records) {
+                if let Some(page) = into_page(record) {
+                    take(key, &page);
+                }
+            }
+        }
+        Ok(slots)
     }
 }
 
 /// How many pages it has besides its master.
 pub(super) fn others(master: &Page) -> u32 {
     master.master.as_ref().map_or(0, |bins| bins.total_extra_recs)
+}
+
+fn takes(operation: &Sequenced) -> bool {
+    matches!(operation, Sequenced::Respend(_))
 }
 
 fn first_offset(row: &Row) -> u32 {

@@ -20,7 +20,7 @@ use crate::{
     tx::Txid,
 };
 
-use steps::{Creation, Kind, Step};
+use steps::{Creation, Kind, Seen, Step};
 
 /// A lock record lasts so long, and so much longer a record that is to be created, but no longer than the last; ms.
 const TTL_MS: (u64, u64, u64) = (30_000, 2_000, 300_000);
@@ -143,6 +143,10 @@ impl Creator {
                     tell_end(work, outcome);
                     return Ok(outcome.clone());
                 }
+                Step::Look => {
+                    let master = self.store.master(work.others.txid()).await?;
+                    creation.looked(Seen::of(master.as_ref(), &create_master(work, self.clock.now_ms())));
+                }
                 Step::Body => {
                     self.bodies.store(work.others.txid(), work).await?;
                     creation.body_stored();
@@ -199,7 +203,7 @@ pub(crate) fn rows_of_pages(step: &Step, work: &Paged, now_ms: u64) -> Vec<Row> 
         Step::Master => on_master(create_master(work, now_ms)),
         Step::Clear(pages) => clear(work.others.txid(), pages.clone()),
         Step::ClearMaster => on_master(Operation::ClearCreating),
-        Step::Acquire | Step::Body | Step::Release | Step::Ended(_) => Vec::new(),
+        Step::Acquire | Step::Look | Step::Body | Step::Release | Step::Ended(_) => Vec::new(),
     }
 }
 
@@ -215,7 +219,7 @@ fn other_pages(work: &Paged, pages: Range<u32>, now_ms: u64) -> Vec<Row> {
     pages.map(row).collect()
 }
 
-fn create_master(work: &Paged, now_ms: u64) -> Operation {
+pub(crate) fn create_master(work: &Paged, now_ms: u64) -> Operation {
     let creating = || Arc::new(Page { creating_at: Some(now_ms), ..Page::clone(&work.master) });
     match work.starts {
         Starts::Live => Operation::Create(creating()),

@@ -22,6 +22,7 @@ mod model;
 mod pipeline;
 mod real_kafka;
 mod rebuild;
+mod reference;
 mod regressions;
 mod run;
 mod seeded_twice;

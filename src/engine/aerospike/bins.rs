@@ -51,6 +51,14 @@ pub fn txid_of(bins: &mut IndexMap<String, Value>) -> Result<crate::tx::Txid, Ba
     fields::txid(super::names::TX_ID, value)
 }
 
+/// The number that a page of a scan says it has; masters, lock records and pages of the reference system say none.
+pub fn page_number_of(bins: &IndexMap<String, Value>) -> Option<u32> {
+    match bins.get(super::names::PAGE_NUMBER) {
+        Some(Value::Int(number)) => u32::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
 /// The id that a block record of a scan says it has.
 ///
 /// # Errors

@@ -41,7 +41,7 @@ impl Inner {
         if limit == 0 || from > to || from > greatest {
             return Ok(Vec::new());
         }
-        let bins = Bins::Some(vec![names::TX_ID.into(), bin.into()]);
+        let bins = Bins::Some(vec![names::TX_ID.into(), names::PAGE_NUMBER.into(), bin.into()]);
         let mut statement = Statement::new(self.place.namespace.as_str(), self.place.transactions.as_str(), bins);
         statement.set_filter(Filter::range(bin, from as i64, to.min(greatest) as i64));
         let refused = |error: &aerospike::Error| engine_error("query", bin, error, Sent::Read);
@@ -71,7 +71,8 @@ impl Inner {
     pub fn key_of(&self, record: &mut ServerRecord) -> Result<Key, EngineError> {
         let txid = bins::txid_of(&mut record.bins).map_err(|error| damaged("query", "a record", error))?;
         let digest = record.key.as_ref().map(aerospike::Key::digest);
-        let key = digest.and_then(|digest| self.place.key_of(txid, digest));
+        let number = bins::page_number_of(&record.bins);
+        let key = digest.and_then(|digest| self.place.key_of(txid, number, digest));
         key.ok_or_else(|| {
             damaged("query", txid, "a record says that it is of this transaction, its key that it is not")
         })

@@ -7,7 +7,7 @@ use crate::{record::Key, tx::Txid};
 
 /// The number that stands for the lock record: no transaction has so many pages.
 const LOCK_RECORD: u32 = u32::MAX;
-/// A scan returns digests; the page behind one is found by trying. A transaction of 2^32 outputs has no more pages.
+/// Pages of the reference system do not say their number, and a scan returns digests: so many are tried.
 const MOST_PAGES: u32 = 1 << 18;
 const META: &[u8] = b"meta";
 
@@ -46,9 +46,11 @@ impl Place {
         ServerKey::new(self.namespace.as_str(), set.as_str(), Value::Blob(user_key))
     }
 
-    /// The key of a record of `txid` whose digest a scan or a query returned. `None`: it is none of that transaction.
-    pub fn key_of(&self, txid: Txid, digest: [u8; 20]) -> Option<Key> {
-        let candidates = [Key::master(txid), Key::LockRecord(txid)].into_iter();
+    /// The key of a record of `txid` whose digest a scan or a query returned, and which says that it is this page. `None`: it is
+    /// none of that transaction.
+    pub fn key_of(&self, txid: Txid, page: Option<u32>, digest: [u8; 20]) -> Option<Key> {
+        let said = page.map(|page| Key::Page(txid, page));
+        let candidates = said.into_iter().chain([Key::master(txid), Key::LockRecord(txid)]);
         let pages = (1..MOST_PAGES).map(|page| Key::Page(txid, page));
         candidates.chain(pages).find(|key| self.server_key(key).is_ok_and(|found| found.digest() == digest))
     }
@@ -68,8 +70,10 @@ mod tests {
         let txid = Txid([7; 32]);
         for key in [Key::master(txid), Key::LockRecord(txid), Key::Page(txid, 1), Key::Page(txid, 49)] {
             let digest = place.server_key(&key).unwrap().digest();
-            assert_eq!(place.key_of(txid, digest), Some(key));
+            assert_eq!(place.key_of(txid, None, digest), Some(key));
         }
+        let last = Key::Page(txid, u32::MAX - 1);
+        assert_eq!(place.key_of(txid, Some(u32::MAX - 1), place.server_key(&last).unwrap().digest()), Some(last));
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub const CONFLICTING_CHILDREN: &str = "conflictingCs";
 pub const SPENT_EXTRA_RECS: &str = "spentExtraRecs";
 pub const PRESERVE_UNTIL: &str = "preserveUntil";
 
+/// Ours: the number of a page that is not the master, so that its key is known from a scan, which returns digests.
+pub const PAGE_NUMBER: &str = "pageNumber";
 /// Ours: milliseconds since the epoch, indexed; there exactly while `creating` is.
 pub const CREATING_AT: &str = "creatingAt";
 /// Ours: slots with a history, ascending.

@@ -17,9 +17,12 @@ use crate::{
     },
     record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict},
     seeded::Seeded as Random,
-    store::create::{
-        rows_of_pages,
-        steps::{Creation, Kind, Step},
+    store::{
+        create::{
+            create_master, rows_of_pages,
+            steps::{Creation, Kind, Seen, Step},
+        },
+        into_page,
     },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder},
 };
@@ -307,6 +310,10 @@ impl World {
         for _ in 0..steps {
             match creation.step().clone() {
                 Step::Ended(outcome) => return Some(outcome),
+                Step::Look => {
+                    let master = into_page(self.records.get(&Key::master(work.others.txid())).cloned().flatten());
+                    creation.looked(Seen::of(master.as_ref(), &create_master(work, 1)));
+                }
                 Step::Body => creation.body_stored(),
                 step => {
                     let apply = |row: Row| {

@@ -29,7 +29,9 @@ pub(super) fn apply(
                 Ok(Effect::applied(Reply::ContestDue))
             }
             // Contests of it are due until it is accepted, whether or not all its pages are cleared.
-            TxState::Live if page.verdict() == Some(Verdict::Pending) => Ok(Effect::already(Reply::ContestDue, false)),
+            TxState::Live | TxState::Creating if page.verdict() == Some(Verdict::Pending) => {
+                Ok(Effect::already(Reply::ContestDue, false))
+            }
             state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already(Reply::State(state), false)),
             state @ (TxState::Creating | TxState::Stub(_) | TxState::Conflicting(_)) => Err(Rejection::Exists(state)),
         };
@@ -147,7 +149,11 @@ mod tests {
         assert_eq!((&page.contested, page.spent_utxos), (&[0].into(), 0));
         assert_eq!(page.utxos, Some(vec![Slot::Unspent(hash(0)), Slot::Unspent(hash(1))]), "a marked slot is not free");
         assert!(page.master.as_ref().unwrap().conflicting_children.contains(&txid(3)));
-        assert_eq!(on_master(&mut record, &create(riding.clone())).outcome, already(Reply::ContestDue));
+        for creating_at in [Some(1), None] {
+            let Some(Record::Page(page)) = &mut record else { panic!() };
+            Arc::make_mut(page).creating_at = creating_at;
+            assert_eq!(on_master(&mut record, &create(riding.clone())).outcome, already(Reply::ContestDue));
+        }
         on_master(&mut record, &sequenced(5, Sequenced::Accept));
         assert_eq!(on_master(&mut record, &create(riding)).outcome, already(Reply::State(TxState::Live)));
     }

@@ -2,14 +2,16 @@
 //! answered; whoever drives it may stop anywhere, and whoever comes next begins anew.
 //!
 //! `DESIGN.md` section 5, from `000_eaac0d3352205430.txt`: lock record → body → other pages with `creating`, a few at a time → when all
-//! have answered, the master → release → clear `creating` on the other pages → on the master, last. Three things make that safe:
-//! - The other pages are the same whoever writes them, and barred. One that is there already is progress.
+//! have answered, the master → release → clear `creating` on the other pages → on the master, last. Four things make that safe:
+//! - The other pages have the same slots whoever writes them, and are barred. One that is there already is progress.
+//! - A master that is there already says how many pages the transaction has. An event that makes another number of it (partial
+//!   ones can) writes none and opens none: a page that its master does not tell of would be nobody's.
 //! - The master comes when every other page has answered. So a master with slots means that all pages were written.
 //! - Pages lose `creating` only where the master is known to be neither contested nor missing, and the master's goes last.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
-use crate::record::{Outcome, Rejection, Reply, TxState};
+use crate::record::{self, Key, Operation, Outcome, Page, Record, Rejection, Reply, Rules, TxState};
 
 /// How the transaction starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub enum Kind {
 pub enum Step {
     /// Take the lock record.
     Acquire,
+    /// Read the master, which somebody else may have made.
+    Look,
     /// Store the body, where it is not with the master.
     Body,
     /// Create these pages.
@@ -41,6 +45,28 @@ pub enum Step {
     Ended(Outcome),
 }
 
+/// A master with slots that is there already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Pages besides it, as it tells.
+    pub others: u32,
+    /// What creating the master would be answered.
+    pub answer: Outcome,
+}
+
+impl Seen {
+    /// Of the record in the master's place; `create`: the operation that would make it.
+    pub fn of(master: Option<&Arc<Page>>, create: &Operation) -> Option<Self> {
+        let master = master?;
+        let others = master.utxos.as_ref().and(master.master.as_ref())?.total_extra_recs;
+        // Retention has no say in whether there is something to create.
+        let rules = Rules { retention: 0 };
+        let mut record = Some(Record::Page(Arc::clone(master)));
+        let answer = record::apply(&rules, &Key::master(master.txid), &mut record, create).outcome;
+        Some(Seen { others, answer })
+    }
+}
+
 /// A creation in progress.
 #[derive(Debug, Clone)]
 pub struct Creation {
@@ -50,6 +76,10 @@ pub struct Creation {
     /// Pages created at once.
     at_once: u32,
     holds_lock_record: bool,
+    /// Whether the master that is there is known to have as many pages.
+    fits: bool,
+    /// The answer of a master that nobody has looked at yet.
+    found: Option<Outcome>,
     /// What is answered in the end; and whether there is something to clear before.
     answer: Option<(Outcome, Clears)>,
     step: Step,
@@ -67,17 +97,37 @@ const CLEARED_AT_ONCE: u32 = 1_024;
 impl Creation {
     /// Begins with the lock record.
     pub fn new(kind: Kind, others: u32, at_once: u32) -> Self {
-        Creation { kind, others, at_once: at_once.max(1), holds_lock_record: false, answer: None, step: Step::Acquire }
+        Creation {
+            kind,
+            others,
+            at_once: at_once.max(1),
+            holds_lock_record: false,
+            fits: false,
+            found: None,
+            answer: None,
+            step: Step::Acquire,
+        }
     }
 
     /// Begins without: it only saves work.
     pub fn without_lock_record(kind: Kind, others: u32, at_once: u32) -> Self {
-        Creation { step: Step::Body, ..Creation::new(kind, others, at_once) }
+        Creation { step: Step::Look, ..Creation::new(kind, others, at_once) }
     }
 
     /// What is to be done next.
     pub fn step(&self) -> &Step {
         &self.step
+    }
+
+    /// What was read in the master's place; `None`: no master with slots.
+    pub fn looked(&mut self, seen: Option<Seen>) {
+        let found = self.found.take();
+        self.fits = seen.as_ref().is_some_and(|seen| seen.others == self.others);
+        match (seen, found) {
+            (Some(seen), found) if !self.fits => self.end(found.unwrap_or(seen.answer), Clears::No),
+            (_, Some(found)) => self.master_is(&found),
+            (_, None) => self.step = Step::Body,
+        }
     }
 
     /// The body is stored.
@@ -91,7 +141,7 @@ impl Creation {
             (Step::Acquire, [Outcome::Rejected(held)]) => self.step = Step::Ended(Outcome::Rejected(held.clone())),
             (Step::Acquire, _) => {
                 self.holds_lock_record = true;
-                self.step = Step::Body;
+                self.step = Step::Look;
             }
             (Step::Others(pages), outcomes) => self.others_answered(&pages, outcomes),
             (Step::Master, [outcome]) => self.master_answered(outcome),
@@ -102,7 +152,7 @@ impl Creation {
             }
             (Step::Clear(pages), outcomes) => self.cleared(&pages, outcomes),
             (Step::ClearMaster, [outcome]) => self.master_cleared(outcome),
-            (Step::Master | Step::ClearMaster | Step::Body | Step::Ended(_), _) => {}
+            (Step::Master | Step::ClearMaster | Step::Look | Step::Body | Step::Ended(_), _) => {}
         }
     }
 
@@ -120,6 +170,15 @@ impl Creation {
     }
 
     fn master_answered(&mut self, outcome: &Outcome) {
+        if self.fits || matches!(outcome, Outcome::Applied(_)) {
+            return self.master_is(outcome);
+        }
+        // Somebody else made it after all pages were sent.
+        self.found = Some(outcome.clone());
+        self.step = Step::Look;
+    }
+
+    fn master_is(&mut self, outcome: &Outcome) {
         use Outcome::{AlreadyApplied, Applied, Rejected};
         let live = AlreadyApplied(Reply::State(TxState::Live));
         let (answer, clears) = match (self.kind, outcome) {
@@ -148,7 +207,7 @@ impl Creation {
         self.step = match &self.answer {
             Some((_, Clears::Yes)) => Step::Clear(1..(1 + CLEARED_AT_ONCE).min(self.others + 1)),
             Some((answer, Clears::No)) => Step::Ended(answer.clone()),
-            None => Step::Body,
+            None => Step::Look,
         };
     }
 
@@ -185,7 +244,7 @@ impl Creation {
     /// A node forgot a page that was there: all are sent again, before anything is cleared.
     fn begin_again(&mut self) {
         self.answer = None;
-        self.body_stored();
+        self.step = Step::Look;
     }
 }
 

@@ -11,8 +11,8 @@ use crate::{
     },
     seeded::Seeded,
     store::{
-        create::{Paged, Starts, rows_of_pages},
-        testing,
+        create::{Paged, Starts, create_master, rows_of_pages},
+        into_page, testing,
     },
     tx::{Network, Transaction, Txid},
 };
@@ -69,8 +69,13 @@ impl Attempt {
         }
     }
 
+    fn work(&self, pages: &Pages) -> Paged {
+        let starts = if self.kind == Kind::Live { Starts::Live } else { Starts::Contested };
+        Paged { master: pages.master.clone().into(), others: pages.others.clone().unwrap().into(), starts }
+    }
+
     fn rows(&self, pages: &Pages) -> Vec<(Key, Operation)> {
-        let others = pages.others.clone().unwrap();
+        let others = pages.others.as_ref().unwrap();
         let lock_record = Key::LockRecord(others.txid());
         let (owner, expected_recs) = (self.owner, others.count() + 1);
         match self.creation.step() {
@@ -88,17 +93,21 @@ impl Attempt {
             }
             Step::Release => vec![(lock_record, Operation::ReleaseLockRecord { owner })],
             step => {
-                let starts = if self.kind == Kind::Live { Starts::Live } else { Starts::Contested };
-                let work = Paged { master: pages.master.clone().into(), others: others.into(), starts };
-                rows_of_pages(step, &work, owner).into_iter().map(|row| (row.key, row.operation)).collect()
+                rows_of_pages(step, &self.work(pages), owner).into_iter().map(|row| (row.key, row.operation)).collect()
             }
         }
     }
 
     /// Takes the present step; with `once_more`, as when a reply was lost, twice.
     fn take(&mut self, records: &mut Records, pages: &Pages, dice: &mut Seeded, check: &mut impl FnMut(&Records)) {
-        if *self.creation.step() == Step::Body {
-            return self.creation.body_stored();
+        match self.creation.step() {
+            Step::Body => return self.creation.body_stored(),
+            Step::Look => {
+                let master = into_page(records.0.get(&Key::master(pages.master.txid)).cloned().flatten());
+                let create = create_master(&self.work(pages), self.owner);
+                return self.creation.looked(Seen::of(master.as_ref(), &create));
+            }
+            _ => {}
         }
         let rows = self.rows(pages);
         let mut outcomes = Vec::new();
@@ -195,6 +204,7 @@ fn run(kind: Kind, answer: impl Fn(&Step) -> Vec<Outcome>) -> (Vec<Step>, Outcom
     loop {
         match creation.step().clone() {
             Step::Ended(outcome) => return (steps, outcome),
+            Step::Look => creation.looked(None),
             Step::Body => creation.body_stored(),
             step => {
                 creation.answered(&answer(&step));

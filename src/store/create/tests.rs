@@ -8,7 +8,7 @@ use crate::{
         fault::{FaultEngine, Faults},
         memory::MemoryEngine,
     },
-    record::{Body, Reason, Verdict, build},
+    record::{Body, Reason, StoredOutput, Verdict, build},
     store::testing,
     tx::{Outpoint, Transaction},
 };
@@ -101,6 +101,67 @@ fn lock_records_last_longer_where_there_is_more_to_do() {
     assert_eq!(seconds, [32, 50, 230, 300, 300, 300]);
 }
 
+/// A partial transaction whose outputs are so many, given by their indexes.
+fn partial(outputs: impl Iterator<Item = u32>) -> Paged {
+    let output = |vout| build::SeededOutput { vout, output: StoredOutput { satoshis: 7, script: vec![0x51].into() } };
+    let seed = build::Seed { txid: Txid([8; 32]), coinbase: false, outputs: outputs.map(output).collect() };
+    let pages = build::seeded_pages(&seed, &testing::setting(PAGE)).unwrap();
+    Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts: Starts::Live }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_tells_of_more_pages_than_the_first_writes_none_and_opens_none() {
+    let txid = Txid([8; 32]);
+    let (narrow, wide) = (partial(0..4), partial((0..4).chain([7])));
+    let store = testing::store(PAGE);
+    assert!(creator(&store, 1).create(&narrow, |_| {}).await.unwrap().is_done());
+    let told = creator(&store, 2).create(&wide, |_| {}).await.unwrap();
+    assert_eq!(told, Outcome::AlreadyApplied(Reply::State(TxState::Live)));
+    let pages = store.pages(txid, 0, 4).await.unwrap();
+    assert_eq!(pages.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false, false]);
+
+    // The first is half created: the second leaves it to whoever is at it.
+    let store = testing::store(PAGE);
+    for step in [Step::Others(1..2), Step::Master] {
+        store.apply(rows_of_pages(&step, &narrow, 1)).await.unwrap();
+    }
+    let told = creator(&store, 2).create(&wide, |_| {}).await.unwrap();
+    assert_eq!(told, Outcome::Rejected(Rejection::Exists(TxState::Creating)));
+    assert_eq!(store.pages(txid, 2, 4).await.unwrap(), [None, None]);
+
+    // It comes between the pages of the second and its master: they stay barred.
+    let store = testing::store(PAGE);
+    store.apply(rows_of_pages(&Step::Others(1..4), &wide, 1)).await.unwrap();
+    store.apply(rows_of_pages(&Step::Master, &narrow, 1)).await.unwrap();
+    let mut creation = Creation::without_lock_record(Kind::Live, 3, 8);
+    creation.looked(None);
+    creation.body_stored();
+    creation.answered(&store.apply(rows_of_pages(&Step::Others(1..4), &wide, 1)).await.unwrap());
+    creation.answered(&store.apply(rows_of_pages(&Step::Master, &wide, 1)).await.unwrap());
+    assert_eq!(*creation.step(), Step::Look);
+    let master = store.master(txid).await.unwrap();
+    creation.looked(Seen::of(master.as_ref(), &create_master(&wide, 1)));
+    assert_eq!(*creation.step(), Step::Ended(Outcome::Rejected(Rejection::Exists(TxState::Creating))));
+}
+
+/// Its child was found without it, and may have a second chance: whoever completes it, the contest is due until it was published.
+#[tokio::test(start_paused = true)]
+async fn the_contest_of_a_partial_transaction_in_the_place_of_its_stub_is_due_though_the_first_answer_was_lost() {
+    let work = partial(0..4);
+    for cleared in [false, true] {
+        let store = testing::store(PAGE);
+        store.sequenced(Key::master(Txid([8; 32])), Sequenced::MarkContested).await;
+        for step in [Step::Others(1..2), Step::Master] {
+            store.apply(rows_of_pages(&step, &work, 1)).await.unwrap();
+        }
+        if cleared {
+            store.complete(Txid([8; 32])).await.unwrap();
+        }
+        let told = creator(&store, 1).create(&work, |_| {}).await.unwrap();
+        assert_eq!(told, Outcome::AlreadyApplied(Reply::ContestDue));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stub_of_it_becomes_the_coinbase_and_a_verdict_is_told() {
     let store = testing::store(PAGE);
@@ -135,7 +196,9 @@ async fn whoever_creates_under_faults_comes_to_the_same() {
         };
         let engine: Arc<dyn RecordEngine> = Arc::new(FaultEngine::new(memory.clone(), seed).with(faults));
         let store = Store::new(engine, testing::store(PAGE).settings);
-        let (one, other) = (creator(&store, 1), creator(&store, 2));
+        // The other one's clock is late enough for it to take the lock record over, so that they meet.
+        let late = Creator::new(store.clone(), Clock::simulated(1_000_000), identity(2));
+        let (one, other) = (creator(&store, 1), late);
         let work = paged(Starts::Live);
         let contested = paged(if seed % 3 == 0 { Starts::Contested } else { Starts::Live });
         let (first, second) = tokio::join!(one.create(&work, |_| {}), other.create(&contested, |_| {}));

@@ -1,8 +1,11 @@
 //! Transactions over several pages: half created, contested meanwhile, and what lies on their last pages.
 
 use utxo_store::{
-    record::{Key, Operation, Outcome, Reason, TxState},
-    tx::{Outpoint, Txid},
+    record::{
+        Key, Operation, Outcome, Reason, Record, TxState,
+        build::{Setting, Start, pages_of},
+    },
+    tx::{Outpoint, Transaction, Txid},
 };
 
 use super::{
@@ -83,6 +86,29 @@ async fn a_holder_that_is_contested_before_its_master_is_there() {
     assert!(pages(&world, &wide, 2).await.iter().all(|page| !matches!(page, Some(TxState::Live | TxState::Creating))));
     assert_eq!(holder(&world, &wide.coin(3)).await, None);
     world.check("a holder without a master").await;
+}
+
+/// A node forgot that a page was cleared, and another one has the master, which is live.
+/// Protects: whose page is not known to be complete is completed before it is set mined; the chain does not halt.
+#[tokio::test(start_paused = true)]
+async fn a_block_lists_one_of_whose_pages_a_node_forgot_that_it_was_cleared() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 1).await;
+    let wide = spend(&[seed.coin(0)], 4, 1);
+    let running = world.start();
+    world.validate(&wide).await;
+    world.until_consumed().await;
+    let network = world.store.settings.network;
+    let setting = Setting { network, height: 200, batch_size: 2, created_at: 1 };
+    let transaction = Transaction::parse(&wide.extended).unwrap();
+    let fresh = pages_of(&transaction, wide.extended.clone(), wide.txid, &setting, &Start::default()).unwrap().all(1);
+    world.memory.put(Key::Page(wide.txid, 1), Some(Record::Page(fresh[1].clone().into())));
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live), Some(TxState::Creating)]);
+    world.mine(1, &[&wide]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live); 2]);
+    world.check("a page that is creating under a live master").await;
 }
 
 /// The last page of a loser has a child that is live.

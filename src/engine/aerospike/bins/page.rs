@@ -21,6 +21,9 @@ const FROZEN: [u8; 36] = [0xFF; 36];
 pub fn encode(page: &Page) -> Bins {
     let mut bins = Vec::with_capacity(20);
     bins.push((names::TX_ID, Value::Blob(page.txid.0.to_vec())));
+    if page.number > 0 {
+        bins.push((names::PAGE_NUMBER, int(page.number)));
+    }
     // What a stub and a tombstone have not, readers take for 0: they are a few bytes.
     let whole = page.utxos.is_some();
     let mut count = |name, value: u64| {

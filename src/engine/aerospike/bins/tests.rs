@@ -224,7 +224,8 @@ fn what_is_damaged_is_named() {
 }
 
 /// Where a record of the reference system, read and written again, differs from what it was.
-const DIFFERENCES: [(&str, &str); 3] = [
+const DIFFERENCES: [(&str, &str); 4] = [
+    ("pageNumber", "is ours: a scan returns digests"),
     ("lastSpentState", "is the reference system's own note; it stays where it is, unread"),
     ("reassignments", "an entry also keeps the new owner's output, which its spend is compared with"),
     ("spentExtraRecs", "is the length of our `spentPages`, which the reference system does not have"),

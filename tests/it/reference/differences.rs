@@ -1,0 +1,116 @@
+//! What is not as the reference has it, and may be so.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value as Json, json};
+
+use super::Bins;
+
+/// A difference that is meant.
+pub struct Difference {
+    /// Its name in `schemas/records.md`.
+    pub name: &'static str,
+    /// Where it can be.
+    bins: &'static [&'static str],
+    /// Whether it is this: what the reference has, what we have; each `None` where there is no such bin.
+    is_this: fn(Option<&Json>, Option<&Json>) -> bool,
+}
+
+const fn difference(
+    name: &'static str,
+    bins: &'static [&'static str],
+    is_this: fn(Option<&Json>, Option<&Json>) -> bool,
+) -> Difference {
+    Difference { name, bins, is_this }
+}
+
+fn only_ours(theirs: Option<&Json>, ours: Option<&Json>) -> bool {
+    theirs.is_none() && ours.is_some()
+}
+
+fn only_theirs(theirs: Option<&Json>, ours: Option<&Json>) -> bool {
+    theirs.is_some() && ours.is_none()
+}
+
+fn is_false(bin: Option<&Json>) -> bool {
+    bin == Some(&json!({ "bool": false }))
+}
+
+fn number(bin: Option<&Json>) -> Option<u64> {
+    bin?["int"].as_u64()
+}
+
+/// What is met only where the reference's records are gone on with.
+pub const COUNTED_AGAIN: &str = "counted-again";
+/// A whole record.
+pub const NOT_DELETED: &str = "not-deleted";
+
+/// Every one.
+pub const ALL: &[Difference] = &[
+    difference("false-is-absent", &["isCoinbase", "locked", "conflicting"], |theirs, ours| {
+        is_false(theirs) && ours.is_none()
+    }),
+    difference("page-number", &["pageNumber"], only_ours),
+    difference("stamp", &["chainPos"], only_ours),
+    difference("history", &["contested"], only_ours),
+    difference("verdict", &["verdict", "reason"], only_ours),
+    difference("all-spent-pages", &["spentPages"], only_ours),
+    difference("last-spent-state", &["lastSpentState"], only_theirs),
+    difference("maturity", &["spendingHeight"], |theirs, ours| {
+        number(theirs).zip(number(ours)).is_some_and(|(theirs, ours)| theirs + 99 == ours)
+    }),
+    difference("new-owner-output", &["reassignments"], |theirs, ours| match (theirs, ours) {
+        (Some(theirs), Some(ours)) => without_output(ours) == *theirs,
+        _ => false,
+    }),
+    difference("delete-at-height", &["deleteAtHeight"], |theirs, ours| {
+        (number(theirs), number(ours)) == (Some(1_010), Some(1_011))
+    }),
+    difference("unmined-since", &["unminedSince"], |theirs, ours| {
+        matches!((number(theirs), number(ours)), (None | Some(1_000), Some(1_001)))
+    }),
+    difference(COUNTED_AGAIN, &["spentExtraRecs", "deleteAtHeight"], |theirs, ours| number(theirs) > number(ours)),
+    difference("off-the-longest-chain", &["blockIDs", "blockHeights", "subtreeIdxs"], |theirs, ours| {
+        theirs.is_some() && ours == Some(&json!({ "list": [] }))
+    }),
+    difference(NOT_DELETED, &[], |_, _| false),
+];
+
+/// The entries of a list of reassignments without what is ours.
+fn without_output(reassignments: &Json) -> Json {
+    let mut all = reassignments.clone();
+    for entry in all["list"].as_array_mut().into_iter().flatten() {
+        if let Some(pairs) = entry["map"].as_array_mut() {
+            pairs.retain(|pair| !["satoshis", "lockingScript"].contains(&pair["key"]["string"].as_str().unwrap()));
+        }
+    }
+    all
+}
+
+/// The names of the differences between two records; any other is a failure.
+pub fn compare(place: &str, theirs: Option<&Bins>, ours: Option<&Bins>) -> BTreeSet<&'static str> {
+    let (theirs, ours) = match (theirs, ours) {
+        (Some(theirs), Some(ours)) => (theirs, ours),
+        (None, Some(_)) => return [NOT_DELETED].into(),
+        (_, None) => panic!("{place}: is not there; theirs {theirs:?}"),
+    };
+    let bins: BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
+    let mut met = BTreeSet::new();
+    for bin in bins {
+        let (theirs, ours) = (theirs.get(bin), ours.get(bin));
+        if theirs == ours || is_a_time(bin, theirs, ours) {
+            continue;
+        }
+        let named = ALL.iter().find(|it| it.bins.contains(&bin.as_str()) && (it.is_this)(theirs, ours));
+        let Some(named) = named else { panic!("{place}, {bin}: theirs {theirs:?}, ours {ours:?}") };
+        met.insert(named.name);
+    }
+    met
+}
+
+/// Of the time of creation the file says only the unit.
+fn is_a_time(bin: &str, theirs: Option<&Json>, ours: Option<&Json>) -> bool {
+    bin == "createdAt"
+        && theirs == Some(&json!({ "int": "milliseconds" }))
+        && number(ours).is_some_and(|now| now > 1_600_000_000_000)
+}

@@ -1,0 +1,197 @@
+//! What each step of the file is in operations of ours.
+
+use std::{cell::Cell, collections::BTreeMap, ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use serde_json::Value as Json;
+use utxo_store::{
+    engine::Row,
+    record::{
+        HeldSlot, Key, Marks, MinedIn, Operation, Page, Phase, Reason, Sequenced, Spend, SpendSlot, SpendingData,
+        Stamp, StoredOutput, Verdict,
+        build::{Listed, Pages, Setting, Start, pages_of},
+    },
+    tx::{Network, Transaction, Txid, UtxoHash, utxo_hash},
+};
+
+use super::BATCH_SIZE;
+
+/// The height that the reference's store was told, and that of its block 7.
+const HEIGHT: u32 = 1_000;
+const MINED: u32 = 1_001;
+
+/// The transactions of the file, by their names in it.
+pub struct Transactions {
+    raw: BTreeMap<String, Bytes>,
+    /// Every operation of the sequencer has a stamp of its own.
+    offset: Cell<u64>,
+}
+
+impl Transactions {
+    pub fn of(file: &Json) -> Self {
+        let raw = file["transactions"].as_object().unwrap().iter();
+        let raw = raw.map(|(name, forms)| {
+            (name.clone(), Bytes::from(hex::decode(forms["extended"].as_str().unwrap()).unwrap()))
+        });
+        Transactions { raw: raw.collect(), offset: Cell::new(0) }
+    }
+
+    /// The operations of a step, in batches that stand on each other.
+    pub fn rows(&self, title: &str) -> Vec<Vec<Row>> {
+        let mined = |block_id, subtree| MinedIn { block_id, height: MINED, subtree };
+        let set_mined =
+            |name, mined_in, longest_chain| self.row(name, 0, Sequenced::SetMined { mined_in, longest_chain });
+        let unset = |name, block_id| self.row(name, 0, Sequenced::UnsetMined { block_id, height: MINED });
+        match title {
+            "create, one input, two outputs, not mined" => vec![vec![self.create("a", HEIGHT, &Start::default())]],
+            "spend output 0 of a by b" => vec![self.spend("b", "a")],
+            "create b" => vec![vec![self.create("b", HEIGHT, &Start::default())]],
+            "set mined on the longest chain: block id 7, height 1001, subtree 1" => {
+                vec![vec![set_mined("a", mined(7, 1), true), set_mined("b", mined(7, 1), true)]]
+            }
+            "spend output 1 of a by c: all spent and mined" => vec![self.spend("c", "a")],
+            "unspend output 1 of a" => {
+                let holder = SpendingData { txid: self.txid("c"), input: 0 };
+                vec![vec![self.row("a", 0, Sequenced::Settle(vec![HeldSlot { offset: 1, holder }]))]]
+            }
+            "set mined again on a fork: block id 8, subtree 2" => vec![vec![set_mined("a", mined(8, 2), false)]],
+            "unset block id 7" => vec![vec![unset("a", 7)]],
+            "unset block id 8: no block left" => vec![vec![unset("a", 8)]],
+            "create with a data output (no slot)" => vec![vec![self.create("d", HEIGHT, &Start::default())]],
+            "create a coinbase, mined" => {
+                let start = Start { listed: Listed::LongestChain(mined(7, 0)), ..Start::default() };
+                let page = Arc::new(self.pages("coinbase", MINED, &start).master);
+                vec![vec![self.row("coinbase", 0, Sequenced::CreateCoinbase(page))]]
+            }
+            "create 13 outputs with 5 a record: three records, external" => self.create_m(),
+            "external blob of m" => vec![],
+            "spend outputs 5-9 of m: page 1 all spent" => vec![self.spend("n", "m"), vec![self.all_spent("m", 1)]],
+            "set mined on three records" => vec![self.every_page_of_m(|page| {
+                self.row("m", page, Sequenced::SetMined { mined_in: mined(7, 3), longest_chain: true })
+            })],
+            "spend the rest of m: all pages spent and mined" => {
+                let due = Operation::SetDeleteAtHeight(Some(MINED + super::RULES.retention));
+                let copies = (1..3).map(|page| self.at("m", page, due.clone())).collect();
+                vec![self.spend("o", "m"), vec![self.all_spent("m", 2)], copies]
+            }
+            "freeze output 0 of f" => vec![
+                vec![self.create("f", HEIGHT, &Start::default())],
+                vec![self.row("f", 0, Sequenced::Freeze { offset: 0 })],
+            ],
+            "reassign output 0 of f to another locking script" => vec![vec![self.row("f", 0, self.reassigned())]],
+            "freeze and unfreeze output 1 of f" => vec![
+                vec![self.row("f", 0, Sequenced::Freeze { offset: 1 })],
+                vec![self.row("f", 0, Sequenced::Unfreeze { offset: 1 })],
+            ],
+            "create g, conflicting (spends a:0 like b)" => {
+                let reason = Reason::DoubleSpend { input: 0, winner: self.txid("b") };
+                let start = Start { verdict: Some(Verdict::Conflicting(reason)), ..Start::default() };
+                let page = Arc::new(self.pages("g", HEIGHT + 2, &start).master);
+                vec![
+                    vec![self.at("g", 0, Operation::CreateContested(page))],
+                    vec![
+                        self.row("g", 0, Sequenced::MarkConflicting { reason, height: HEIGHT + 2 }),
+                        self.row("a", 0, Sequenced::AddConflictingChild(self.txid("g"))),
+                    ],
+                ]
+            }
+            "set conflicting on b" => vec![vec![
+                self.row("b", 0, Sequenced::MarkConflicting { reason: Reason::Command, height: HEIGHT }),
+                self.row("a", 0, Sequenced::AddConflictingChild(self.txid("b"))),
+            ]],
+            "create l, locked" => {
+                vec![vec![self.create("l", HEIGHT, &Start { locked: true, ..Start::default() })]]
+            }
+            "unlock l" => vec![vec![self.row("l", 0, Sequenced::SetLocked(false))]],
+            "preserve l until height 5000" => vec![vec![self.row("l", 0, Sequenced::Preserve { until: 5_000 })]],
+            "mark the coinbase off the longest chain" => vec![vec![unset("coinbase", 7)]],
+            // Nothing is deleted here: what may be forgotten becomes a tombstone, and this one may not.
+            "delete d" => vec![],
+            other => panic!("`{other}` is a new step"),
+        }
+    }
+
+    fn txid(&self, name: &str) -> Txid {
+        Transaction::parse(&self.raw[name]).unwrap().txid()
+    }
+
+    fn at(&self, name: &str, page: u32, operation: Operation) -> Row {
+        Row { key: Key::Page(self.txid(name), page), operation }
+    }
+
+    fn row(&self, name: &str, page: u32, sequenced: Sequenced) -> Row {
+        self.offset.set(self.offset.get() + 1);
+        let stamp = Stamp { offset: self.offset.get(), phase: Phase::Apply };
+        self.at(name, page, Operation::Sequenced(stamp, sequenced))
+    }
+
+    fn pages(&self, name: &str, height: u32, start: &Start) -> Pages {
+        let raw = &self.raw[name];
+        let setting = Setting { network: Network::Main, height, batch_size: BATCH_SIZE, created_at: 1_700_000_000_000 };
+        pages_of(&Transaction::parse(raw).unwrap(), raw.clone(), self.txid(name), &setting, start).unwrap()
+    }
+
+    fn create(&self, name: &str, height: u32, start: &Start) -> Row {
+        self.at(name, 0, Operation::Create(Arc::new(self.pages(name, height, start).master)))
+    }
+
+    fn every_page_of_m(&self, row: impl Fn(u32) -> Row) -> Vec<Row> {
+        let every: Range<u32> = 0..3;
+        every.map(row).collect()
+    }
+
+    /// Other pages first, the master last; and so with `creating`.
+    fn create_m(&self) -> Vec<Vec<Row>> {
+        let pages = self.pages("m", HEIGHT, &Start { external: true, ..Start::default() }).all(1_700_000_000_000);
+        let create = |page: &Page| self.at("m", page.number, Operation::Create(Arc::new(page.clone())));
+        let clear = |page: &Page| self.at("m", page.number, Operation::ClearCreating);
+        let (master, others) = pages.split_first().unwrap();
+        vec![
+            others.iter().map(create).collect(),
+            vec![create(master)],
+            others.iter().map(clear).collect(),
+            vec![clear(master)],
+        ]
+    }
+
+    /// The spends of everything that `name` takes of `parent`, page by page.
+    fn spend(&self, name: &str, parent: &str) -> Vec<Row> {
+        let raw = &self.raw[name];
+        let mut pages: BTreeMap<u32, Vec<SpendSlot>> = BTreeMap::new();
+        for (input, index) in Transaction::parse(raw).unwrap().inputs().zip(0..) {
+            let previous = input.previous.unwrap();
+            assert_eq!(input.outpoint.txid, self.txid(parent));
+            let vout = input.outpoint.vout;
+            pages.entry(vout / BATCH_SIZE).or_default().push(SpendSlot {
+                offset: vout % BATCH_SIZE,
+                input: index,
+                utxo_hash: utxo_hash(&input.outpoint.txid, vout, previous.script, previous.satoshis),
+                satoshis: previous.satoshis,
+                script: raw.slice_ref(previous.script),
+            });
+        }
+        let spend = |(page, slots): (u32, Vec<SpendSlot>)| {
+            let spender = self.txid(name);
+            let spend = Spend { spender, height: MINED, slots: slots.into(), marks: Marks::Respect };
+            self.at(parent, page, Operation::Spend(spend))
+        };
+        pages.into_iter().map(spend).collect()
+    }
+
+    fn all_spent(&self, name: &str, page: u32) -> Row {
+        self.at(name, 0, Operation::SetPageSpent { page, spent: true })
+    }
+
+    /// The file has only the hash of the new owner's output.
+    fn reassigned(&self) -> Sequenced {
+        let hash = |text: &str| UtxoHash(hex::decode(text).unwrap().try_into().unwrap());
+        Sequenced::Reassign {
+            offset: 0,
+            utxo_hash: hash("4f2a6de23b0c2a5ee0500cc342f254950056fd7e5526d5051eff1538acb25848"),
+            new_utxo_hash: hash("456a26c5be4dc2ac1c0dbab8451ccbf47d2ec8d04bbdd9a7e37d77687a05f79c"),
+            output: StoredOutput { satoshis: 24_672, script: Bytes::from_static(&[0x51]) },
+            block_height: HEIGHT,
+            spendable_at: HEIGHT + 1_000,
+        }
+    }
+}
