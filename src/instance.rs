@@ -11,6 +11,7 @@ use frontier::Frontier;
 
 use crate::{
     api::{Condition, Health},
+    blob::OpenBlobError,
     broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
     clock::Clock,
     ingest::{
@@ -19,7 +20,7 @@ use crate::{
         publish::Publisher,
         replay::Modes,
     },
-    record::Consumed,
+    record::{Consumed, MetaRecord},
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
         decisions::{DecisionError, short_id},
@@ -78,6 +79,9 @@ pub enum InstanceError {
     /// The store must not be worked on.
     #[error(transparent)]
     Meta(#[from] MetaError),
+    /// The blob store must not be worked on, or does not answer.
+    #[error(transparent)]
+    Blobs(#[from] OpenBlobError),
     /// A topic is missing, or the broker cannot go on.
     #[error(transparent)]
     Broker(#[from] BrokerError),
@@ -127,9 +131,10 @@ pub enum InstanceError {
 }
 
 impl InstanceError {
-    /// Whether another start, after a pause, may do: the broker was away.
+    /// Whether another start, after a pause, may do: the broker was away, or the blob store.
     pub fn may_be_retried(&self) -> bool {
         let broker = match self {
+            InstanceError::Blobs(error) => return error.may_be_repeated(),
             InstanceError::Broker(error)
             | InstanceError::Pipeline(PipelineError::Broker(error))
             | InstanceError::Sequencer(Stop::Broker(error))
@@ -226,7 +231,7 @@ pub async fn rebuild(
     if parts.store.meta().await?.is_some() {
         return Err(InstanceError::NotEmpty);
     }
-    // Whatever the log may refuse comes before the store is anybody's: then it can be tried again.
+    // Whatever may be refused comes before the store is anybody's: then it can be tried again.
     let committed = Frontier::committed(&settings, &parts).await?;
     check_decisions(&settings, &parts).await?;
     first_of_chain(&settings, &parts).await?;
@@ -234,8 +239,12 @@ pub async fn rebuild(
     let producer = parts.broker.producer().await?;
     let (rebuild, chain_frontier, undecided) = committed.raise(&settings, &parts, producer.clone()).await?;
 
-    parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
+    if let Some(blobs) = &parts.store.blobs {
+        blobs.claim(parts.store_id, true).await?;
+    }
+    let meta = parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
     parts.store.begin_rebuild(chain_frontier).await?;
+    claim_blobs(&parts.store, &meta).await?;
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
@@ -417,15 +426,28 @@ fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, In
 
 /// Opens the meta record. As long as the group has committed nothing it may have been written just now, by this instance or
 /// another, and a node may still forget it: records without it would be nobody's. So nothing else begins before it is
-/// safe.
+/// safe. Nor before it is safe that the store has blobs: forgotten, an empty place would be taken for a new blob store.
 async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets: bool) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
     loop {
-        parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
-        if group_has_offsets || nodes.outlast().await.map_err(MetaError::from)? {
+        let meta = parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
+        let has_new_blobs = claim_blobs(&parts.store, &meta).await?;
+        let is_safe = group_has_offsets && !has_new_blobs;
+        if is_safe || nodes.outlast().await.map_err(MetaError::from)? {
             return Ok(());
         }
     }
+}
+
+/// Ties the records to their bodies: a store has one blob store for good, or none so far. Answers whether it has one since now.
+async fn claim_blobs(store: &Store, meta: &MetaRecord) -> Result<bool, InstanceError> {
+    let Some(blobs) = &store.blobs else { return Ok(false) };
+    let is_first = !meta.has_blobs;
+    blobs.claim(meta.store_id, is_first).await?;
+    if is_first {
+        store.note_blobs().await?;
+    }
+    Ok(is_first)
 }
 
 fn group_store(store: &Store) -> GroupStore {

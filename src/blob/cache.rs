@@ -39,6 +39,11 @@ impl Cache {
         Cache { keep, limit, held: Mutex::default() }
     }
 
+    /// Whether a transaction of so many bytes can be held.
+    pub fn takes(&self, bytes: u64) -> bool {
+        bytes <= self.limit as u64
+    }
+
     pub fn get(&self, txid: &Txid) -> Option<Bytes> {
         let mut held = self.held();
         held.expire(self.keep);

@@ -13,8 +13,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream, stream::BoxStream};
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart, path::Path,
+    CopyMode, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+    path::Path,
 };
 
 use crate::seeded::Seeded;
@@ -32,6 +33,10 @@ pub enum Fault {
     OtherBytes,
     /// A read answers the first half, and then fails.
     CutShort,
+    /// A read answers a few bytes at a time, each so long after the ones before, on tokio's clock.
+    Dripping(Duration),
+    /// A condition is not looked at: what is to be made only where there is none overwrites what there is.
+    Unconditional,
     /// The store does not allow it.
     Denied,
     /// It finds nothing, whatever there is.
@@ -47,6 +52,8 @@ impl Fault {
             Fault::Slow(_) => "blob: slow",
             Fault::OtherBytes => "blob: other bytes",
             Fault::CutShort => "blob: cut short",
+            Fault::Dripping(_) => "blob: dripping",
+            Fault::Unconditional => "blob: unconditional",
             Fault::Denied => "blob: denied",
             Fault::NotFound => "blob: not found",
         }
@@ -185,7 +192,7 @@ impl State {
 /// A request that changes something, or asks without reading, with what happens to it.
 async fn tried<T>(fault: Option<Fault>, path: &Path, request: impl Future<Output = Result<T>>) -> Result<T> {
     match fault {
-        None | Some(Fault::OtherBytes | Fault::CutShort) => request.await,
+        None | Some(Fault::OtherBytes | Fault::CutShort | Fault::Dripping(_) | Fault::Unconditional) => request.await,
         Some(Fault::LostRequest) => Err(lost("request")),
         Some(Fault::LostReply) => {
             drop(request.await);
@@ -201,6 +208,21 @@ async fn tried<T>(fault: Option<Fault>, path: &Path, request: impl Future<Output
         Some(Fault::NotFound) => Err(Error::NotFound { path: path.to_string(), source: injected("not found").into() }),
     }
 }
+
+fn dripping(bytes: Bytes, pause: Duration) -> BoxStream<'static, Result<Bytes>> {
+    let next = move |mut left: Bytes| async move {
+        if left.is_empty() {
+            return None;
+        }
+        tokio::time::sleep(pause).await;
+        let drop = left.split_to(left.len().min(DROP));
+        Some((Ok(drop), left))
+    };
+    stream::unfold(bytes, next).boxed()
+}
+
+/// Bytes that come at once of a read that is dripping.
+const DROP: usize = 4 << 10;
 
 fn injected(what: &str) -> String {
     format!("injected fault: {what}")
@@ -218,8 +240,12 @@ impl fmt::Display for FaultStore {
 
 #[async_trait]
 impl ObjectStore for FaultStore {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        tried(self.next(), location, self.inner.put_opts(location, payload, opts)).await
+    async fn put_opts(&self, location: &Path, payload: PutPayload, mut opts: PutOptions) -> Result<PutResult> {
+        let fault = self.next();
+        if fault == Some(Fault::Unconditional) {
+            opts.mode = PutMode::Overwrite;
+        }
+        tried(fault, location, self.inner.put_opts(location, payload, opts)).await
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
@@ -230,21 +256,26 @@ impl ObjectStore for FaultStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let fault = self.next();
         let found = tried(fault, location, self.inner.get_opts(location, options)).await?;
-        if !matches!(fault, Some(Fault::OtherBytes | Fault::CutShort)) || found.range.is_empty() {
+        let changed = matches!(fault, Some(Fault::OtherBytes | Fault::CutShort | Fault::Dripping(_)));
+        if !changed || found.range.is_empty() {
             return Ok(found);
         }
         let (meta, range, attributes, extensions) =
             (found.meta.clone(), found.range.clone(), found.attributes.clone(), found.extensions.clone());
         let mut bytes = found.bytes().await?.to_vec();
-        let pieces: Vec<Result<Bytes>> = if fault == Some(Fault::CutShort) {
-            bytes.truncate(bytes.len() / 2);
-            vec![Ok(bytes.into()), Err(lost("rest"))]
-        } else {
-            let (at, by) = self.choose_byte(bytes.len());
-            bytes[at] = bytes[at].wrapping_add(by);
-            vec![Ok(bytes.into())]
+        let pieces: BoxStream<'static, Result<Bytes>> = match fault {
+            Some(Fault::CutShort) => {
+                bytes.truncate(bytes.len() / 2);
+                stream::iter([Ok(bytes.into()), Err(lost("rest"))]).boxed()
+            }
+            Some(Fault::Dripping(pause)) => dripping(bytes.into(), pause),
+            _ => {
+                let (at, by) = self.choose_byte(bytes.len());
+                bytes[at] = bytes[at].wrapping_add(by);
+                stream::iter([Ok(bytes.into())]).boxed()
+            }
         };
-        let payload = GetResultPayload::Stream(stream::iter(pieces).boxed());
+        let payload = GetResultPayload::Stream(pieces);
         Ok(GetResult { payload, meta, range, attributes, extensions })
     }
 
@@ -267,8 +298,10 @@ impl ObjectStore for FaultStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         match self.next() {
-            None | Some(Fault::Slow(_) | Fault::OtherBytes | Fault::CutShort) => self.inner.list(prefix),
-            Some(_) => stream::once(async { Err(lost("request")) }).boxed(),
+            Some(Fault::LostRequest | Fault::LostReply | Fault::Denied | Fault::NotFound) => {
+                stream::once(async { Err(lost("request")) }).boxed()
+            }
+            _ => self.inner.list(prefix),
         }
     }
 
@@ -276,8 +309,12 @@ impl ObjectStore for FaultStore {
         tried(self.next(), &Path::default(), self.inner.list_with_delimiter(prefix)).await
     }
 
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        tried(self.next(), to, self.inner.copy_opts(from, to, options)).await
+    async fn copy_opts(&self, from: &Path, to: &Path, mut options: CopyOptions) -> Result<()> {
+        let fault = self.next();
+        if fault == Some(Fault::Unconditional) {
+            options.mode = CopyMode::Overwrite;
+        }
+        tried(fault, to, self.inner.copy_opts(from, to, options)).await
     }
 }
 

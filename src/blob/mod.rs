@@ -10,11 +10,12 @@
 //! | `ab/ab…cd.tx` | the transaction in extended format, as its event had it; a coinbase in standard format, too |
 //! | `ab/ab…cd.outputs` | [`PartialTx`] |
 //!
-//! Behind the content stands its BLAKE3 (32 bytes). `utxo-store.blobs` marks a store that is there; `staging/` holds what is being
-//! written in parts.
+//! Behind the content stands its BLAKE3 (32 bytes). `utxo-store.blobs` says that the store is there, and whose it is: that of one store of
+//! records ([`BlobStore::claim`]). `staging/` holds what is being written in parts.
 
 mod cache;
 mod check;
+mod claim;
 pub mod conformance;
 mod directory;
 mod error;
@@ -27,7 +28,6 @@ mod requests;
 mod store;
 mod url;
 
-pub use directory::DirectoryError;
 pub use error::{BlobError, BlobErrorKind};
 pub use name::{BlobKind, BlobName};
 pub use open::{BlobAccess, Intent, OpenBlobError, open};
@@ -35,5 +35,7 @@ pub use outputs::{OutputsError, PartialTx};
 pub use store::{BlobOptions, BlobStore, Put, Reuse};
 pub use url::{BlobUrl, BlobUrlError, Bucket};
 
+#[cfg(test)]
+mod claim_tests;
 #[cfg(test)]
 mod tests;

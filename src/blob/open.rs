@@ -1,15 +1,15 @@
 //! Opening a blob store by its URL.
 
-use std::{path::Path as FilePath, sync::Arc};
+use std::{
+    fs, io,
+    path::{Path as FilePath, PathBuf},
+    sync::Arc,
+};
 
-use bytes::Bytes;
-use object_store::{ObjectStore, local::LocalFileSystem, path::Path};
+use object_store::{ObjectStore, local::LocalFileSystem};
 
 use super::{
-    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket,
-    directory::{Directory, DirectoryError, LAYOUT, MARK},
-    frame::Framed,
-    store::Place,
+    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket, claim::MARK, directory::Directory, store::Place,
 };
 
 /// Why a blob store could not be opened; each is one line, without a secret.
@@ -23,18 +23,53 @@ pub enum OpenBlobError {
         /// The cargo feature.
         feature: &'static str,
     },
-    /// A directory that cannot be used.
-    #[error("blob store: {0}")]
-    Directory(#[from] DirectoryError),
+    /// A directory that the system does not let us use.
+    #[error("blob store: {}: {}", .0.display(), .1)]
+    Directory(PathBuf, io::Error),
     /// Settings that cannot be.
     #[error("blob store: {0}")]
     Settings(String),
     /// The store does not answer, or not well.
     #[error("blob store: {0}")]
     Store(#[from] BlobError),
-    /// There is no blob store, and whoever only reads makes none.
-    #[error("there is no blob store at {place}: `{MARK}` is not there")]
+    /// There is no blob store, and none is made: by who only reads, or for a store of records that has had one before.
+    #[error("there is no blob store at {place}: `{MARK}` is not there; is the place mounted, and the right one?")]
     Missing {
+        /// Where.
+        place: String,
+    },
+    /// No blob store is made where there is something else.
+    #[error("{place} is neither empty nor a blob store (there is no `{MARK}` in it)")]
+    NotEmpty {
+        /// Where.
+        place: String,
+    },
+    /// It holds the bodies of other records.
+    #[error(
+        "the blob store at {place} is that of the store {found}, not of {store}: each store of records, a rebuilt one too, needs \
+         a blob store of its own"
+    )]
+    OtherStore {
+        /// Where.
+        place: String,
+        /// Whose it is, in hex.
+        found: String,
+        /// Who wants it, in hex.
+        store: String,
+    },
+    /// The server does not look at the condition of a request, and would let the last one win.
+    #[error(
+        "{place} cannot hold blobs: asked to {what} only if there is no such object (`If-None-Match: *`), it overwrites what is there"
+    )]
+    Overwrites {
+        /// Where.
+        place: String,
+        /// What it was asked for.
+        what: &'static str,
+    },
+    /// Opened to read, and now to be written.
+    #[error("the blob store at {place} was opened to read, or can only be read")]
+    ReadOnly {
         /// Where.
         place: String,
     },
@@ -70,7 +105,7 @@ impl std::fmt::Debug for BlobAccess {
 /// Who opens it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// Somebody who writes: a directory or prefix that is empty becomes a blob store.
+    /// Somebody who writes, once it is his by [`BlobStore::claim`]. A directory is made where there is none.
     Write,
     /// Somebody who only reads: creates nothing, and every write is [`BlobErrorKind::Denied`]. So is every store behind a web server
     /// opened.
@@ -90,59 +125,49 @@ pub async fn open(
     match url {
         BlobUrl::Memory => Ok(BlobStore::new(Arc::new(object_store::memory::InMemory::new()), options)),
         BlobUrl::Directory(path) => open_directory(path, intent, options).await,
-        BlobUrl::S3(bucket) => marked(url, intent, web::s3(bucket, access, &options)?, options).await,
-        BlobUrl::Web(url_text) => marked(url, Intent::Read, web::http(url_text, access, &options)?, options).await,
+        BlobUrl::S3(bucket) => open_server(url, intent, web::s3(bucket, access, &options)?, options).await,
+        BlobUrl::Web(url_text) => open_server(url, Intent::Read, web::http(url_text, access, &options)?, options).await,
     }
 }
 
-async fn open_directory(path: &FilePath, intent: Intent, options: BlobOptions) -> Result<BlobStore, OpenBlobError> {
-    let place = path.display().to_string();
-    let root = path.to_owned();
+async fn open_directory(root: &FilePath, intent: Intent, options: BlobOptions) -> Result<BlobStore, OpenBlobError> {
+    let place = Place {
+        url: Some(root.display().to_string()),
+        directory: Some(Directory::at(root)),
+        read_only: intent == Intent::Read,
+    };
+    let root = root.to_owned();
     let opened = tokio::task::spawn_blocking(move || {
-        if intent == Intent::Read && !root.join(MARK).exists() {
-            return Err(OpenBlobError::Missing { place: root.display().to_string() });
+        match intent {
+            Intent::Write => {
+                fs::create_dir_all(&root).map_err(|error| OpenBlobError::Directory(root.clone(), error))?
+            }
+            Intent::Read if root.is_dir() => {}
+            Intent::Read => return Err(OpenBlobError::Missing { place: root.display().to_string() }),
         }
-        let directory = Directory::set_up(&root)?;
-        let files = LocalFileSystem::new_with_prefix(&root);
-        let files = files.map_err(|error| OpenBlobError::Settings(error.to_string()))?.with_fsync(true);
-        Ok((directory, files))
+        LocalFileSystem::new_with_prefix(&root).map_err(|error| OpenBlobError::Settings(error.to_string()))
     });
-    let (directory, files) = opened.await.map_err(|panic| OpenBlobError::Panicked(panic.to_string()))??;
+    let files = opened.await.map_err(|panic| OpenBlobError::Panicked(panic.to_string()))??.with_fsync(true);
     // One request: a file needs no parts.
     let options = BlobOptions { part_bytes: None, ..options };
-    let place_of =
-        Place { mark: Some(Path::from(MARK)), directory: Some(directory), read_only: intent == Intent::Read };
-    let store = BlobStore::at(Arc::new(files), options, place_of);
-    check_mark(&store, intent, place).await?;
-    Ok(store)
+    opened_for(intent, BlobStore::at(Arc::new(files), options, place)).await
 }
 
-async fn marked(
+async fn open_server(
     url: &BlobUrl,
     intent: Intent,
-    store: Arc<dyn ObjectStore>,
+    server: Arc<dyn ObjectStore>,
     options: BlobOptions,
 ) -> Result<BlobStore, OpenBlobError> {
-    let place = Place { mark: Some(Path::from(MARK)), directory: None, read_only: intent == Intent::Read };
-    let store = BlobStore::at(store, options, place);
-    check_mark(&store, intent, url.to_string()).await?;
-    Ok(store)
+    let place = Place { url: Some(url.to_string()), directory: None, read_only: intent == Intent::Read };
+    opened_for(intent, BlobStore::at(server, options, place)).await
 }
 
-async fn check_mark(store: &BlobStore, intent: Intent, place: String) -> Result<(), OpenBlobError> {
-    let requests = store.requests();
-    let path = Path::from(MARK);
-    if intent == Intent::Write && requests.size(&path).await?.is_none() {
-        let mark = Framed { content: Bytes::from_static(LAYOUT.as_bytes()), checksum: Bytes::new() };
-        requests.create(&path, &mark).await?;
+async fn opened_for(intent: Intent, store: BlobStore) -> Result<BlobStore, OpenBlobError> {
+    if intent == Intent::Read {
+        store.adopt().await?;
     }
-    let Some(mark) = requests.read(&path).await? else { return Err(OpenBlobError::Missing { place }) };
-    let found = mark.all().await?;
-    if found != LAYOUT.as_bytes() {
-        let found = String::from_utf8_lossy(&found[..found.len().min(80)]).into_owned();
-        return Err(OpenBlobError::Layout { place, found });
-    }
-    Ok(())
+    Ok(store)
 }
 
 impl OpenBlobError {
@@ -166,11 +191,11 @@ mod client {
     pub fn options(options: &BlobOptions, allow_http: bool) -> ClientOptions {
         // `reqwest` is built without a provider of its own; whoever came first is fine.
         drop(rustls::crypto::ring::default_provider().install_default());
-        // How long a request may take depends on its size: the caller sees to it.
+        // How long a request may take depends on its size, and between the bytes of an answer: `Requests` sees to both. The client's own
+        // limit on reads runs while a body is sent, too.
         ClientOptions::new()
             .with_timeout_disabled()
             .with_connect_timeout(CONNECT.min(options.timeout))
-            .with_read_timeout(options.timeout)
             .with_allow_http(allow_http)
     }
 
@@ -216,7 +241,7 @@ mod web {
         if bucket.prefix.is_empty() {
             return Ok(Arc::new(store));
         }
-        Ok(Arc::new(PrefixStore::new(store, Path::from(bucket.prefix.as_str()))))
+        Ok(Arc::new(PrefixStore::new(store, object_store::path::Path::from(bucket.prefix.as_str()))))
     }
 
     #[cfg(not(feature = "aws"))]

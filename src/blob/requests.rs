@@ -1,4 +1,6 @@
 //! Single requests to a store of objects: each within its time, each failure told by what the caller may do.
+//!
+//! How long one may take follows from its bytes, as nobody tells how far a write is: [`Pace`]. A read ends earlier where no byte comes.
 
 use std::{
     fs::File,
@@ -9,12 +11,15 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{
-    StreamExt,
+    StreamExt, TryStreamExt,
+    future::ready,
     stream::{self, BoxStream, FuturesUnordered},
 };
 use object_store::{
     Error, GetResult, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path,
 };
+
+use tokio::time::Instant;
 
 use super::{BlobError, BlobErrorKind, frame::Framed};
 use crate::{
@@ -26,15 +31,30 @@ use crate::{
 pub(super) const PIECE: usize = 1 << 20;
 /// Parts of a large object that are on their way at once.
 const PARTS_IN_FLIGHT: usize = 4;
-/// Who is slower than this is taken for a store that does not answer.
-const LEAST_BYTES_A_SECOND: u64 = 1 << 20;
+
+/// A size is what the store says, and may be anything: a clock has an end.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// How long a request may take: who is slower is taken for a store that does not answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// Without the bytes that it moves; and how long there may be no byte of an answer.
+    pub timeout: Duration,
+    /// As much longer as the bytes take at this rate, a second.
+    pub least_rate: u64,
+}
+
+impl Pace {
+    pub fn limit(self, len: u64) -> Duration {
+        self.timeout + Duration::from_secs(len / self.least_rate.max(1)).min(LONGEST)
+    }
+}
 
 /// A store of objects, and how long it may take.
 #[derive(Clone)]
 pub(super) struct Requests {
     pub store: Arc<dyn ObjectStore>,
-    /// How long a request may take, and how long there may be no byte of an answer; more for what is large.
-    pub timeout: Duration,
+    pub pace: Pace,
     pub metrics: Arc<Metrics>,
 }
 
@@ -44,7 +64,9 @@ pub(super) struct Reading {
     pub len: u64,
     pieces: BoxStream<'static, Result<Bytes, Error>>,
     path: Path,
-    timeout: Duration,
+    pace: Pace,
+    /// When all of it must have been read: from the first byte that is asked for.
+    deadline: Option<Instant>,
     metrics: Arc<Metrics>,
 }
 
@@ -102,7 +124,8 @@ impl Requests {
             if on_their_way.len() == PARTS_IN_FLIGHT {
                 on_their_way.next().await.unwrap_or(Ok(()))?;
             }
-            let len = sent.content_length() as u64;
+            // They share one line.
+            let len = (sent.content_length() * PARTS_IN_FLIGHT) as u64;
             on_their_way.push(self.within("write", path, len, upload.put_part(sent)));
         }
         while let Some(sent) = on_their_way.next().await {
@@ -133,6 +156,12 @@ impl Requests {
         }
     }
 
+    /// Whether there is no object, except perhaps this one.
+    pub async fn hold_nothing_but(&self, path: &Path) -> Result<bool, BlobError> {
+        let mut others = self.store.list(None).try_filter(|object| ready(object.location != *path));
+        Ok(self.within("read", path, 0, others.try_next()).await?.is_none())
+    }
+
     /// Begins to read an object; `None`: there is none.
     pub async fn read(&self, path: &Path) -> Result<Option<Reading>, BlobError> {
         let found = match self.within("read", path, 0, self.store.get(path)).await {
@@ -141,8 +170,8 @@ impl Requests {
             Err(failure) => return Err(failure.into()),
         };
         let len = found.meta.size;
-        let (timeout, metrics) = (self.timeout, self.metrics.clone());
-        Ok(Some(Reading { len, pieces: pieces(found), path: path.clone(), timeout, metrics }))
+        let (pace, metrics) = (self.pace, self.metrics.clone());
+        Ok(Some(Reading { len, pieces: pieces(found), path: path.clone(), pace, deadline: None, metrics }))
     }
 
     async fn within<T>(
@@ -152,7 +181,7 @@ impl Requests {
         len: u64,
         request: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Failure> {
-        let limit = self.timeout + Duration::from_secs(len / LEAST_BYTES_A_SECOND);
+        let limit = self.pace.limit(len);
         let at = At { operation, path: path.to_string() };
         match tokio::time::timeout(limit, request).await {
             Ok(Ok(done)) => Ok(done),
@@ -165,30 +194,54 @@ impl Requests {
 impl Reading {
     /// The next bytes; `None` at the end. One that ends before its size is told as a failure.
     pub async fn next(&mut self) -> Result<Option<Bytes>, BlobError> {
-        let at = || At { operation: "read", path: self.path.to_string() };
-        match tokio::time::timeout(self.timeout, self.pieces.next()).await {
+        let Pace { timeout, .. } = self.pace;
+        let limit = self.pace.limit(self.len);
+        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + limit);
+        let next = tokio::time::timeout_at(deadline.min(Instant::now() + timeout), self.pieces.next()).await;
+        match next {
             Ok(None) => Ok(None),
             Ok(Some(Ok(piece))) => {
                 self.metrics.blob_bytes.of(Direction::Read).inc_by(piece.len() as u64);
                 Ok(Some(piece))
             }
-            Ok(Some(Err(error))) => Err(Failure::Object(error, at()).into()),
-            Err(_) => Err(Failure::Late(self.timeout, at()).into()),
+            Ok(Some(Err(error))) => Err(Failure::Object(error, self.at()).into()),
+            Err(_) if Instant::now() >= deadline => Err(Failure::Late(limit, self.at()).into()),
+            Err(_) => Err(Failure::Silent(timeout, self.at()).into()),
         }
+    }
+
+    fn at(&self) -> At {
+        At { operation: "read", path: self.path.to_string() }
     }
 
     /// All bytes.
     pub async fn all(mut self) -> Result<Bytes, BlobError> {
         let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
-        let Some(second) = self.next().await? else { return Ok(first) };
-        // The size is the store's word: it may only save copies.
-        let mut all = Vec::with_capacity(usize::try_from(self.len).unwrap_or(0).min(64 * PIECE));
-        all.extend_from_slice(&first);
-        all.extend_from_slice(&second);
-        while let Some(piece) = self.next().await? {
-            all.extend_from_slice(&piece);
+        let mut next = self.next().await?;
+        if next.is_none() {
+            return Ok(first);
+        }
+        // Room for what the store says, once: a buffer that grows by doubling is copied, and twice as large as needed. What the
+        // system cannot give is refused, and what is not filled costs nothing.
+        let mut all = Vec::new();
+        let reserved = usize::try_from(self.len).is_ok_and(|len| all.try_reserve_exact(len).is_ok());
+        if !reserved {
+            return Err(Failure::Size(format!("there is no room for {} bytes", self.len), self.at()).into());
+        }
+        self.append(&mut all, &first)?;
+        while let Some(piece) = next {
+            self.append(&mut all, &piece)?;
+            next = self.next().await?;
         }
         Ok(all.into())
+    }
+
+    fn append(&self, all: &mut Vec<u8>, piece: &[u8]) -> Result<(), BlobError> {
+        if (all.len() + piece.len()) as u64 > self.len {
+            return Err(Failure::Size(format!("there is more of it than {} bytes", self.len), self.at()).into());
+        }
+        all.extend_from_slice(piece);
+        Ok(())
     }
 }
 
@@ -228,7 +281,12 @@ struct At {
 
 enum Failure {
     Object(Error, At),
+    /// Not done by then.
     Late(Duration, At),
+    /// No byte for so long.
+    Silent(Duration, At),
+    /// What the store says of the size cannot be.
+    Size(String, At),
 }
 
 impl From<Failure> for BlobError {
@@ -238,7 +296,9 @@ impl From<Failure> for BlobError {
             _ => BlobErrorKind::Unknown,
         };
         let (kind, message, at) = match failure {
-            Failure::Late(limit, at) => (undecided(&at), format!("no answer for {limit:?}"), at),
+            Failure::Late(limit, at) => (undecided(&at), format!("not done within {limit:?}"), at),
+            Failure::Silent(timeout, at) => (undecided(&at), format!("no answer for {timeout:?}"), at),
+            Failure::Size(wrong, at) => (undecided(&at), wrong, at),
             Failure::Object(error, at) => {
                 let kind = if is_denied(&error) { BlobErrorKind::Denied } else { undecided(&at) };
                 (kind, error.to_string(), at)
@@ -271,4 +331,35 @@ fn is_denied(error: &Error) -> bool {
 fn is_denied_by_the_system(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | StorageFull | QuotaExceeded | NotADirectory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A read of so many bytes by the store's word, which then come in pieces.
+    fn reading(len: u64, pieces: &[usize]) -> Reading {
+        let pieces: Vec<_> = pieces.iter().map(|len| Ok(Bytes::from(vec![7; *len]))).collect();
+        Reading {
+            len,
+            pieces: stream::iter(pieces).boxed(),
+            path: Path::from("ab/blob"),
+            pace: Pace { timeout: Duration::from_secs(1), least_rate: 1 },
+            deadline: None,
+            metrics: Arc::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_read_whole_is_as_long_as_the_store_says() {
+        for pieces in [&[][..], &[10], &[3, 3, 4], &[9, 1]] {
+            let len = pieces.iter().sum::<usize>();
+            assert_eq!(reading(len as u64, pieces).all().await.unwrap(), vec![7; len]);
+        }
+        assert_eq!(reading(100, &[3, 3]).all().await.unwrap().len(), 6, "what is cut short is seen by its checksum");
+        for (len, says) in [(9, "more of it than 9 bytes"), (u64::MAX, "no room for")] {
+            let error = reading(len, &[5, 5]).all().await.unwrap_err();
+            assert!(error.kind == BlobErrorKind::Retryable && error.message.contains(says), "{error}");
+        }
+    }
 }

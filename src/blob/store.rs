@@ -1,18 +1,27 @@
 //! [`BlobStore`].
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use object_store::{ObjectStore, memory::InMemory, path::Path};
-use tokio::time::Instant;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::Instant,
+};
 
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
     cache::Cache,
     check::{self, Damage, check_tx, error, is_same},
+    claim,
     directory::Directory,
     frame::Framed,
-    requests::{Created, Reading, Requests},
+    requests::{Created, Pace, Reading, Requests},
 };
 use crate::{
     record::{Body, StoredOutput},
@@ -44,13 +53,16 @@ pub enum Reuse {
 /// How a store is used.
 #[derive(Clone)]
 pub struct BlobOptions {
-    /// How long a request may take, and how long there may be no byte of an answer. A large request gets a second more for each
-    /// mebibyte.
+    /// How long a request may take besides its bytes, and how long there may be no byte of an answer.
     pub timeout: Duration,
+    /// Bytes a second: as much longer a request may take as its bytes do at this rate, be they written or read.
+    pub least_rate: u64,
     /// Transactions that were read are kept up to so many bytes in all …
     pub cache_bytes: usize,
     /// … for so long.
     pub keep: Duration,
+    /// Blobs are read whole only as long as so many bytes of them are on their way at once; a larger one is read alone.
+    pub whole_read_bytes: usize,
     /// Blobs of more bytes are written in parts of so many, so that one lost connection does not cost all of it. `None`: always
     /// in one request. S3 takes no parts below 5 MiB, and 10,000 of them at most.
     pub part_bytes: Option<usize>,
@@ -62,8 +74,10 @@ impl Default for BlobOptions {
     fn default() -> Self {
         BlobOptions {
             timeout: Duration::from_secs(30),
+            least_rate: 64 << 10,
             cache_bytes: 256 << 20,
             keep: Duration::from_secs(10),
+            whole_read_bytes: 256 << 20,
             part_bytes: None,
             metrics: Arc::default(),
         }
@@ -79,27 +93,50 @@ impl Default for BlobOptions {
 ///   names it. What does not is read once more, in case it was damaged on its way; then it is [`BlobErrorKind::Corrupt`].
 /// - Every request may be repeated; after [`BlobErrorKind::Unknown`] it must be. A dropped future leaves a blob stored or not
 ///   stored.
-/// - "There is none" is only said of a store that is there: one that has lost its mark is away, and says so.
+/// - "There is none" is only said of a store that is there: one that shows no mark, or another's, is away, and says so. One that was
+///   opened to write first has to be [claimed](Self::claim).
 #[derive(Clone)]
 pub struct BlobStore(Arc<Inner>);
 
 struct Inner {
     requests: Requests,
     place: Place,
+    /// Whose it is, once that is known.
+    owner: OnceLock<[u8; 16]>,
     part_bytes: Option<usize>,
     cache: Cache,
+    whole_reads: WholeReads,
     metrics: Arc<Metrics>,
 }
 
 /// What is known of where the objects are.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// An object that is there as long as the store is.
-    pub mark: Option<Path>,
+    /// Where, for people. `None`: in memory, where nothing is marked.
+    pub url: Option<String>,
     /// They are files in this directory.
     pub directory: Option<Directory>,
     /// Nothing is written.
     pub read_only: bool,
+}
+
+/// How much is read whole at once, in kibibytes.
+struct WholeReads {
+    room: Semaphore,
+    all: u32,
+}
+
+impl WholeReads {
+    fn new(bytes: usize) -> Self {
+        let all = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).max(1);
+        WholeReads { room: Semaphore::new(all as usize), all }
+    }
+
+    async fn room_for(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let needed = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).clamp(1, self.all);
+        // Closed never: it is ours alone.
+        self.room.acquire_many(needed).await.ok()
+    }
 }
 
 /// Where a blob lies before it gets its name.
@@ -125,11 +162,14 @@ impl BlobStore {
     }
 
     pub(super) fn at(store: Arc<dyn ObjectStore>, options: BlobOptions, place: Place) -> Self {
+        let pace = Pace { timeout: options.timeout, least_rate: options.least_rate };
         BlobStore(Arc::new(Inner {
-            requests: Requests { store, timeout: options.timeout, metrics: options.metrics.clone() },
+            requests: Requests { store, pace, metrics: options.metrics.clone() },
             place,
+            owner: OnceLock::new(),
             part_bytes: options.part_bytes,
             cache: Cache::new(options.cache_bytes, options.keep),
+            whole_reads: WholeReads::new(options.whole_read_bytes),
             metrics: options.metrics,
         }))
     }
@@ -165,7 +205,7 @@ impl BlobStore {
             };
             self.0.cache.remove(&txid);
             replaced?;
-            self.settle(name).await
+            self.settle(name, &blob).await
         })
         .await
     }
@@ -188,8 +228,8 @@ impl BlobStore {
         .await
     }
 
-    /// These outputs of a transaction (those that it has), with a mebibyte of it in memory at a time; `None`: there is no such
-    /// blob. All of it is read, and hashes to the id.
+    /// These outputs of a transaction (those that it has); `None`: there is no such blob. All of it is read, and hashes to the id: a
+    /// mebibyte at a time, unless it is likely to be asked for again and small enough to be kept.
     ///
     /// # Errors
     /// See [`BlobErrorKind`].
@@ -197,10 +237,17 @@ impl BlobStore {
         &self,
         txid: Txid,
         vouts: &[u32],
+        reuse: Reuse,
     ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
         self.watched(BlobOperation::GetTx, async {
             let name = BlobName::tx(txid);
-            let found = match self.cached(txid) {
+            let whole = match self.cached(txid) {
+                None if reuse == Reuse::Likely && self.fits_cache(name).await? => {
+                    self.0.cache.get_or_read(txid, self.read(name)).await?
+                }
+                cached => cached,
+            };
+            let found = match whole {
                 Some(bytes) => Some(check::transaction(&bytes, vouts).await.map_err(|damage| damage.of(name))?),
                 None => self.stream(name, vouts).await?,
             };
@@ -282,6 +329,19 @@ impl BlobStore {
         &self.0.requests
     }
 
+    pub(super) fn place(&self) -> &Place {
+        &self.0.place
+    }
+
+    /// Once told, it stays.
+    pub(super) fn set_owner(&self, store_id: [u8; 16]) {
+        self.0.owner.get_or_init(|| store_id);
+    }
+
+    pub(super) fn writes_in_parts(&self) -> bool {
+        self.0.part_bytes.is_some()
+    }
+
     async fn put(&self, name: BlobName, content: Bytes) -> Result<Put, BlobError> {
         let started = Instant::now();
         let blob = Framed::new(content).await;
@@ -292,16 +352,24 @@ impl BlobStore {
 
     async fn put_framed(&self, name: BlobName, blob: &Framed) -> Result<Put, BlobError> {
         self.must_take_writes(name).await?;
-        let created = match self.part_of(blob) {
-            Some(part) => self.create_in_parts(name, blob, part).await?,
-            None => self.0.requests.create(&name.path(), blob).await?,
-        };
-        let put = match created {
+        let put = match self.create(name, blob).await? {
             Created::New => Put::Stored,
             Created::Exists => self.compare(name, blob).await?,
         };
-        self.settle(name).await?;
+        self.settle(name, blob).await?;
         Ok(put)
+    }
+
+    async fn create(&self, name: BlobName, blob: &Framed) -> Result<Created, BlobError> {
+        let (requests, path) = (&self.0.requests, name.path());
+        // A server takes all of it before it says so: what is read again from the log is there.
+        if requests.size(&path).await?.is_some() {
+            return Ok(Created::Exists);
+        }
+        match self.part_of(blob) {
+            Some(part) => self.create_in_parts(name, blob, part).await,
+            None => requests.create(&path, blob).await,
+        }
     }
 
     /// The size of its parts, where it is written in parts.
@@ -309,9 +377,10 @@ impl BlobStore {
         self.0.part_bytes.filter(|part| blob.len() > *part)
     }
 
-    async fn settle(&self, name: BlobName) -> Result<(), BlobError> {
+    async fn settle(&self, name: BlobName, blob: &Framed) -> Result<(), BlobError> {
         let Some(directory) = &self.0.place.directory else { return Ok(()) };
-        let settled = tokio::time::timeout(self.0.requests.timeout, directory.settle(name)).await;
+        let limit = self.0.requests.pace.limit(blob.len() as u64);
+        let settled = tokio::time::timeout(limit, directory.settle(name)).await;
         let settled = settled.map_err(|_| error(BlobErrorKind::Unknown, "write", name, "the disk does not answer"))?;
         settled.map_err(|wrong| error(BlobErrorKind::Unknown, "write", name, wrong))
     }
@@ -320,9 +389,6 @@ impl BlobStore {
     /// is then copied on that condition, by the store itself.
     async fn create_in_parts(&self, name: BlobName, blob: &Framed, part: usize) -> Result<Created, BlobError> {
         let (requests, path) = (&self.0.requests, name.path());
-        if requests.size(&path).await?.is_some() {
-            return Ok(Created::Exists);
-        }
         // Named by its content: two who write the same write the same object.
         let file = name.to_string().replace('/', "-");
         let staged = Path::from_iter([STAGING, &format!("{file}.{}", hex::encode(&blob.checksum))]);
@@ -358,6 +424,11 @@ impl BlobStore {
         if other { Ok(Put::OtherStored) } else { Err(gone()) }
     }
 
+    async fn fits_cache(&self, name: BlobName) -> Result<bool, BlobError> {
+        let size = self.0.requests.size(&name.path()).await?;
+        Ok(size.is_some_and(|size| self.0.cache.takes(size)))
+    }
+
     fn cached(&self, txid: Txid) -> Option<Bytes> {
         let found = self.0.cache.get(&txid);
         self.0.metrics.blob_cache.of(found.is_some().into()).inc();
@@ -369,6 +440,7 @@ impl BlobStore {
         let mut found = Err(Damage::UNREAD);
         for _ in 0..READS {
             let Some(reading) = self.reading(name).await? else { return Ok(None) };
+            let _room = self.0.whole_reads.room_for(reading.len).await;
             found = check::content(name, reading.all().await?).await;
             if found.is_ok() {
                 break;
@@ -398,9 +470,13 @@ impl BlobStore {
     }
 
     async fn must_take_writes(&self, name: BlobName) -> Result<(), BlobError> {
-        let Place { directory, read_only, .. } = &self.0.place;
+        let Place { url, directory, read_only } = &self.0.place;
+        let denied = |why| Err(error(BlobErrorKind::Denied, "write", name, why));
         if *read_only {
-            return Err(error(BlobErrorKind::Denied, "write", name, "the store was opened to read"));
+            return denied("the store was opened to read");
+        }
+        if url.is_some() && self.0.owner.get().is_none() {
+            return denied(claim::NOT_CLAIMED);
         }
         // A directory that is not mounted would take them, into the one below.
         if directory.is_some() { self.must_be_there(name).await } else { Ok(()) }
@@ -409,10 +485,13 @@ impl BlobStore {
     /// What is not found is missing only where the store itself is there: a directory that is not mounted, or a bucket that was
     /// deleted, finds nothing.
     async fn must_be_there(&self, name: BlobName) -> Result<(), BlobError> {
-        let Some(mark) = &self.0.place.mark else { return Ok(()) };
-        match self.0.requests.size(mark).await? {
-            Some(_) => Ok(()),
-            None => Err(error(BlobErrorKind::Retryable, "read", name, format!("the store is away: `{mark}` is gone"))),
+        if self.0.place.url.is_none() {
+            return Ok(());
+        }
+        let found = claim::mark(&self.0.requests).await?;
+        match claim::problem(found, self.0.owner.get()) {
+            Some((kind, message)) => Err(error(kind, "read", name, message)),
+            None => Ok(()),
         }
     }
 

@@ -7,11 +7,13 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory};
 
 use super::{
     conformance::{self, CHECKS, transaction},
-    directory::MARK,
     fault::{Fault, FaultStore, Faults},
     *,
 };
-use crate::{telemetry::Metrics, tx::Txid};
+use crate::{
+    telemetry::{Direction, Metrics},
+    tx::Txid,
+};
 
 const PART: usize = 1 << 19;
 
@@ -28,7 +30,9 @@ fn faulty(seed: u64, options: BlobOptions) -> (BlobStore, FaultStore, Arc<InMemo
 
 async fn directory(path: &FilePath) -> BlobStore {
     let url = BlobUrl::Directory(path.to_owned());
-    open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap()
+    let store = open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap();
+    store.claim([1; 16], true).await.unwrap();
+    store
 }
 
 fn small(number: u64) -> (Txid, Bytes) {
@@ -102,6 +106,9 @@ async fn a_lost_request_and_a_lost_reply_leave_the_outcome_open_and_are_repeated
         let (txid, bytes) = small(1);
         faults.fail_at(1, fault);
         let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
+        assert_eq!(error.kind, BlobErrorKind::Retryable, "it was only asked whether it is there: {error}");
+        faults.fail_at(2, fault);
+        let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
         assert_eq!(error.kind, BlobErrorKind::Unknown, "{error}");
         let put = store.put_tx(txid, bytes.clone()).await.unwrap();
         assert_eq!(put, if fault == Fault::LostReply { Put::AlreadyStored } else { Put::Stored });
@@ -120,7 +127,7 @@ async fn a_store_that_does_not_answer_is_given_up_and_asked_again() {
     faults.fail_all(Some(Fault::Slow(Duration::from_secs(3_600))));
     let began = tokio::time::Instant::now();
     let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
-    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Unknown, "no answer for 30s"));
+    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Retryable, "not done within 30s"));
     let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
     assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
     assert!(began.elapsed() < Duration::from_secs(61), "{:?}", began.elapsed());
@@ -168,7 +175,7 @@ async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
         for error in [
             store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
             store.put_tx(txid, bytes.clone()).await.unwrap_err(),
-            store.tx_outputs(txid, &[0]).await.unwrap_err(),
+            store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap_err(),
         ] {
             assert!(error.kind == BlobErrorKind::Corrupt && !error.may_be_repeated(), "{error}");
         }
@@ -182,7 +189,7 @@ async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
         faults.fail_at(1, Fault::OtherBytes);
         assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
         faults.fail_at(1, Fault::OtherBytes);
-        assert!(store.tx_outputs(txid, &[0]).await.unwrap().unwrap().contains_key(&0));
+        assert!(store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&0));
         faults.fail_at(2, Fault::OtherBytes);
         assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
     }
@@ -218,7 +225,7 @@ async fn what_is_asked_for_again_is_read_once() {
     for found in futures_util::future::join_all(asked).await {
         assert_eq!(found.unwrap(), Some(bytes.clone()));
     }
-    assert!(store.tx_outputs(txid, &[0]).await.unwrap().unwrap().contains_key(&0));
+    assert!(store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&0));
     assert_eq!(faults.requests() - before, 1);
     assert!(metrics.blob_cache.of(true.into()).get() >= 1);
     tokio::time::advance(Duration::from_secs(10)).await;
@@ -230,6 +237,108 @@ async fn what_is_asked_for_again_is_read_once() {
     store.get_tx(txid, Reuse::Unlikely).await.unwrap();
     store.get_tx(txid, Reuse::Unlikely).await.unwrap();
     assert_eq!(faults.requests() - before, 4, "its time is over, and what is used once is not kept");
+}
+
+#[tokio::test]
+async fn outputs_that_are_asked_for_again_are_read_once() {
+    let (txid, bytes) = large(1);
+    let stored = bytes.len() as u64 + 32;
+    for (cache_bytes, reads) in [(stored as usize, 1), (stored as usize - 1, 21)] {
+        let metrics = Arc::new(Metrics::new());
+        let (store, ..) = faulty(1, BlobOptions { cache_bytes, metrics: metrics.clone(), ..BlobOptions::default() });
+        store.put_tx(txid, bytes.clone()).await.unwrap();
+        let asked = (0..20).map(|vout| {
+            let store = &store;
+            async move { store.tx_outputs(txid, &[vout], Reuse::Likely).await.unwrap().unwrap().contains_key(&vout) }
+        });
+        assert_eq!(futures_util::future::join_all(asked).await, [true; 20]);
+        store.tx_outputs(txid, &[799], Reuse::Unlikely).await.unwrap().unwrap();
+        assert_eq!(metrics.blob_bytes.of(Direction::Read).get(), reads * stored, "room for {cache_bytes} bytes");
+    }
+}
+
+#[tokio::test]
+async fn what_is_there_already_is_not_sent() {
+    let metrics = Arc::new(Metrics::new());
+    for part_bytes in [None, Some(PART)] {
+        let (store, ..) = faulty(1, BlobOptions { part_bytes, metrics: metrics.clone(), ..BlobOptions::default() });
+        let [(txid, one), (_, other)] = [1, 2].map(|claim| transaction(1, 800, 2_000, claim));
+        assert_eq!(store.put_tx(txid, one.clone()).await.unwrap(), Put::Stored);
+        let sent = metrics.blob_bytes.of(Direction::Written).get();
+        assert_eq!(store.put_tx(txid, one).await.unwrap(), Put::AlreadyStored);
+        assert_eq!(store.put_tx(txid, other).await.unwrap(), Put::OtherStored);
+        assert_eq!(metrics.blob_bytes.of(Direction::Written).get(), sent);
+    }
+}
+
+/// 1.6 MB: 24 s at 64 KiB a second.
+fn large(number: u64) -> (Txid, Bytes) {
+    transaction(number, 800, 2_000, 1)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_line_has_the_time_that_the_bytes_need() {
+    let (txid, bytes) = large(1);
+    let slow = |seconds| Fault::Slow(Duration::from_secs(seconds));
+    let (store, faults, _) = faulty(1, BlobOptions::default());
+    faults.fail_at(2, slow(55));
+    let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
+    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Unknown, "not done within 54s"));
+    faults.fail_at(2, slow(53));
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+
+    // Four parts at once share the line.
+    let (store, faults, _) = faulty(1, in_parts(Some(PART)));
+    faults.fail_at(3, slow(61));
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+    let quicker = BlobOptions { least_rate: 1 << 20, ..in_parts(Some(PART)) };
+    let (store, faults, _) = faulty(1, quicker);
+    faults.fail_at(3, slow(61));
+    assert_eq!(store.put_tx(txid, bytes).await.unwrap_err().message, "not done within 32s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_ends_when_no_byte_comes_or_when_all_of_it_takes_too_long() {
+    let (txid, bytes) = large(1);
+    let (store, faults, _) = faulty(1, BlobOptions::default());
+    store.put_tx(txid, bytes.clone()).await.unwrap();
+    let dripping = |ms| faults.fail_all(Some(Fault::Dripping(Duration::from_millis(ms))));
+    for (ms, says) in [(31_000, "no answer for 30s"), (29_000, "not done within 54s"), (200, "not done within 54s")] {
+        dripping(ms);
+        for error in [
+            store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
+            store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap_err(),
+            store.put_tx(txid, bytes.clone()).await.unwrap_err(),
+        ] {
+            assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Retryable, says), "{ms} ms");
+        }
+    }
+    dripping(100);
+    assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_bytes_are_read_whole_at_once() {
+    let blobs: Vec<(Txid, Bytes)> = (1..=6).map(large).collect();
+    // Room for three; for all; for less than one, which is then read alone.
+    for (whole_read_bytes, rounds) in [(5 << 20, 2), (10 << 20, 1), (1 << 10, 6)] {
+        let (store, faults, _) = faulty(1, BlobOptions { whole_read_bytes, ..BlobOptions::default() });
+        for (txid, bytes) in &blobs {
+            store.put_tx(*txid, bytes.clone()).await.unwrap();
+        }
+        faults.fail_all(Some(Fault::Dripping(Duration::from_millis(100))));
+        let drops = (blobs[0].1.len() as u32 + 32).div_ceil(4 << 10);
+        let began = tokio::time::Instant::now();
+        let read = blobs.iter().map(|(txid, _)| store.get_tx(*txid, Reuse::Unlikely));
+        for (found, (_, bytes)) in futures_util::future::join_all(read).await.iter().zip(&blobs) {
+            assert_eq!(
+                found.as_ref().unwrap().as_ref(),
+                Some(bytes),
+                "who waits has all the time of a read before him"
+            );
+        }
+        assert_eq!(began.elapsed(), rounds * drops * Duration::from_millis(100), "room for {whole_read_bytes} bytes");
+    }
 }
 
 #[tokio::test]
@@ -258,7 +367,7 @@ async fn a_failure_at_any_request_of_a_large_write_leaves_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn a_torn_write_is_no_blob_and_its_remains_go_with_the_next() {
+async fn a_torn_write_is_no_blob_and_does_not_hinder_the_next() {
     let root = tempfile::tempdir().unwrap();
     let store = directory(root.path()).await;
     let (txid, bytes) = small(1);
@@ -270,11 +379,9 @@ async fn a_torn_write_is_no_blob_and_its_remains_go_with_the_next() {
     assert!(!store.exists(BlobName::tx(txid)).await.unwrap());
     assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), None);
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
-    assert!((1..=4).all(|number| !staged(number).exists()));
     // A writer that was killed between giving the name and removing the other.
-    fs::hard_link(&file, staged(1)).unwrap();
+    fs::hard_link(&file, staged(4)).unwrap();
     assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
-    assert!(!staged(1).exists());
     assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
 }
 
@@ -321,7 +428,7 @@ async fn a_folder_that_is_none_denies_until_it_is_one_again() {
 }
 
 #[tokio::test]
-async fn a_directory_is_opened_again_and_only_where_it_is_one() {
+async fn a_directory_is_opened_again_and_to_read_only_where_it_is_one() {
     let parent = tempfile::tempdir().unwrap();
     let root = parent.path().join("a/blobs");
     let (txid, bytes) = small(1);
@@ -342,16 +449,6 @@ async fn a_directory_is_opened_again_and_only_where_it_is_one() {
         assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
     }
     assert_eq!(directory(&root).await.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
-
-    fs::write(root.join(MARK), "utxo-store blobs, layout 2\n").unwrap();
-    let error = attempt(Intent::Write).await.unwrap_err().to_string();
-    assert!(error.contains("layout 2") && !error.contains('\n'), "{error}");
-    fs::remove_file(root.join(MARK)).unwrap();
-    fs::write(root.join("letter.txt"), "dear diary").unwrap();
-    let error = attempt(Intent::Write).await.unwrap_err();
-    assert!(matches!(error, OpenBlobError::Directory(DirectoryError::NotABlobStore(_))), "{error}");
-    fs::remove_file(root.join("letter.txt")).unwrap();
-    attempt(Intent::Write).await.expect("what a set-up that was killed has left is set up");
 }
 
 #[cfg(not(any(feature = "aws", feature = "http")))]

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Failure, UsageError, wiring};
 use crate::{
     api::health::{Condition, Health},
-    blob::{self, BlobStore, Intent},
+    blob::{self, BlobStore, BlobUrl, Intent},
     broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
     clock::Clock,
     config::Config,
@@ -46,13 +46,27 @@ pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> R
 /// Opens the blob store that the configuration names; `None`: it names none.
 ///
 /// # Errors
-/// See [`blob::OpenBlobError`]; each names what is wrong.
+/// As [`blobs_at`].
 pub async fn blobs(config: &Config, intent: Intent, metrics: &Arc<Metrics>) -> Result<Option<BlobStore>, Failure> {
-    let url = config.store.blob_url().map_err(|problem| Failure::new(format!("store.url {problem}")))?;
-    let Some(url) = url else { return Ok(None) };
+    match config.store.blob_url().map_err(|problem| Failure::new(format!("store.url {problem}")))? {
+        Some(url) => blobs_at(config, &url, intent, metrics).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Opens the blob store at `url`, which is reached and used as the configuration says.
+///
+/// # Errors
+/// See [`blob::OpenBlobError`]; each names what is wrong.
+pub async fn blobs_at(
+    config: &Config,
+    url: &BlobUrl,
+    intent: Intent,
+    metrics: &Arc<Metrics>,
+) -> Result<BlobStore, Failure> {
     let (access, options) = wiring::blobs(config, metrics);
-    let opened = blob::open(&url, intent, &access, options).await;
-    opened.map(Some).map_err(|error| Failure::new(format!("cannot open the blob store (store.blobs.url): {error}")))
+    let opened = blob::open(url, intent, &access, options).await;
+    opened.map_err(|error| Failure::new(format!("cannot open the blob store: {error}")))
 }
 
 /// Opens the store at `url`, works with it, and closes it however the work has ended.

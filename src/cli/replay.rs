@@ -12,13 +12,14 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CommandResult, ConfigArgs, Failure, block_on, inspect,
+    CommandResult, ConfigArgs, Failure, UsageError, block_on, inspect,
     offline::Progress,
     opening::{self, Watched},
     signals, wiring,
 };
 use crate::{
-    config::Config,
+    blob::{BlobUrl, Intent},
+    config::{Config, writable_blobs},
     engine::StoreUrl,
     instance::{self, InstanceParts},
     store::{
@@ -33,7 +34,7 @@ const AFTER_HELP: &str = "\
 Reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing, commits
 nothing, and joins no group: it can run beside the instances. The digest that it prints equals that of the live store,
 once that has committed everything and stands with no contest undecided. Where the group was stopped before, its
-instances can go on with the new store: point store.url at it and start them.
+instances can go on with the new store: point store.url (and store.blobs.url) at it and start them.
 
 Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt";
 
@@ -52,6 +53,10 @@ pub struct ReplayArgs {
     /// Where to build it: an empty store (store.url is not touched)
     #[arg(long, value_name = "URL")]
     store: StoreUrl,
+    /// Where its bodies of large transactions go, where the configuration names a blob store: an empty place (store.blobs.url is not
+    /// touched)
+    #[arg(long, value_name = "URL")]
+    blobs: Option<BlobUrl>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -73,8 +78,22 @@ struct Rebuilt<'a> {
 impl ReplayArgs {
     pub(super) fn run(self) -> CommandResult {
         let config = self.config.load()?;
+        self.check_blobs(&config).map_err(UsageError)?;
         opening::logging(&config)?;
         block_on(self.rebuild(config))
+    }
+
+    /// The live store's bodies are no place for those of another: each changes its own.
+    fn check_blobs(&self, config: &Config) -> Result<(), String> {
+        let live = config.store.blob_url()?;
+        match &self.blobs {
+            None if live.is_some() => Err("--blobs must be given, as store.blobs.url is: an empty place".to_owned()),
+            None => Ok(()),
+            Some(url) if live.as_ref() == Some(url) => {
+                Err("--blobs is store.blobs.url: a rebuilt store needs a blob store of its own".to_owned())
+            }
+            Some(url) => writable_blobs(url, &self.store).map_err(|problem| format!("--blobs {problem}")),
+        }
     }
 
     async fn rebuild(self, config: Config) -> CommandResult {
@@ -83,8 +102,12 @@ impl ReplayArgs {
         let broker = opening::broker(&config)?;
         let watched = Watched::new(&config);
         let started = Instant::now();
+        let blobs = match &self.blobs {
+            Some(url) => Some(opening::blobs_at(&config, url, Intent::Write, &watched.metrics).await?),
+            None => None,
+        };
         let surveyed = opening::with_store(&config, &self.store, &watched.metrics, async |store: &Store| {
-            let parts = opening::parts(broker, store.clone(), &watched)?;
+            let parts = opening::parts(broker, store.clone().with_blobs(blobs), &watched)?;
             let report = self.replay(&config, parts, shutdown).await?;
             Ok((report, survey(store).await?))
         });

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     api::{Health, Server, health::Condition},
+    blob::Intent,
     config::Config,
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceParts},
@@ -83,15 +84,17 @@ impl RunArgs {
 
 async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
     let broker = opening::broker(config)?;
+    let blobs = opening::blobs(config, Intent::Write, &watched.metrics).await?;
     let report = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {
-        consume(config, opening::parts(broker, store.clone(), watched)?, shutdown).await
+        let store = store.clone().with_blobs(blobs);
+        consume(config, opening::parts(broker, store, watched)?, shutdown).await
     });
     let PipelineReport { completed, parked_max, contests, dead_letters } = report.await?;
     tracing::info!(completed, parked_max, contests, dead_letters, "stopped in order");
     Ok(())
 }
 
-/// Starts an instance, and starts it again whenever it has ended because the broker was away.
+/// Starts an instance, and starts it again whenever it has ended because the broker was away, or the blob store.
 async fn consume(
     config: &Config,
     parts: InstanceParts,
@@ -102,7 +105,7 @@ async fn consume(
     while opening::reachable(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health, &shutdown).await? {
         match instance::run(settings.clone(), parts.clone(), shutdown.clone()).await {
             Err(error) if error.may_be_retried() => {
-                tracing::warn!(%error, "the broker went away; everything not committed is read again");
+                tracing::warn!(%error, "what it works with went away; everything not committed is read again");
                 parts.health.set(Condition::Assigned, Some(error.to_string()));
                 tokio::time::sleep(opening::RETRY_PAUSE).await;
             }

@@ -52,8 +52,10 @@ pub fn blobs(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, BlobOption
     };
     let options = BlobOptions {
         timeout: ms(blobs.timeout_ms),
+        least_rate: blobs.least_bytes_per_s,
         cache_bytes: usize::try_from(blobs.cache_bytes).unwrap_or(usize::MAX),
         keep: ms(blobs.cache_ms),
+        whole_read_bytes: usize::try_from(blobs.whole_read_bytes).unwrap_or(usize::MAX),
         part_bytes: usize::try_from(blobs.part_bytes).ok(),
         metrics: metrics.clone(),
     };

@@ -8,6 +8,7 @@ use super::{
     Config,
     settings::{Blobs, Http, Ingest, Kafka, Log, Sequencer, Store, Topics},
     types::{Range, SettingType},
+    writable_blobs,
 };
 use crate::text::one_line;
 
@@ -127,8 +128,17 @@ impl<'a> Checker<'a> {
         if store.externalize_all_transactions {
             self.refuse("store.externalize_all_transactions", "is true, which is not built yet".to_owned());
         }
-        if let Err(problem) = store.blob_url() {
-            self.refuse("store.url", problem);
+        match store.blob_url() {
+            Err(problem) => self.refuse("store.url", problem),
+            Ok(Some(url)) => {
+                if let Err(problem) = writable_blobs(&url, &store.url) {
+                    match store.blobs.url {
+                        Some(_) => self.refuse("store.blobs.url", problem),
+                        None => self.refuse("store.url", format!("has an externalStore that {problem}")),
+                    }
+                }
+            }
+            Ok(None) => {}
         }
         let Blobs { access_key_id, secret_access_key, .. } = &store.blobs;
         match (access_key_id, secret_access_key) {

@@ -94,5 +94,19 @@ impl Store {
     }
 }
 
+/// Whether bodies of the transactions in `store` can be kept at `blobs`; the error completes the sentence "`key` …".
+///
+/// # Errors
+/// It can only be read, or is gone with the process while the records are not.
+pub fn writable_blobs(blobs: &BlobUrl, store: &StoreUrl) -> Result<(), String> {
+    match (blobs, store) {
+        (BlobUrl::Web(_), _) => Err("is a blob store behind a web server, which can only be read".to_owned()),
+        (BlobUrl::Memory, StoreUrl::Fjall(..) | StoreUrl::Aerospike(_)) => {
+            Err("is memory://, which is gone with the process, while the records that need it are not".to_owned())
+        }
+        (BlobUrl::Memory, StoreUrl::Memory | StoreUrl::Null) | (BlobUrl::Directory(_) | BlobUrl::S3(_), _) => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -225,11 +225,15 @@ settings! {
     /// The blob store: bodies of transactions that are too large for a record. All instances of one store share it.
     ["store.blobs"] Blobs {
         /// Where it is: file:///absolute/path (on one machine, or shared), s3://bucket/prefix?region=eu-1&endpoint=http://host:9000
-        /// (needs a build with --features aws), memory:// (gone at the end), http://host/prefix (read-only; --features http). The
-        /// store URL's parameter externalStore says the same; where both are given they must agree.
+        /// (needs a build with --features aws), memory:// (gone at the end: beside records that are, too). An empty place becomes the
+        /// blob store of this store, once and for good. The store URL's parameter externalStore says the same; where both are
+        /// given they must agree.
         url: Option<BlobUrl>, example "file:///var/lib/utxo-store-blobs", seed "externalStore";
-        /// How long a request may take, and how long there may be no byte of an answer; one second more for each mebibyte.
+        /// How long a request may take besides its bytes, and how long there may be no byte of an answer.
         timeout_ms: u64 = 30_000, range 100 to 600_000, unit "ms";
+        /// As much longer as its bytes take at this rate: the slowest line on which large blobs still come through, be they written or
+        /// read. Requests at the same time share the line.
+        least_bytes_per_s: u64 = 65_536, range 1 to 1_073_741_824, unit "bytes/s";
         /// How often a request to S3 or HTTP is repeated by itself, within the time that it may take.
         retries: u32 = 3, range 0 to 100, unit "retries";
         /// Blobs of more bytes are sent to S3 in parts of so many.
@@ -238,6 +242,8 @@ settings! {
         cache_bytes: u64 = 268_435_456, range 0 to 1_099_511_627_776, unit "bytes", seed "UseExternalTxCache";
         /// … for so long.
         cache_ms: u64 = 10_000, range 0 to 600_000, unit "ms";
+        /// Transactions are read whole only as long as so many bytes of them are on their way at once; a larger one is read alone.
+        whole_read_bytes: u64 = 268_435_456, range 1_048_576 to 1_099_511_627_776, unit "bytes";
         /// Access key of S3. Without one AWS's own variables (AWS_*) count, or the machine's role.
         access_key_id: Option<String>, example "AKIA…";
         /// Its secret. Better given in the environment: UTXO_STORE__STORE__BLOBS__SECRET_ACCESS_KEY.

@@ -267,6 +267,8 @@ fn the_blob_store_is_named_in_either_place() {
     let aerospike = "url = \"aerospike://a/ns?externalStore=s3://bucket/p\"\n";
     let blobs = |url: &str| format!("[store.blobs]\nurl = \"{url}\"\n");
     assert_eq!(url(""), Ok(None));
+    let gone = format!("[store]\nurl = \"null:///\"\n{}", blobs("memory://"));
+    assert_eq!(url(&gone), Ok(Some("memory://".into())));
     assert_eq!(url(&blobs("file:///b")), Ok(Some("file:///b".into())));
     assert_eq!(url(&format!("[store]\n{aerospike}")), Ok(Some("s3://bucket/p".into())));
     assert_eq!(url(&format!("[store]\n{aerospike}{}", blobs("s3://bucket/p/"))), Ok(Some("s3://bucket/p".into())));
@@ -274,6 +276,13 @@ fn the_blob_store_is_named_in_either_place() {
         (format!("[store]\n{aerospike}{}", blobs("file:///b")), "store.url has an externalStore that is another than"),
         ("[store]\nurl = \"aerospike://a/ns?externalStore=blob://b:8080/utxo\"".into(), "unknown blob store `blob://`"),
         (blobs("/b"), "store.blobs.url names no blob store"),
+        (blobs("memory://"), "store.blobs.url is memory://, which is gone with the process"),
+        (blobs("http://host/a"), "store.blobs.url is a blob store behind a web server"),
+        (
+            "[store]\nurl = \"aerospike://a/ns?externalStore=memory://\"".into(),
+            "store.url has an externalStore that is memory://",
+        ),
+        (format!("[store]\nurl = \"memory://\"\n{}", blobs("https://host")), "which can only be read"),
         ("[store.blobs]\naccess_key_id = \"me\"".into(), "store.blobs.access_key_id is given without"),
         ("[store.blobs]\nsecret_access_key = \"word\"".into(), "store.blobs.secret_access_key is given without"),
     ] {

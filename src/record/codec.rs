@@ -140,6 +140,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         chain_id,
         frontier,
         partitions,
+        has_blobs,
         consumed,
     } = meta;
     w.raw(store_id);
@@ -151,6 +152,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.option(chain_id.as_ref(), |w, id| w.raw(id));
     w.option(frontier.as_ref(), |w, offset| w.number(*offset));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
+    w.byte(u8::from(*has_blobs));
     w.number(consumed.chain);
     w.count(consumed.validated.len());
     for (partition, offset) in &consumed.validated {
@@ -170,6 +172,7 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         chain_id: r.option(Reader::array)?,
         frontier: r.option(Reader::u64)?,
         partitions: r.option(Reader::u32)?,
+        has_blobs: r.bool()?,
         consumed: Consumed { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? },
     })
 }

@@ -480,6 +480,8 @@ pub struct MetaRecord {
     /// Partitions of the topic of validated transactions: with another number the events of one transaction would lie in two.
     /// `None` until the first start.
     pub partitions: Option<u32>,
+    /// It has a blob store, whose mark names `store_id`; for good.
+    pub has_blobs: bool,
     /// At least so much of the log has been consumed into this set; the group commits no more than that.
     pub consumed: Consumed,
 }

@@ -115,6 +115,12 @@ pub enum MetaError {
         /// Where it was to end.
         frontier: u64,
     },
+    /// Bodies are in a blob store, and nobody says in which.
+    #[error(
+        "the store keeps bodies of large transactions in a blob store, and none is given: set `store.blobs.url` to the one that \
+         it was worked on with"
+    )]
+    WithoutBlobs,
     /// A change needs a meta record and there is none.
     #[error("the store has no meta record (any more): start `run` on it first, or run `replay --rebuild`")]
     Absent,
@@ -165,7 +171,8 @@ impl MetaError {
 
 impl Store {
     /// Reads the meta record and compares it with `expected`; an empty set is made this store's, as `store_id` (random,
-    /// used only then). A new `retention` is written down. A rebuild that is not at its end is refused.
+    /// used only then). A new `retention` is written down. A rebuild that is not at its end is refused, and so is a store with a blob
+    /// store that is opened without.
     ///
     /// `group_has_offsets`: the consumer group has committed offsets, so that the store cannot be new. A rebuild, which
     /// starts from nothing on purpose, says `false`.
@@ -186,6 +193,9 @@ impl Store {
         check(&meta, &expected)?;
         if let Some(frontier) = meta.frontier {
             return Err(MetaError::Unfinished { frontier });
+        }
+        if meta.has_blobs && self.blobs.is_none() {
+            return Err(MetaError::WithoutBlobs);
         }
         if meta.retention == expected.retention {
             return Ok(meta);
@@ -226,6 +236,11 @@ impl Store {
             Some(store) => Err(MetaError::OtherPartitions { store, found }),
         })
         .await
+    }
+
+    /// The store has a blob store from now on, with its mark.
+    pub async fn note_blobs(&self) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| Ok(MetaRecord { has_blobs: true, ..meta })).await
     }
 
     /// A rebuild of this set begins, which ends at `frontier` (chain offset, next to read). Until it has, nobody may work on
@@ -274,6 +289,7 @@ impl Store {
             chain_id: None,
             frontier: None,
             partitions: None,
+            has_blobs: false,
             consumed: Consumed::default(),
         };
         match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) }).await? {
@@ -309,7 +325,10 @@ fn check(meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing::{seeded, store};
+    use crate::{
+        blob::BlobStore,
+        store::testing::{seeded, store},
+    };
 
     const EXPECTED: MetaExpectations =
         MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
@@ -421,6 +440,18 @@ mod tests {
             .await
             .unwrap();
         assert_eq!((meta.prune_horizon, meta.chain_id, meta.frontier), (40, Some([3; 32]), Some(7)));
+    }
+
+    #[tokio::test]
+    async fn a_store_with_a_blob_store_is_refused_without() {
+        let store = store(5);
+        let with_blobs = store.clone().with_blobs(Some(BlobStore::memory()));
+        with_blobs.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        assert!(!store.open_meta(EXPECTED, true, [2; 16]).await.unwrap().has_blobs, "it is not said yet");
+        store.note_blobs().await.unwrap();
+        let error = store.open_meta(EXPECTED, true, [2; 16]).await.unwrap_err();
+        assert!(matches!(error, MetaError::WithoutBlobs) && error.to_string().contains("store.blobs.url"), "{error}");
+        assert!(with_blobs.open_meta(EXPECTED, true, [2; 16]).await.unwrap().has_blobs);
     }
 
     #[tokio::test]

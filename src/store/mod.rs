@@ -20,6 +20,7 @@ pub(crate) mod testing;
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    blob::BlobStore,
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     record::{Key, Outcome, Page, Record, Rules},
     tx::{Network, Txid},
@@ -49,12 +50,19 @@ pub struct Store {
     pub engine: Arc<dyn RecordEngine>,
     /// How it is used.
     pub settings: StoreSettings,
+    /// Where bodies of large transactions are, if anywhere.
+    pub blobs: Option<BlobStore>,
 }
 
 impl Store {
-    /// A store on an engine that is open.
+    /// A store on an engine that is open, without blobs.
     pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
-        Store { engine, settings }
+        Store { engine, settings, blobs: None }
+    }
+
+    /// The same records, with this blob store beside them.
+    pub fn with_blobs(self, blobs: Option<BlobStore>) -> Self {
+        Store { blobs, ..self }
     }
 
     /// Applies rows of which no two need an order, in batches; what failed and may be retried is sent again until it has

@@ -23,10 +23,21 @@ from werkzeug.serving import run_simple
 app = DomainDispatcherApplication(create_backend_app)
 lock = threading.Lock()
 def one_at_a_time(environ, start_response):
+    if sys.argv[2] == "ignored":
+        environ.pop("HTTP_IF_NONE_MATCH", None)
     with lock:
         return app(environ, start_response)
 run_simple("127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True)
 "#;
+
+/// What the server does where a request says `If-None-Match: *`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Conditions {
+    /// Refuses it where there is such an object.
+    Honoured,
+    /// Overwrites what there is, as some servers do.
+    Ignored,
+}
 
 /// A running server with one empty bucket, named `bucket`.
 pub struct S3Server {
@@ -36,7 +47,7 @@ pub struct S3Server {
 
 impl S3Server {
     /// Starts a server; `None`, with a loud line, when it cannot be had.
-    pub fn start() -> Option<Self> {
+    pub fn start(conditions: Conditions) -> Option<Self> {
         let python = match python() {
             Ok(python) => python,
             Err(problem) => {
@@ -44,9 +55,10 @@ impl S3Server {
                 return None;
             }
         };
+        let conditions = if conditions == Conditions::Ignored { "ignored" } else { "honoured" };
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let process = Command::new(python)
-            .args(["-c", SERVER, &port.to_string()])
+            .args(["-c", SERVER, &port.to_string(), conditions])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

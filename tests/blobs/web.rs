@@ -60,6 +60,7 @@ fn web() {
 
         let directory = BlobUrl::Directory(root.path().to_owned());
         let written = open(&directory, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap();
+        written.claim([1; 16], true).await.unwrap();
         let [(small, small_bytes), (large, large_bytes)] = [transaction(1, 5, 30, 1), transaction(2, 3_000, 2_000, 1)];
         written.put_tx(small, small_bytes.clone()).await.unwrap();
         written.put_tx(large, large_bytes.clone()).await.unwrap();
@@ -67,7 +68,7 @@ fn web() {
         let store = opened(&url).await.unwrap();
         assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()));
         assert_eq!(store.get_tx(large, Reuse::Unlikely).await.unwrap(), Some(large_bytes));
-        assert!(store.tx_outputs(large, &[2_999]).await.unwrap().unwrap().contains_key(&2_999));
+        assert!(store.tx_outputs(large, &[2_999], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&2_999));
         assert!(store.exists(BlobName::tx(small)).await.unwrap());
         let (absent, bytes) = transaction(3, 5, 30, 1);
         assert_eq!(store.get_tx(absent, Reuse::Unlikely).await.unwrap(), None);

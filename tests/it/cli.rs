@@ -54,6 +54,35 @@ fn a_bad_configuration_is_exit_code_2_and_a_line_for_each_error() {
 }
 
 #[test]
+fn a_blob_store_that_cannot_serve_the_store_is_a_bad_configuration() {
+    for (url, says) in [("memory://", "gone with the process"), ("http://host/prefix", "can only be read")] {
+        for args in [&["config", "check"][..], &["run"]] {
+            let check = utxo_store(args, &[("UTXO_STORE__STORE__BLOBS__URL", url)]);
+            assert_eq!(check.status.code(), Some(2), "{args:?} {url}: {}", stderr(&check));
+            assert!(stderr(&check).starts_with("error: store.blobs.url is") && stderr(&check).contains(says));
+        }
+    }
+    let good = [("UTXO_STORE__STORE__BLOBS__URL", "memory://"), ("UTXO_STORE__STORE__URL", "memory://")];
+    assert_eq!(utxo_store(&["config", "check"], &good).status.code(), Some(0));
+}
+
+#[test]
+fn a_rebuild_needs_a_place_of_its_own_for_blobs_where_the_store_has_one() {
+    let live = [("UTXO_STORE__STORE__BLOBS__URL", "file:///var/lib/blobs")];
+    let replay = ["replay", "--rebuild", "--store", "fjall:///nonexistent/rebuilt"];
+    for (blobs, says) in [
+        (&[][..], "--blobs must be given"),
+        (&["--blobs", "file:///var/lib/blobs"], "a blob store of its own"),
+        (&["--blobs", "memory://"], "--blobs is memory://"),
+        (&["--blobs", "https://host/a"], "can only be read"),
+    ] {
+        let refused = utxo_store(&[&replay[..], blobs].concat(), &live);
+        assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains(says), "{}", stderr(&refused));
+    }
+}
+
+#[test]
 fn what_librdkafka_refuses_is_a_bad_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("utxo-store.toml");

@@ -8,6 +8,7 @@ mod aerospike;
 mod aerospike_server;
 mod applied_again;
 mod bad_input;
+mod blobs;
 mod cli;
 mod demo;
 mod differential;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::super::{CommandResult, ConfigArgs, Failure, opening};
 use crate::{
-    blob::{BlobName, BlobStore, Intent},
+    blob::{BlobName, BlobStore, BlobUrl, Intent, Reuse},
     telemetry::Metrics,
     tx::Txid,
 };
@@ -27,6 +27,9 @@ Example: utxo-store inspect blob --config deploy/utxo-store.toml \\
 pub struct BlobArgs {
     #[command(flatten)]
     config: ConfigArgs,
+    /// Another blob store than the configured one, such as http://host/prefix
+    #[arg(long, value_name = "URL")]
+    blobs: Option<BlobUrl>,
     /// The transaction's id
     txid: Txid,
     /// Print one JSON object
@@ -47,8 +50,12 @@ struct ShownBlob {
 impl BlobArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
         let config = self.config.load()?;
-        let none = || Failure::new("no blob store is configured: store.blobs.url is not given");
-        let store = opening::blobs(&config, Intent::Read, &Arc::new(Metrics::new())).await?.ok_or_else(none)?;
+        let metrics = Arc::new(Metrics::new());
+        let none = || Failure::new("no blob store is configured: store.blobs.url is not given, nor --blobs");
+        let store = match &self.blobs {
+            Some(url) => opening::blobs_at(&config, url, Intent::Read, &metrics).await?,
+            None => opening::blobs(&config, Intent::Read, &metrics).await?.ok_or_else(none)?,
+        };
         let found = find(&store, self.txid).await?;
         if self.json {
             serde_json::to_writer(&mut *out, &found)?;
@@ -63,7 +70,7 @@ impl BlobArgs {
 
 async fn find(store: &BlobStore, txid: Txid) -> Result<Vec<ShownBlob>, Failure> {
     let mut found = Vec::new();
-    if store.tx_outputs(txid, &[]).await?.is_some() {
+    if store.tx_outputs(txid, &[], Reuse::Unlikely).await?.is_some() {
         found.push(ShownBlob { name: BlobName::tx(txid).to_string(), outputs: None, height: None });
     }
     if let Some(partial) = store.get_outputs(txid).await? {

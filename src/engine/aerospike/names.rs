@@ -89,6 +89,7 @@ pub mod meta {
     pub const CHAIN_ID: &str = "chainID";
     pub const FRONTIER: &str = "frontier";
     pub const PARTITIONS: &str = "partitions";
+    pub const HAS_BLOBS: &str = "hasBlobs";
     /// Of the chain; absent: 0.
     pub const CONSUMED_CHAIN: &str = "chainNext";
     /// Partition, offset, partition, offset …

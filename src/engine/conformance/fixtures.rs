@@ -185,6 +185,7 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         chain_id: None,
         frontier: None,
         partitions: None,
+        has_blobs: false,
         consumed: Consumed::default(),
     }
 }

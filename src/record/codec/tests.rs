@@ -163,25 +163,28 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
     let meta = (
         any::<[u8; 16]>(),
         any::<[u32; 4]>(),
-        any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>)>(),
+        any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool)>(),
         any::<(u64, BTreeMap<u32, u64>)>(),
     )
-        .prop_map(|(store_id, numbers, (network, chain_id, frontier, partitions), (chain, validated))| {
-            let [layout_version, utxo_batch_size, retention, prune_horizon] = numbers;
-            let meta = MetaRecord {
-                store_id,
-                layout_version,
-                network,
-                utxo_batch_size,
-                retention,
-                prune_horizon,
-                chain_id,
-                frontier,
-                partitions,
-                consumed: Consumed { chain, validated },
-            };
-            (Key::Meta, Record::Meta(meta))
-        });
+        .prop_map(
+            |(store_id, numbers, (network, chain_id, frontier, partitions, has_blobs), (chain, validated))| {
+                let [layout_version, utxo_batch_size, retention, prune_horizon] = numbers;
+                let meta = MetaRecord {
+                    store_id,
+                    layout_version,
+                    network,
+                    utxo_batch_size,
+                    retention,
+                    prune_horizon,
+                    chain_id,
+                    frontier,
+                    partitions,
+                    has_blobs,
+                    consumed: Consumed { chain, validated },
+                };
+                (Key::Meta, Record::Meta(meta))
+            },
+        );
     prop_oneof![
         5 => page().prop_map(|page| (Key::Page(page.txid, page.number), Record::Page(Arc::new(page)))),
         1 => lock_record,

@@ -48,6 +48,7 @@ mod tests {
             chain_id: None,
             frontier: None,
             partitions: None,
+            has_blobs: false,
             consumed: Default::default(),
         }
     }

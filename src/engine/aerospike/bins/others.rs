@@ -92,6 +92,9 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if let Some(partitions) = record.partitions {
         bins.push((meta::PARTITIONS, int(partitions)));
     }
+    if record.has_blobs {
+        bins.push((meta::HAS_BLOBS, Value::Bool(true)));
+    }
     let Consumed { chain, validated } = &record.consumed;
     if *chain > 0 {
         bins.push((meta::CONSUMED_CHAIN, int(*chain)));
@@ -114,6 +117,7 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         chain_id: bins.optional_array(meta::CHAIN_ID)?,
         frontier: bins.optional(meta::FRONTIER)?,
         partitions: bins.optional(meta::PARTITIONS)?,
+        has_blobs: bins.flag(meta::HAS_BLOBS)?,
         consumed: Consumed { chain: bins.number(meta::CONSUMED_CHAIN)?, validated: decode_consumed(bins)? },
     })
 }

@@ -145,6 +145,7 @@ fn other_records_come_back() {
         chain_id: Some([4; 32]),
         frontier: Some(9),
         partitions: Some(64),
+        has_blobs: true,
         consumed,
         ..meta(8)
     };
