@@ -75,7 +75,7 @@ struct Section {
 
 fn sections() -> Vec<Section> {
     let in_memory = size("MACRO_TRANSACTIONS", 1_000_000);
-    let on_disk = size("MACRO_FJALL_TRANSACTIONS", 200_000);
+    let on_disk = size("MACRO_FJALL_TRANSACTIONS", 1_000_000);
     let each = |engine, transactions| {
         Shape::ALL.map(|shape| Case { engine, shape, transactions, generated_ahead: true }).to_vec()
     };

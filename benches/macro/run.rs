@@ -13,6 +13,7 @@ use utxo_store::{
     api::Health,
     broker::{Broker, BrokerError, Message, NewTopic, memory::MemoryBroker, memory::MemorySettings},
     clock::Clock,
+    config::Config,
     engine::{
         RecordEngine, Row,
         fjall::{FjallEngine, FjallOptions},
@@ -193,7 +194,7 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (O
     let metrics = Arc::new(Metrics::new());
     let topic: Arc<str> = TOPIC.into();
     let consumer = Box::new(Feed::new(&topic, chunks(case), case.transactions));
-    let pipeline = Pipeline::new(settings(topic, case.engine), parts(engine.clone(), metrics.clone()).await, consumer);
+    let pipeline = Pipeline::new(settings(topic), parts(engine.clone(), metrics.clone()).await, consumer);
     let shutdown = CancellationToken::new();
 
     measure::forget_peak();
@@ -224,28 +225,39 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (O
     (outcome, engine.take_notes())
 }
 
-/// The defaults of the configuration (`deploy/utxo-store.toml`, `[ingest]`), but for larger batches and less
-/// in flight: enough to fill the batches (on fjall: the synced groups), and no more memory than that takes.
-fn settings(topic: Arc<str>, engine: EngineKind) -> PipelineSettings {
-    let in_flight = if engine == EngineKind::Fjall { 32_768 } else { 4_096 };
+/// The defaults of the configuration (`deploy/utxo-store.toml`, `[ingest]`).
+fn settings(topic: Arc<str>) -> PipelineSettings {
+    let ingest = Config::default().ingest;
+    let ms = |ms: u64| Duration::from_millis(ms);
     PipelineSettings {
         topic,
         partitions: None,
         group: "bench".into(),
         prepare: PREPARE,
-        plan: PlanSettings { retry_min_ms: 50, retry_max_ms: 5_000, flag_grace_ms: 60_000, rules: RULES },
+        plan: PlanSettings {
+            retry_min_ms: ingest.retry_pause_ms,
+            retry_max_ms: ingest.retry_pause_max_ms,
+            flag_grace_ms: ingest.flag_grace_ms,
+            rules: RULES,
+        },
         dispatch: DispatchSettings {
-            batch_size: size("MACRO_BATCH", 1_024) as usize,
-            batch_age: Duration::from_millis(10),
-            in_flight_batches: 32,
+            batch_size: size("MACRO_BATCH", ingest.batch_size.into()) as usize,
+            batch_age: ms(ingest.batch_age_ms),
+            in_flight_batches: ingest.in_flight_batches as usize,
             retry_pause: PAUSE,
         },
-        max_active: size("MACRO_MAX_ACTIVE", in_flight) as usize,
-        bounds: PartitionBounds { span: 1_000_000, bytes: size("MACRO_PARKED_BYTES", 16 << 20) },
-        dead_letter_limits: DeadLetterLimits { consecutive: 100, ratio: 0.05 },
-        missing_parent_grace_ms: 60_000,
-        commit_interval: Duration::from_secs(1),
-        drain_timeout: Duration::from_secs(20),
+        max_active: size("MACRO_MAX_ACTIVE", ingest.max_in_flight_transactions.into()) as usize,
+        bounds: PartitionBounds {
+            span: ingest.max_uncommitted_span.into(),
+            bytes: size("MACRO_PARKED_BYTES", ingest.unfinished_bytes),
+        },
+        dead_letter_limits: DeadLetterLimits {
+            consecutive: ingest.dead_letter_consecutive,
+            ratio: ingest.dead_letter_ratio.0,
+        },
+        missing_parent_grace_ms: ingest.missing_parent_grace_ms,
+        commit_interval: ms(ingest.commit_interval_ms),
+        drain_timeout: ms(ingest.drain_timeout_ms),
     }
 }
 
