@@ -29,8 +29,9 @@ lint: setup ## format and lints only
 bench: setup ## micro and whole-pipeline benchmarks
 	@cargo bench --locked --bench micro --bench macro
 
-bench-aerospike: setup ## the Aerospike engine against the raw client, on a server of its own (`asd` in PATH)
+bench-aerospike: setup ## the Aerospike engine against the raw client, and the pipeline on it, on a server of its own (`asd` in PATH)
 	@cargo bench --locked --bench aerospike
+	@cargo bench --locked --bench macro -- aerospike
 
 fuzz: setup ## one fuzzer for a while: TARGET=event TIME=600, see fuzz/README.md
 	@scripts/fuzz.sh $(TARGET) $(TIME)

@@ -9,6 +9,9 @@ mod generator;
 mod measure;
 mod raw;
 mod run;
+#[allow(dead_code, clippy::unwrap_used)]
+#[path = "../../tests/it/aerospike_server.rs"]
+mod server;
 mod table;
 
 use std::{
@@ -44,7 +47,9 @@ fn main() -> ExitCode {
 
 fn all(words: &[String]) -> ExitCode {
     let mut failed = false;
-    for section in sections() {
+    // Aerospike needs a server, and is measured beside its raw client: `make bench-aerospike`.
+    let asked_for = |section: &Section| !section.by_name_only || words.iter().any(|word| word.contains("aerospike"));
+    for section in sections().into_iter().filter(asked_for) {
         let chosen: Vec<Case> = section
             .cases
             .into_iter()
@@ -71,6 +76,11 @@ fn all(words: &[String]) -> ExitCode {
 struct Section {
     title: &'static str,
     cases: Vec<Case>,
+    by_name_only: bool,
+}
+
+fn section(title: &'static str, cases: Vec<Case>) -> Section {
+    Section { title, cases, by_name_only: false }
 }
 
 fn sections() -> Vec<Section> {
@@ -88,16 +98,23 @@ fn sections() -> Vec<Section> {
         })
         .to_vec();
     vec![
-        Section { title: "The pipeline alone (null engine)", cases: each(EngineKind::Null, in_memory) },
-        Section { title: "On the memory engine", cases: each(EngineKind::Memory, in_memory) },
+        section("The pipeline alone (null engine)", each(EngineKind::Null, in_memory)),
+        section("On the memory engine", each(EngineKind::Memory, in_memory)),
+        section(
+            "On the fjall engine; `raw` is fjall alone with the same writes (how much of it the pipeline is), as they \
+             came and sorted",
+            each(EngineKind::Fjall, on_disk),
+        ),
+        section(
+            "Memory growth: null engine, transactions made as they are read (their making counts in the CPU)",
+            growth,
+        ),
         Section {
-            title: "On the fjall engine; `raw` is fjall alone with the same writes (how much of it the pipeline is), as they \
-                    came and sorted",
-            cases: each(EngineKind::Fjall, on_disk),
-        },
-        Section {
-            title: "Memory growth: null engine, transactions made as they are read (their making counts in the CPU)",
-            cases: growth,
+            by_name_only: true,
+            ..section(
+                "On Aerospike, a server of its own on the same cores; CPU is the client's",
+                each(EngineKind::Aerospike, size("MACRO_AEROSPIKE_TRANSACTIONS", 200_000)),
+            )
         },
     ]
 }

@@ -16,6 +16,7 @@ use utxo_store::{
     config::Config,
     engine::{
         RecordEngine, Row,
+        aerospike::AerospikeEngine,
         fjall::{FjallEngine, FjallOptions},
         memory::MemoryEngine,
         null::NullEngine,
@@ -48,6 +49,7 @@ use crate::{
     generator::{Generator, Shape},
     measure::{self, Cpu},
     raw::{self, Raw},
+    server::{AerospikeServer, FIT, Setup},
     size,
 };
 
@@ -63,16 +65,18 @@ pub enum EngineKind {
     Null,
     Memory,
     Fjall,
+    Aerospike,
 }
 
 impl EngineKind {
-    const ALL: [EngineKind; 3] = [EngineKind::Null, EngineKind::Memory, EngineKind::Fjall];
+    const ALL: [EngineKind; 4] = [EngineKind::Null, EngineKind::Memory, EngineKind::Fjall, EngineKind::Aerospike];
 
     fn name(self) -> &'static str {
         match self {
             EngineKind::Null => "null",
             EngineKind::Memory => "memory",
             EngineKind::Fjall => "fjall",
+            EngineKind::Aerospike => "aerospike",
         }
     }
 }
@@ -152,7 +156,19 @@ async fn measured(case: &Case) -> Outcome {
             let (outcome, ..) = on_fjall(case, 0).await;
             Outcome { raw: Some(raw), peak_memory: first.peak_memory, memory_before: first.memory_before, ..outcome }
         }
+        EngineKind::Aerospike => on_aerospike(case).await,
     }
+}
+
+/// On a server of its own, which is another process: what is measured is the client's.
+async fn on_aerospike(case: &Case) -> Outcome {
+    let server = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }).expect("`asd` is in PATH");
+    let engine = AerospikeEngine::open(&server.settings(), RULES).await.expect("the server was set up for it");
+    let engine = Arc::new(engine);
+    fill(case, engine.as_ref()).await;
+    let (outcome, _) = consume(case, engine.clone(), 0).await;
+    engine.close().await.expect("closed");
+    outcome
 }
 
 /// Also returns what was noted, and how many synced groups it was written in.
