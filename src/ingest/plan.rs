@@ -314,9 +314,12 @@ impl Planner {
         }
     }
 
-    /// Sends the spends of every group that is not held yet; with none left, creates.
+    /// Sends the spends of every group that is not held yet; with none left, creates. Who has lost by the log takes none.
     fn take_slots(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
+        if flight.mode == Mode::RebuildContested {
+            return self.store_contested(id, Reason::Found);
+        }
         let Work::Validated(tx) = &flight.work else { return self.create(id) };
         let tx = tx.clone();
         let marks = flight.marks();

@@ -304,6 +304,10 @@ fn what_was_revoked_ends_but_what_it_may_hold_is_contested() {
 fn below_the_frontier_nothing_is_published() {
     let mut planner = Planner::new(SETTINGS);
     planner.submit(event(0), tx(&[outside(0)], 1), Mode::RebuildContested, 0);
+    let (token, _) = row(&mut planner);
+    // Somebody is at it. Then once more, when it has waited.
+    planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Creating)), 0);
+    planner.retry_due(SETTINGS.retry_max_ms);
     let (token, store) = row(&mut planner);
     assert!(matches!(store.operation, Operation::CreateContested(_)), "it takes nothing");
     planner.outcome(token, applied(), 0);
