@@ -87,7 +87,7 @@ pub struct Request {
     pub work: Work,
     /// How it is treated.
     pub mode: Mode,
-    /// An earlier event for the same transaction, which says otherwise, has had its turn.
+    /// An earlier event for the same transaction has had its turn: one that says otherwise, or, over a store that forgets, any.
     pub again: bool,
 }
 
@@ -98,6 +98,8 @@ pub struct Group {
     pub held: bool,
     /// Why not, by the last answer.
     pub refusal: Option<Rejection>,
+    /// They did once, but the master of their page, which was to be told that all of it is spent, was not there.
+    pub untold: bool,
     /// The flight whose create carries the spends.
     pub rides_on: Option<FlightId>,
 }
@@ -163,7 +165,7 @@ pub struct Flight {
     pub groups: Vec<Group>,
     /// Flights that wait for this one to end.
     pub children: Vec<FlightId>,
-    /// An earlier event for the same transaction, which says otherwise, has had its turn.
+    /// An earlier event for the same transaction has had its turn.
     pub again: bool,
     /// Later events for the same transaction that say otherwise: each has its own turn.
     pub behind: VecDeque<Request>,
@@ -242,7 +244,10 @@ impl Flight {
     /// its page.
     pub fn may_hold_any(&self) -> bool {
         let Work::Validated(tx) = &self.work else { return false };
-        tx.groups.iter().zip(&self.groups).any(|(prepared, group)| group.held || prepared.slots.len() > 1)
+        tx.groups
+            .iter()
+            .zip(&self.groups)
+            .any(|(prepared, group)| group.held || group.untold || prepared.slots.len() > 1)
     }
 
     /// Whether, in a rebuild, another event of it must have been the one that won: this one's claims do not hold, and a

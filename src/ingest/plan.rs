@@ -345,7 +345,7 @@ impl Planner {
             Token::Spend(id, group) => self.spend_answered(id, group, outcome, now_ms),
             Token::Create(id) => self.create_answered(id, outcome, now_ms),
             Token::StoreContested(id) => self.stored_contested(id, outcome, now_ms),
-            Token::PageSpent(id, group) => self.spends_held(id, group, now_ms),
+            Token::PageSpent(id, group) => self.master_told(id, group, &outcome, now_ms),
         }
         self.settle_ready(now_ms);
     }

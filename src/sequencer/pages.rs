@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     engine::Row,
-    record::{Key, Operation, Outcome, Page, Phase, Rejection, Reply, Sequenced, Slot, TxState, Verdict, beyond},
+    record::{
+        Key, Operation, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, Slot, Stamp, TxState, Verdict,
+        beyond,
+    },
     sequencer::{
         Stop,
         handler::{At, Handler, distinct},
@@ -39,39 +42,20 @@ impl Handler {
     }
 
     /// Applies rows that take or free slots. What a page leaves to its master is asked there: why it refuses; and it is told when all
-    /// slots of the page are spent, by who takes the last one, and when no longer, by who frees one. Nobody says what he only
-    /// finds: a slot that was free may be taken by then, and "not all spent" would come behind "all spent".
+    /// slots of the page are spent, by who takes the last one, and when no longer, by who frees one.
     pub(super) async fn apply_to_slots(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, Stop> {
         if rows.iter().all(|row| matches!(row.key, Key::Page(_, 0))) {
             return self.apply(rows).await;
         }
         let mut outcomes = self.apply(rows.clone()).await?;
-        let (mut spent, mut asked) = (BTreeMap::new(), Vec::new());
-        for (row, outcome) in rows.iter().zip(&outcomes) {
-            let (Key::Page(txid, number @ 1..), Operation::Sequenced(stamp, operation)) = (row.key, &row.operation)
-            else {
-                continue;
-            };
-            match outcome {
-                Outcome::Applied(Reply::Slots { all_spent, .. })
-                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. })
-                    if *all_spent == takes(operation) =>
-                {
-                    let told = Sequenced::SetPageSpent { page: number, spent: *all_spent };
-                    let told = Row { key: Key::master(txid), operation: Operation::Sequenced(*stamp, told) };
-                    // What is freed in the same call bars the page's being all spent, in whatever order they were done.
-                    if !*all_spent || !spent.contains_key(&row.key) {
-                        spent.insert(row.key, told);
-                    }
-                }
-                Outcome::Rejected(rejection) if beyond::needs_master(number, rejection) => asked.push(txid),
-                _ => {}
+        self.tell_masters(&rows, &outcomes).await?;
+        let asked = rows.iter().zip(&outcomes).filter_map(|(row, outcome)| match (row.key, outcome) {
+            (Key::Page(txid, number), Outcome::Rejected(rejection)) if beyond::needs_master(number, rejection) => {
+                Some(txid)
             }
-        }
-        if !spent.is_empty() {
-            // Refused where there is no whole master yet: the page is then not listed, which is a hint for pruning.
-            self.apply(spent.into_values().collect()).await?;
-        }
+            _ => None,
+        });
+        let asked = asked.collect();
         let masters = self.masters_by_id(asked).await?;
         for (row, outcome) in rows.iter().zip(&mut outcomes) {
             if let (Key::Page(txid, number), Outcome::Rejected(rejection)) = (row.key, &outcome) {
@@ -81,6 +65,46 @@ impl Handler {
             }
         }
         Ok(outcomes)
+    }
+
+    /// Tells the masters of other pages whether all slots of those are spent. One that is not there hears it from whose event took the
+    /// last slot, once it comes (again).
+    async fn tell_masters(&self, rows: &[Row], outcomes: &[Outcome]) -> Result<(), Stop> {
+        let mut told = BTreeMap::new();
+        for (row, outcome) in rows.iter().zip(outcomes) {
+            if let (Key::Page(_, 1..), Operation::Sequenced(stamp, operation)) = (row.key, &row.operation)
+                && let Outcome::Applied(Reply::Slots { all_spent, .. })
+                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }) = outcome
+                && *all_spent == takes(operation)
+            {
+                // What is freed in the same call bars the page's being all spent, in whatever order they were done.
+                let (_, said) = told.entry(row.key).or_insert((*stamp, *all_spent));
+                *said &= *all_spent;
+            }
+        }
+        self.say_of_pages(&told).await?;
+        told.retain(|_, (_, all_spent)| !*all_spent);
+        if told.is_empty() {
+            return Ok(());
+        }
+        // A spend of what was left of the page may have come before that, and have said so before us.
+        let pages = self.answer("the store", self.parts.store.read(told.keys().copied().collect())).await?;
+        let since = told.into_iter().zip(pages);
+        let since = since.filter(|(_, page)| page.as_ref().and_then(Record::page).is_some_and(Page::all_spent));
+        self.say_of_pages(&since.map(|((key, (stamp, _)), _)| (key, (stamp, true))).collect()).await
+    }
+
+    async fn say_of_pages(&self, told: &BTreeMap<Key, (Stamp, bool)>) -> Result<(), Stop> {
+        let rows = told.iter().filter_map(|(key, (stamp, spent))| {
+            let Key::Page(txid, page) = *key else { return None };
+            let said = Sequenced::SetPageSpent { page, spent: *spent };
+            Some(Row { key: Key::master(txid), operation: Operation::Sequenced(*stamp, said) })
+        });
+        let rows: Vec<Row> = rows.collect();
+        if !rows.is_empty() {
+            self.apply(rows).await?;
+        }
+        Ok(())
     }
 
     async fn masters_by_id(&self, txids: Vec<Txid>) -> Result<BTreeMap<Txid, Arc<Page>>, Stop> {
@@ -112,6 +136,7 @@ impl Handler {
         self.apply_to(at, master.txid, &numbers, operation).await
     }
 
+    /// Those that are not there; or are half created, since a node forgot that they were cleared.
     async fn apply_to(&self, at: At, txid: Txid, pages: &[u32], operation: &Sequenced) -> Result<Vec<u32>, Stop> {
         let mut missing = Vec::new();
         for numbers in pages.chunks(CHANGED_AT_ONCE) {
@@ -174,6 +199,9 @@ impl Handler {
         let txid = master.txid;
         let restored = self.answer("the store", self.parts.store.restore_pages(master, missing)).await?;
         if restored.is_none() || !self.apply_to(at, txid, missing, operation).await?.is_empty() {
+            if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
+                return Err(Stop::NodeRestarted);
+            }
             return Err(Stop::Halt(format!("the store is damaged: pages {missing:?} of {txid} are missing")));
         }
         Ok(())

@@ -522,12 +522,9 @@ impl World {
 
     /// The same, whatever the model makes of the logs; answers the rebuild.
     pub async fn check_without_model(&self, what: &str) -> Store {
-        let mut violations = Vec::new();
-        self.store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
-        if !violations.is_empty() {
-            panic!("{what}: {violations:#?}\n{}", self.story(&self.store).await);
-        }
+        self.verify(what, &self.store).await;
         let rebuilt = self.rebuild().await;
+        self.verify(&format!("{what}: the rebuild"), &rebuilt).await;
         let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
         if live.digest != again.digest {
             let (live, again) = (dump(&self.store).await, dump(&rebuilt).await);
@@ -537,6 +534,14 @@ impl World {
             panic!("{what}: the rebuild differs: live {differ:#?}\nrebuilt {instead:#?}\n{story}");
         }
         rebuilt
+    }
+
+    async fn verify(&self, what: &str, store: &Store) {
+        let mut violations = Vec::new();
+        store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+        if !violations.is_empty() {
+            panic!("{what}: {violations:#?}\n{}", self.story(store).await);
+        }
     }
 
     /// The same once nodes have forgotten: what the model can say of the logs then holds, too.

@@ -7,6 +7,7 @@ use crate::{
     ingest::flight::{FlightId, Work},
     record::{Key, Operation, Outcome, Page, Rejection, Reply, beyond},
     store::create::{Paged, Starts},
+    tx::Txid,
 };
 
 impl Planner {
@@ -32,13 +33,31 @@ impl Planner {
                 true
             }
             Outcome::Rejected(rejection) if beyond::needs_master(number, rejection) => {
-                if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
-                    state.refusal = Some(rejection.clone());
-                }
-                self.actions.push_back(Action::ReadParent(id, group, parent));
+                self.read_parent(id, group, parent, rejection.clone());
                 true
             }
             _ => false,
+        }
+    }
+
+    fn read_parent(&mut self, id: FlightId, group: u32, parent: Txid, refusal: Rejection) {
+        if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
+            state.refusal = Some(refusal);
+        }
+        self.actions.push_back(Action::ReadParent(id, group, parent));
+    }
+
+    /// The answer of the master to who has spent the last slot of another page. Where there is none, a node forgot it: it is waited
+    /// for as any parent, and told when it has come again, without what it knew.
+    pub(super) fn master_told(&mut self, id: FlightId, group: u32, outcome: &Outcome, now_ms: u64) {
+        match (outcome, self.place_of_group(id, group)) {
+            (Outcome::Rejected(Rejection::NotFound), Some((parent, _))) => {
+                if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
+                    state.untold = true;
+                }
+                self.read_parent(id, group, parent, Rejection::NotFound);
+            }
+            _ => self.spends_held(id, group, now_ms),
         }
     }
 
@@ -53,7 +72,7 @@ impl Planner {
         self.settle_ready(now_ms);
     }
 
-    fn place_of_group(&mut self, id: FlightId, group: u32) -> Option<(crate::tx::Txid, u32)> {
+    fn place_of_group(&mut self, id: FlightId, group: u32) -> Option<(Txid, u32)> {
         let Work::Validated(tx) = &self.get(id)?.work else { return None };
         tx.groups.get(group as usize).map(|prepared| (prepared.parent, prepared.page))
     }

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::oneshot;
 use utxo_store::{
     engine::fault::FaultEngine,
-    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set},
+    engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
     record::{Key, Operation, Outcome, Record, Sequenced},
     tx::Txid,
 };
@@ -147,6 +147,14 @@ impl RecordEngine for Held {
 
     async fn close(&self) -> Result<(), EngineError> {
         self.inner.close().await
+    }
+
+    fn may_forget(&self) -> Duration {
+        self.inner.may_forget()
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        self.inner.incarnation().await
     }
 }
 

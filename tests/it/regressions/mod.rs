@@ -157,6 +157,17 @@ const HERE: &[(&str, &[Scenario])] = &[
             Scenario("pages", "a_wide_loser_falls_with_the_child_of_its_last_page"),
         ],
     ),
+    (
+        "a page that is all spent before its master is there again, or before that hears that it is not (simulator, seeds 5599, 300346)",
+        &[
+            Scenario("pages", "a_page_is_all_spent_before_its_master_hears_that_it_is_not"),
+            Scenario("pages", "a_master_that_a_node_forgot_learns_again_that_a_page_is_all_spent"),
+        ],
+    ),
+    (
+        "a block that lists a transaction of which a page is half created again (simulator, seed 301034)",
+        &[Scenario("pages", "a_block_lists_a_transaction_of_which_a_node_forgot_that_a_page_was_cleared")],
+    ),
 ];
 
 /// Histories against the model, with what turns them on.

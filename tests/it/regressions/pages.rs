@@ -1,8 +1,10 @@
 //! Transactions over several pages: half created, contested meanwhile, and what lies on their last pages.
 
+use std::time::Duration;
+
 use utxo_store::{
     record::{
-        Key, Operation, Outcome, Reason, Record, TxState,
+        Key, Operation, Outcome, Reason, Record, Sequenced, TxState,
         build::{Setting, Start, pages_of},
     },
     tx::{Outpoint, Transaction, Txid},
@@ -10,10 +12,10 @@ use utxo_store::{
 
 use super::{
     has_lost,
-    held::{Held, is_create_of, is_spend_by},
+    held::{Held, is_create_of, is_sequenced, is_spend_by},
     holder, reason, state,
 };
-use crate::world::{Coin, Made, World, WorldSettings, spend, wide_coinbase};
+use crate::world::{Coin, MAY_FORGET, Made, World, WorldSettings, spend, wide_coinbase};
 
 async fn paged(page_size: u32) -> World {
     World::with_settings(WorldSettings::paged(page_size)).await
@@ -45,7 +47,7 @@ async fn a_holder_that_is_contested_between_its_creation_and_its_clearing() {
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2]);
     world.validate(&rival).await;
     while world.page(&rival).await.is_none() || !has_lost(&world, &rival).await {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live); 2], "the sequencer has completed it");
     world.validate(&child).await;
@@ -75,7 +77,7 @@ async fn a_holder_that_is_contested_before_its_master_is_there() {
     world.validate(&child).await;
     world.validate(&rival).await;
     while world.page(&rival).await.is_none_or(|page| page.state() != TxState::Live) {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     held.let_go().await;
     world.until_consumed().await;
@@ -245,4 +247,90 @@ async fn a_creator_that_dies_while_it_holds_the_lock_record() {
     let lock_record = world.store.read(vec![Key::LockRecord(txid)]).await.unwrap();
     assert_eq!(lock_record, [None]);
     world.check("a creator that died").await;
+}
+
+/// A node forgets a master, and not its other page, all of which is spent: the spender's event is done again before the master's
+/// (simulator, seed 5599).
+/// Protects: a master that comes again learns which of its pages are all spent.
+#[tokio::test(start_paused = true)]
+async fn a_master_that_a_node_forgot_learns_again_that_a_page_is_all_spent() {
+    let world = World::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(1) }).await;
+    let seed = world.seed(1, 2).await;
+    let child = spend(&[seed.coin(1)], 1, 1);
+    world.validate(&child).await;
+    let running = world.start();
+    while world.page(&child).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    running.kill().await;
+    assert!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(seed.txid)).unwrap() > 0);
+    let txid = seed.txid;
+    let held = Held::the_first(&world, move |row| is_create_of(row, txid));
+    let running = held.before(&world).start();
+    held.until_kept(1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(world.page(&seed).await.is_none());
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    world.check("a master that learns again").await;
+}
+
+/// The sequencer has settled a slot that another holds, and is about to say that the page is not all spent; its last slot is taken, and
+/// that is said before.
+/// Protects: what is said of a page last is how it is.
+#[tokio::test(start_paused = true)]
+async fn a_page_is_all_spent_before_its_master_hears_that_it_is_not() {
+    let world = paged(2).await;
+    let seed = world.seed(1, 4).await;
+    let (winner, loser) = (spend(&[seed.coin(2)], 1, 1), spend(&[seed.coin(2)], 1, 2));
+    let last = spend(&[seed.coin(3)], 1, 3);
+    let of = seed.txid;
+    let held = Held::the_first(&world, move |row| {
+        is_sequenced(row, of, |operation| matches!(operation, Sequenced::SetPageSpent { spent: false, .. }))
+    });
+    let running = held.before(&world).start();
+    for made in [&winner, &loser] {
+        world.validate(made).await;
+    }
+    held.until_kept(1).await;
+    world.validate(&last).await;
+    while world.page(&last).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(matches!(held.let_go().await[..], [Outcome::Applied(_)]));
+    world.until_consumed().await;
+    running.stop().await;
+    assert!(has_lost(&world, &loser).await || has_lost(&world, &winner).await);
+    world.check("a page that is all spent meanwhile").await;
+}
+
+/// A node forgets that a page of a live transaction was cleared, and a block lists that before anybody has noticed (simulator, seed
+/// 301034 with `SIM_WITH=node-forgets`).
+/// Protects: a page that is half created is completed, and does not halt the chain.
+#[tokio::test(start_paused = true)]
+async fn a_block_lists_a_transaction_of_which_a_node_forgot_that_a_page_was_cleared() {
+    let mut world = World::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(1) }).await;
+    world.settings.pipeline.commit_interval = Duration::from_secs(5);
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let wide = spend(&[seed.coin(0)], 2, 1);
+    let last = Key::Page(wide.txid, 1);
+    let held = Held::the_first(&world, move |row| row.key == last && row.operation == Operation::ClearCreating);
+    let running = held.before(&world).start();
+    world.validate(&wide).await;
+    held.until_kept(1).await;
+    tokio::time::sleep(MAY_FORGET / 2).await;
+    held.let_go().await;
+    while pages(&world, &wide, 2).await != [Some(TxState::Live); 2] {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(world.nodes.forget(MAY_FORGET / 4, |key| *key == last), Some(1));
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live), Some(TxState::Creating)]);
+    world.mine(1, &[&wide]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live); 2]);
+    world.check("a page that is half created again").await;
 }
