@@ -7,6 +7,7 @@
 
 pub mod barred;
 mod contesting;
+mod ended;
 mod missing;
 mod paged;
 mod riding;
@@ -18,6 +19,7 @@ use std::{
 };
 
 use barred::Barred;
+use ended::Ended;
 
 use crate::{
     engine::Row,
@@ -155,6 +157,8 @@ pub struct Planner {
     waiting: usize,
     parked_max: usize,
     store_forgets: bool,
+    /// Over a store that forgets only.
+    ended: Ended,
     /// Partitions that are paused at their bound.
     at_bound: BTreeSet<i32>,
 }
@@ -178,6 +182,7 @@ impl Planner {
             waiting: 0,
             parked_max: 0,
             store_forgets: false,
+            ended: Ended::default(),
             at_bound: BTreeSet::new(),
         }
     }
@@ -215,8 +220,10 @@ impl Planner {
     /// previous outputs, or one of them is a partial transaction) it has its own turn after the first, as it would have had
     /// if it had been read later.
     fn begin(&mut self, request: Request) {
-        let Some(flight) = self.by_txid.get(&request.work.txid()).copied().and_then(|id| self.get(id)) else {
-            return self.start(request);
+        let txid = request.work.txid();
+        let Some(flight) = self.by_txid.get(&txid).copied().and_then(|id| self.get(id)) else {
+            let again = request.again || self.ended.knows(&txid);
+            return self.start(Request { again, ..request });
         };
         if flight.work.says_the_same(&request.work) {
             flight.events.push(request.event);
@@ -510,6 +517,9 @@ impl Planner {
     /// Completes the events of a flight and lets its children go on.
     fn finish(&mut self, id: FlightId, how: Completion) {
         let Some(flight) = self.remove(id) else { return };
+        if self.store_forgets {
+            flight.events.iter().for_each(|event| self.ended.note(flight.txid, *event));
+        }
         self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event, how)));
         for child in flight.children {
             let Some(flight) = self.get(child) else { continue };
@@ -553,14 +563,21 @@ impl Planner {
         self.parked = Parked::default();
         self.actions.clear();
         self.ready.clear();
+        self.ended = Ended::default();
         self.at_bound.clear();
         self.waiting = 0;
+    }
+
+    /// What came of the events of a partition below this offset can no longer be forgotten.
+    pub fn settle(&mut self, partition: i32, safe: u64) {
+        self.ended.settle(partition, safe);
     }
 
     /// A partition was taken away: what only waits on its behalf is dropped (whoever has it now reads it again); what is
     /// moving ends by itself, and its completion is not counted.
     pub fn revoke(&mut self, partition: i32, now_ms: u64) {
         self.at_bound.remove(&partition);
+        self.ended.revoke(partition);
         let mut dropped = Vec::new();
         for flight in self.flights.iter_mut().flatten() {
             flight.events.retain(|event| event.partition != partition);

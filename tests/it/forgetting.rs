@@ -284,6 +284,75 @@ async fn a_later_event_makes_no_record_where_that_of_the_first_was_forgotten() {
     world.check_after_forgetting("two events").await;
 }
 
+/// The first event of a transaction has ended, and its record is forgotten. Before anybody has noticed that, a later one is read, which says
+/// the same but for the height.
+#[tokio::test(start_paused = true)]
+async fn a_later_event_makes_no_record_where_the_first_has_ended() {
+    let (world, seed) = slow_to_notice().await;
+    let running = world.start();
+    let made = spend(&[seed.coin(0)], 1, 1);
+    world.validate_at(&made, 100).await;
+    let later = async || world.validate_at(&made, 200).await;
+    forgotten_before(&world, &made, later).await;
+    running.stop().await;
+    let page = world.page(&made).await.unwrap();
+    assert_eq!((page.state(), page.master.as_ref().unwrap().unmined_since), (TxState::Live, Some(100)));
+    world.check("two events of a transaction").await;
+}
+
+/// The same, and the later one is a partial event.
+#[tokio::test(start_paused = true)]
+async fn a_partial_event_makes_no_record_of_a_whole_transaction() {
+    let (world, seed) = slow_to_notice().await;
+    let running = world.start();
+    let made = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&made).await;
+    let later = async || world.produce_partial(&made).await;
+    forgotten_before(&world, &made, later).await;
+    running.stop().await;
+    let page = world.page(&made).await.unwrap();
+    assert_eq!((page.state(), page.body()), (TxState::Live, Some(&Body::Transaction(made.extended.clone()))));
+    world.check("a partial event").await;
+}
+
+/// The same, and the later one claims wrongly what it spends: once its contest was decided against the transaction, the first event,
+/// which had been done when it was live, had no turn any more.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_decided_by_wrong_claims_while_the_honest_record_is_forgotten() {
+    let (world, seed) = slow_to_notice().await;
+    let running = world.start();
+    let made = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&made).await;
+    let wrong = Coin { satoshis: 1_000_001, ..seed.coin(0) };
+    let lie = spend_claiming(&[seed.coin(0)], &[wrong], 1, 1);
+    assert_eq!(lie.txid, made.txid);
+    let later = async || world.validate(&lie).await;
+    forgotten_before(&world, &made, later).await;
+    running.stop().await;
+    let page = world.page(&made).await.unwrap();
+    assert_eq!((page.state(), page.body()), (TxState::Live, Some(&Body::Transaction(made.extended.clone()))));
+    assert_eq!(world.count("chain").await, 0, "nothing is contested");
+    world.check("wrong claims").await;
+}
+
+/// A world that is slow to notice that a node has forgotten, and one transaction in it.
+async fn slow_to_notice() -> (World, Made) {
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.commit_interval = Duration::from_secs(5);
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    (world, seed)
+}
+
+/// Once `made` is stored and its event has ended, a node forgets it, and `later` happens; until everything is consumed.
+async fn forgotten_before(world: &World, made: &Made, later: impl AsyncFnOnce()) {
+    until(async || is_stored(world, made).await).await;
+    tokio::time::sleep(MAY_FORGET / 2).await;
+    assert_eq!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(made.txid)), Some(1));
+    later().await;
+    world.until_consumed().await;
+}
+
 /// A store that forgets all the time, as far as it can be told to by chance, still gets to the end.
 #[tokio::test(start_paused = true)]
 async fn restart_after_restart() {

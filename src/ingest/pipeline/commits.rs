@@ -60,7 +60,10 @@ impl Pipeline {
             Ok(Look::Same { asked }) => {
                 let lag = self.parts.nodes.lag();
                 let before_ms = self.uptime_ms(asked).saturating_sub(lag.as_millis() as u64);
-                self.partitions.values_mut().for_each(|state| state.tracker.settle(before_ms));
+                for (number, state) in &mut self.partitions {
+                    state.tracker.settle(before_ms);
+                    self.planner.settle(*number, state.tracker.safe());
+                }
                 self.notes.settle(asked, lag);
                 self.commit_safe().await
             }

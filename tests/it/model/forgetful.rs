@@ -62,6 +62,9 @@ impl Replay<'_> {
                 self.complain(format!("{} lost for {parent}, which was produced before it", contest.txid));
             }
         }
+        if contest.reason == Reason::Seeded {
+            self.given_back(contest);
+        }
     }
 
     /// Decisions until the one on the transaction itself: a live rival may have to give way first.

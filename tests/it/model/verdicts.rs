@@ -42,7 +42,7 @@ impl Replay<'_> {
     }
 
     /// What an event took that came after one of a partial transaction is settled, on parents that are not there, too.
-    fn given_back(&mut self, contest: &Contest) {
+    pub fn given_back(&mut self, contest: &Contest) {
         let facts = self.history.facts.clone();
         let second = facts.second.get(&contest.txid).into_iter().flatten();
         for input in second.filter(|second| is_at(&second.version, &contest.position)).flat_map(|it| &it.inputs) {

@@ -94,6 +94,9 @@ const HERE: &[(&str, &[Scenario])] = &[
             Scenario("applied_again", "a_loser_is_named_to_a_parent_that_comes_again"),
             Scenario("applied_again", "a_reconsider_of_what_is_live_waits_for_a_forgotten_parent"),
             Scenario("forgetting", "a_later_event_makes_no_record_where_that_of_the_first_was_forgotten"),
+            Scenario("forgetting", "a_later_event_makes_no_record_where_the_first_has_ended"),
+            Scenario("forgetting", "a_partial_event_makes_no_record_of_a_whole_transaction"),
+            Scenario("forgetting", "nothing_is_decided_by_wrong_claims_while_the_honest_record_is_forgotten"),
         ],
     ),
     (

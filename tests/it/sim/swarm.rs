@@ -75,10 +75,7 @@ pub fn page_size(seed: u64) -> u32 {
 }
 
 /// What is not simulated yet.
-pub const PENDING: &[&str] = &[
-    "partial events besides whole ones over a store that forgets",
-    "reasons of decisions that are about who is live, once a node has forgotten",
-];
+pub const PENDING: &[&str] = &["reasons of decisions that are about who is live, once a node has forgotten"];
 
 /// The kinds of events that are on. `SIM_WITHOUT="lie,poison"` leaves those out of every history.
 pub fn events(dice: &mut Seeded) -> BTreeSet<&'static str> {
