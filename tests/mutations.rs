@@ -1,8 +1,11 @@
 //! Known faults, planted in a copy of the tree: each must be found by the simulator, or say why it cannot be.
 //!
-//! A fault is a file `tests/mutations/NAME.fault`: one sentence, perhaps a line `unfound: why`, and for each place a header
-//! `=== path`, the text `--- is` and the text that it `--- becomes`. All faults are planted at once, each behind a switch: `PLANTED`
-//! in a text becomes the question whether that one is on. So the copy is built once, and a run names its fault.
+//! A fault is a file `tests/mutations/NAME.fault`: one sentence, perhaps a line `unfound: why` and a line `held by: scenario`, and for
+//! each place a header `=== path`, the text `--- is` and the text that it `--- becomes`. A fault that no seed finds must make the
+//! scenario fail (a test of `tests/it`, by its whole name), or keep it from ending; without a fault every scenario passes.
+//!
+//! All faults are planted at once, each behind a switch: `PLANTED` in a text becomes the question whether that one is on. So the
+//! copy is built once, and a run names its fault.
 //!
 //! `make mutations` runs them all (`FAULTS=name,name` some, `SEEDS=n` as far as that, `MUTATIONS_DIR=path` elsewhere than in the
 //! directory for temporary files); its table is kept in `tests/it/sim/README.md`.
@@ -25,6 +28,8 @@ const SEEDS: u64 = 2_000;
 const SOUND_SEEDS: u64 = 300;
 /// For how long one fault may be looked for.
 const PATIENCE: Duration = Duration::from_secs(900);
+/// A scenario takes a second or so.
+const PATIENCE_WITH_ONE: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 2;
 const SWITCH: &str = "PLANTED";
 
@@ -43,6 +48,8 @@ struct Fault {
     what: String,
     /// Why the simulator cannot find it.
     unfound: Option<String>,
+    /// The test that fails with it.
+    held_by: Option<String>,
     places: Vec<Place>,
 }
 
@@ -68,7 +75,8 @@ fn read_fault(path: &Path) -> Fault {
     let text = fs::read_to_string(path).unwrap();
     let mut parts = text.split("\n=== ");
     let head = parts.next().unwrap();
-    let unfound = head.lines().find_map(|line| line.strip_prefix("unfound: ")).map(str::to_owned);
+    let said = |what: &str| head.lines().find_map(|line| line.strip_prefix(what)).map(str::to_owned);
+    let (unfound, held_by) = (said("unfound: "), said("held by: "));
     let what = head.lines().next().unwrap_or_default().to_owned();
     let places: Vec<Place> = parts
         .map(|part| {
@@ -83,7 +91,7 @@ fn read_fault(path: &Path) -> Fault {
         .collect();
     assert!(!places.is_empty() && !what.is_empty(), "{name} plants nothing, or does not say what");
     assert!(places.iter().any(|place| place.becomes.contains(SWITCH)), "{name} has no switch");
-    Fault { name, what, unfound, places }
+    Fault { name, what, unfound, held_by, places }
 }
 
 /// The files that faults change, with all of them planted; and what does not stand exactly once in its file.
@@ -124,6 +132,9 @@ fn the_simulator_finds_every_fault() {
 
     let sound = simulate(&binary, &directory, "none", SOUND_SEEDS);
     assert!(matches!(sound, Found::Nothing), "without a fault: {sound:?}");
+    for scenario in all.iter().filter_map(|fault| fault.held_by.as_ref()) {
+        assert!(!fails(&binary, &directory, "none", scenario), "{scenario} fails without a fault");
+    }
     let wanted = std::env::var("FAULTS").ok();
     let is_wanted =
         |fault: &&Fault| wanted.as_ref().is_none_or(|names| names.split(',').any(|name| name == fault.name));
@@ -132,7 +143,12 @@ fn the_simulator_finds_every_fault() {
     let work = || {
         loop {
             let Some(fault) = open.lock().unwrap().next() else { return };
-            let found = simulate(&binary, &directory, &fault.name, seeds);
+            let mut found = simulate(&binary, &directory, &fault.name, seeds);
+            if let Some(scenario) = fault.held_by.as_ref().filter(|_| found.seeds().is_none())
+                && fails(&binary, &directory, &fault.name, scenario)
+            {
+                found = Found::By(scenario.clone());
+            }
             eprintln!("{}", row(fault, &found));
             rows.lock().unwrap().push((fault, found));
         }
@@ -142,15 +158,20 @@ fn the_simulator_finds_every_fault() {
     rows.sort_by_key(|(fault, found)| (found.seeds().unwrap_or(u64::MAX), &fault.name));
     println!("| fault | seeds | how |\n|---|---|---|");
     rows.iter().for_each(|(fault, found)| println!("{}", row(fault, found)));
-    let escaped = |(fault, found): &&(&Fault, Found)| fault.unfound.is_none() && found.seeds().is_none();
+    let escaped = |(fault, found): &&(&Fault, Found)| match found {
+        Found::In(..) | Found::By(_) => false,
+        Found::Nothing | Found::Died(_) => fault.unfound.is_none() || fault.held_by.is_some(),
+    };
     let escaped: Vec<_> = rows.iter().filter(escaped).map(|(fault, _)| &fault.name).collect();
-    assert!(escaped.is_empty(), "not found, and nobody says why: {escaped:?}");
+    assert!(escaped.is_empty(), "neither found nor held, and nobody says why: {escaped:?}");
 }
 
 #[derive(Debug)]
 enum Found {
     /// In this seed, by this check.
     In(u64, String),
+    /// In no seed; but this scenario fails.
+    By(String),
     Nothing,
     /// The run did not end as runs do.
     Died(String),
@@ -161,7 +182,7 @@ impl Found {
     fn seeds(&self) -> Option<u64> {
         match self {
             Found::In(seed, _) => Some(seed + 1),
-            Found::Nothing | Found::Died(_) => None,
+            Found::By(_) | Found::Nothing | Found::Died(_) => None,
         }
     }
 }
@@ -169,6 +190,10 @@ impl Found {
 fn row(fault: &Fault, found: &Found) -> String {
     let (seeds, how) = match found {
         Found::In(seed, how) => ((seed + 1).to_string(), how.clone()),
+        Found::By(scenario) => {
+            let why = fault.unfound.as_ref().map(|why| format!("{why}. ")).unwrap_or_default();
+            ("-".to_owned(), format!("{why}`{scenario}` fails"))
+        }
         Found::Nothing => ("-".to_owned(), fault.unfound.clone().unwrap_or("not found".to_owned())),
         Found::Died(why) => ("-".to_owned(), format!("died: {why}")),
     };
@@ -205,6 +230,27 @@ fn simulate(binary: &Path, directory: &Path, fault: &str, seeds: u64) -> Found {
         Some(status) if status.success() => Found::Nothing,
         Some(status) => Found::Died(format!("{status}, see {}", log.display())),
         None => Found::Died(format!("no end after {} s", PATIENCE.as_secs())),
+    }
+}
+
+/// Whether this test fails, or does not end.
+fn fails(binary: &Path, directory: &Path, fault: &str, scenario: &str) -> bool {
+    let log = fs::File::create(directory.join(format!("{fault}.scenario.log"))).unwrap();
+    let mut command = Command::new(binary);
+    command.args([scenario, "--exact"]).current_dir(directory.join("tree"));
+    command.envs([("PLANTED", fault), ("RUST_BACKTRACE", "0")]).stdin(Stdio::null()).stderr(log.try_clone().unwrap());
+    let mut child = command.stdout(log).spawn().unwrap();
+    let started = Instant::now();
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break !status.success(),
+            None if started.elapsed() > PATIENCE_WITH_ONE => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break true;
+            }
+            None => thread::sleep(Duration::from_millis(100)),
+        }
     }
 }
 

@@ -15,7 +15,10 @@ use utxo_store::{
     store::canonical::BodyHash,
 };
 
-use crate::world::{Coin, MAY_FORGET, Made, PARTITIONS, World, block_event, coinbase, spend, spend_claiming};
+use crate::{
+    regressions::held::{Held, is_create_of},
+    world::{Coin, MAY_FORGET, Made, PARTITIONS, World, block_event, coinbase, spend, spend_claiming},
+};
 
 /// The events of a transaction, with their partition.
 async fn events_of(world: &World, made: &Made) -> Vec<(i32, Message)> {
@@ -150,7 +153,15 @@ async fn a_block_that_stands_before_the_verdict_on_what_it_lists() {
 /// lost to a block. What is stored of it now is by the first event.
 #[tokio::test(start_paused = true)]
 async fn what_was_live_had_claimed_nothing_that_is_wrong() {
-    let world = World::forgetful().await;
+    let (world, loser) = a_liar_that_was_live(World::forgetful().await).await;
+    let page = world.page(&loser).await.unwrap();
+    assert!(matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_))));
+    assert_eq!(page.body(), Some(&Body::Transaction(loser.extended.clone())));
+    world.check_without_model("what was live").await;
+}
+
+/// That history, with the honest event of the loser.
+async fn a_liar_that_was_live(world: World) -> (World, Made) {
     let seed = world.seed(1, 1).await;
     let wrong = Coin { satoshis: 1_000_001, ..seed.coin(0) };
     let (lie, loser) = (spend_claiming(&[seed.coin(0)], &[wrong], 1, 1), spend(&[seed.coin(0)], 1, 1));
@@ -162,10 +173,15 @@ async fn what_was_live_had_claimed_nothing_that_is_wrong() {
     let verdict = accepted(&winner, &[(&seed.coin(0), &loser)], &[&loser], false);
     decided(&world, 0, vec![verdict, cone_ends()]).await;
     run(&world).await;
-    let page = world.page(&loser).await.unwrap();
-    assert!(matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_))));
-    assert_eq!(page.body(), Some(&Body::Transaction(loser.extended.clone())));
-    world.check_without_model("what was live").await;
+    (world, loser)
+}
+
+/// The same, and in the rebuild the loser comes only after the decision.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_waits_for_who_fell_before_it_mends_the_claims() {
+    let (world, loser) = a_liar_that_was_live(World::forgetful().await).await;
+    let late = Duration::from_secs(1);
+    Held::late_in_rebuilds(world, late, is_create_of, loser.txid).check_without_model("who fell is late").await;
 }
 
 /// The contest of an event that claims wrongly had its verdict; then that was forgotten, and another event of the transaction made it

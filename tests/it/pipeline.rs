@@ -1,9 +1,9 @@
 //! The pipeline and the sequencer on a log and a store in memory.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
-    broker::Message,
+    broker::{Message, memory::MemoryFaults},
     engine::Row,
     event::Validated,
     ingest::prepare::{Prepared, prepare},
@@ -158,6 +158,25 @@ pub async fn poison(world: World) {
     assert_eq!(state(&world, &good).await, TxState::Live);
 }
 
+/// Protects: an offset is complete when its dead letter is in the log, not when that was sent.
+#[tokio::test(start_paused = true)]
+async fn the_offset_of_poison_is_not_committed_before_its_dead_letter_is_acknowledged() {
+    let world = World::new().await;
+    world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let committed = world.committed_txs().await;
+    world.produce("txs", b"no key", vec![9]).await;
+    world.broker.set_faults(MemoryFaults { produce_refused: 1.0, ..MemoryFaults::default() });
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!((world.count("dead-letters").await, world.committed_txs().await), (0, committed));
+    world.broker.set_faults(MemoryFaults::default());
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(world.count("dead-letters").await, 1);
+    world.check("a dead letter that had to wait").await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_block_waits_for_its_transactions_and_the_rest_goes_on() {
     a_waiting_block(World::new().await).await;
@@ -169,7 +188,7 @@ pub async fn a_waiting_block(world: World) {
     let running = world.start();
     world.mine(1, &[&late]).await;
     world.validate(&other).await;
-    tokio::time::sleep(std::time::Duration::from_secs(30)).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(state(&world, &other).await, TxState::Live);
     let report = running.health.ready();
     assert!(report.reasons["chain_running"].contains(&late.txid.to_string()), "{report:?}");
@@ -197,7 +216,7 @@ async fn killed_at_any_moment_it_comes_out_the_same() {
         }
         world.mine(1, &listed.iter().collect::<Vec<_>>()).await;
         let running = world.start();
-        tokio::time::sleep(std::time::Duration::from_millis(kill_after_ms)).await;
+        tokio::time::sleep(Duration::from_millis(kill_after_ms)).await;
         running.kill().await;
         world.run_until_consumed().await;
         let rebuilt = world.rebuild().await;
@@ -251,7 +270,7 @@ async fn a_block_with_the_id_of_another_halts_the_chain_before_anything_of_it_is
     let running = world.start();
     world.mine(1, &[]).await;
     let second = world.mine_as(1, 2, &[]).await;
-    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
     let report = running.health.ready();
     assert!(report.reasons["chain_running"].contains("has the id 1, which is that of block"), "{report:?}");
     assert!(world.page(&second).await.is_none());

@@ -116,3 +116,24 @@ async fn a_block_unlocks_the_parent_of_who_was_refused_for_it() {
     }
     world.check("a block unlocks the parent of who was refused for it").await;
 }
+
+/// Both parents of a child wait for a lock, longer than the grace of a missing parent: one came behind it, the event of the other is older.
+/// Protects: nobody is contested before every parent whose event is older has come to its end, or that one would be "missing".
+#[tokio::test(start_paused = true)]
+async fn a_child_waits_for_its_older_parent_before_another_one_counts_as_missing() {
+    let world = World::new().await;
+    let locked = spend(&[world.seed(1, 1).await.coin(0)], 2, 1);
+    let (older, behind) = (spend(&[locked.coin(0)], 1, 2), spend(&[locked.coin(1)], 1, 3));
+    let child = spend(&[older.coin(0), behind.coin(0)], 1, 4);
+    let running = world.start();
+    world.validate_locked(&locked).await;
+    for made in [&older, &child, &behind] {
+        world.validate(made).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(reason(&world, &older).await, Some(Reason::Locked { parent: locked.txid }));
+    assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: older.txid }));
+    world.check("an older parent").await;
+}
