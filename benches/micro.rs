@@ -5,7 +5,7 @@ use std::{fs, hint::black_box, path::Path, sync::Arc};
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use utxo_store::record::{
-    build::{Setting, Start, pages_of},
+    build::{Inline, Setting, Start, pages_of},
     *,
 };
 use utxo_store::tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, block::BlockFile, utxo_hash};
@@ -123,7 +123,8 @@ fn record_operations(criterion: &mut Criterion) {
     group.finish();
 }
 
-const PREPARE: PrepareSettings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000 };
+const PREPARE: PrepareSettings =
+    PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
 
 /// From a message to work.
 fn events(criterion: &mut Criterion) {

@@ -157,6 +157,7 @@ pub async fn run(
     let group = settings.pipeline.group.clone();
     let partitions = check_topics(&settings, &parts).await?;
     settings.pipeline.partitions = Some(partitions);
+    settings.pipeline.prepare.inline = parts.store.inline();
     let frontier = Frontier::committed(&settings, &parts).await?;
     frontier.look_for_halts(&parts.earlier_halts);
     let mut nodes = nodes(&settings, &parts)?;
@@ -228,6 +229,7 @@ pub async fn rebuild(
 ) -> Result<Rebuilt, InstanceError> {
     let partitions = check_topics(&settings, &parts).await?;
     settings.pipeline.partitions = Some(partitions);
+    settings.pipeline.prepare.inline = parts.store.inline();
     if parts.store.meta().await?.is_some() {
         return Err(InstanceError::NotEmpty);
     }
@@ -365,7 +367,6 @@ fn pipeline_parts(
 ) -> PipelineParts {
     PipelineParts {
         broker: parts.broker.clone(),
-        engine: parts.store.engine.clone(),
         creator: creator(parts),
         publisher: Publisher {
             producer,
@@ -431,7 +432,11 @@ async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets
     nodes.meet().await.map_err(MetaError::from)?;
     loop {
         let meta = parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
-        let has_new_blobs = claim_blobs(&parts.store, &meta).await?;
+        let has_new_blobs = match claim_blobs(&parts.store, &meta).await {
+            // A node forgot it, just now.
+            Err(InstanceError::Meta(MetaError::Absent)) => continue,
+            claimed => claimed?,
+        };
         let is_safe = group_has_offsets && !has_new_blobs;
         if is_safe || nodes.outlast().await.map_err(MetaError::from)? {
             return Ok(());

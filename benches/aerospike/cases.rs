@@ -5,7 +5,7 @@ use std::sync::Arc;
 use utxo_store::{
     engine::{RecordEngine, Row, aerospike::AerospikeEngine},
     record::{
-        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Sequenced, Spend, SpendSlot, Stamp,
+        Blob, Body, Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Sequenced, Spend, SpendSlot, Stamp,
         build::{Setting, Start, pages_of},
     },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
@@ -149,10 +149,13 @@ impl Case {
         let transaction = Transaction::parse(&bytes).expect("the builder writes transactions");
         let setting =
             Setting { network: Network::Regtest, height: 100, batch_size: 20_000, created_at: 1_700_000_000_000 };
+        let pages = pages_of(&transaction, bytes.clone(), transaction.txid(), &setting, &Start::default());
+        let mut page = pages.expect("inputs exceed outputs").master;
         // Wide ones lie in the blob store, as the documents advise.
-        let start = Start { external: self.outputs > 128, ..Start::default() };
-        let pages = pages_of(&transaction, bytes.clone(), transaction.txid(), &setting, &start);
-        Arc::new(pages.expect("inputs exceed outputs").master)
+        if let Some(master) = page.master.as_mut().filter(|_| self.outputs > 128) {
+            master.body = Some(Body::External(Blob::First));
+        }
+        Arc::new(page)
     }
 
     /// The slots to spend, all first ones before any second one, so that a batch has each record once.

@@ -32,10 +32,10 @@ use utxo_store::{
         publish::Publisher,
         replay::Modes,
     },
-    record::{Key, Operation, Page, Rules},
+    record::{Key, Operation, Page, Rules, build::Inline},
     store::{
         Store, StoreSettings,
-        create::{Creator, Identity},
+        create::{Creator, Identity, Processes},
         nodes::Nodes,
         whole::Unaccounted,
     },
@@ -57,7 +57,8 @@ const RULES: Rules = Rules { retention: 288 };
 const TOPIC: &str = "utxo.validated-txs";
 /// Messages a poll, as librdkafka hands them over.
 pub const POLLED: usize = 500;
-const PREPARE: PrepareSettings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000 };
+const PREPARE: PrepareSettings =
+    PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -299,15 +300,15 @@ async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
         batch_size: 256,
         concurrency: 4,
         retry_pause: PAUSE,
+        inline_limit: u64::MAX,
     };
-    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned() };
+    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None };
     PipelineParts {
         creator: Creator::new(Store::new(engine.clone(), settings), clock.clone(), identity),
         earlier_halts: Arc::default(),
         broker: Arc::new(broker),
         nodes: Nodes::new(engine.clone(), Duration::ZERO),
         whole: Arc::new(Unaccounted),
-        engine,
         publisher,
         chain: Arc::new(NoChain),
         modes: Modes::Live,

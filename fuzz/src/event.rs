@@ -6,6 +6,7 @@ use utxo_store::{
     cli::events,
     event::{Event, from_json, to_json},
     ingest::prepare::{Poison, PrepareSettings, Prepared, prepare},
+    record::build::Inline,
     tx::{Network, Transaction},
 };
 
@@ -40,7 +41,7 @@ fn assert_survives_json(event: &Event<'_>, message: &[u8]) {
 
 /// What the pipeline makes of it, with the key that it should have and with another.
 fn assert_prepared(event: &Event<'_>, payload: &[u8]) {
-    let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20 };
+    let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20, inline: Inline::UpTo(1_000) };
     let txid = match event {
         Event::Validated(validated) => Transaction::parse(validated.tx).ok().map(|transaction| transaction.txid()),
         Event::Seeded(seeded) => Some(seeded.txid),

@@ -39,7 +39,7 @@ pub(super) fn error(kind: BlobErrorKind, operation: &'static str, name: BlobName
 pub(super) async fn content(name: BlobName, blob: Bytes) -> Result<Bytes, Damage> {
     let len = blob.len().checked_sub(CHECKSUM).ok_or_else(Damage::checksum)?;
     let framed = Framed::new(blob.slice(..len)).await;
-    if framed.checksum != blob[len..] {
+    if framed.checksum != blob[len..] || name.other.is_some_and(|content| framed.checksum != content[..]) {
         return Err(Damage::checksum());
     }
     match name.kind {

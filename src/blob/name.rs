@@ -32,17 +32,24 @@ pub struct BlobName {
     pub txid: Txid,
     /// Which of its blobs.
     pub kind: BlobKind,
+    /// Of one that says otherwise than the first: the BLAKE3 of its content, which stands in the name (`ab/ab…cd.0123…cdef.tx`).
+    pub other: Option<[u8; 32]>,
 }
 
 impl BlobName {
     /// The whole transaction.
     pub fn tx(txid: Txid) -> Self {
-        BlobName { txid, kind: BlobKind::Tx }
+        BlobName { txid, kind: BlobKind::Tx, other: None }
     }
 
     /// The known outputs.
     pub fn outputs(txid: Txid) -> Self {
-        BlobName { txid, kind: BlobKind::Outputs }
+        BlobName { txid, kind: BlobKind::Outputs, other: None }
+    }
+
+    /// The blob of the same transaction with this content, which is not the first one.
+    pub fn with_content(self, blake3: [u8; 32]) -> Self {
+        BlobName { other: Some(blake3), ..self }
     }
 
     pub(super) fn path(self) -> Path {
@@ -53,7 +60,11 @@ impl BlobName {
 impl fmt::Display for BlobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let txid = self.txid.to_string();
-        write!(f, "{}/{txid}.{}", &txid[..2], self.kind.suffix())
+        write!(f, "{}/{txid}.", &txid[..2])?;
+        if let Some(content) = self.other {
+            write!(f, "{}.", hex::encode(content))?;
+        }
+        f.write_str(self.kind.suffix())
     }
 }
 
@@ -67,5 +78,7 @@ mod tests {
         let name = "4a/4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b";
         assert_eq!(BlobName::tx(txid).to_string(), format!("{name}.tx"));
         assert_eq!(BlobName::outputs(txid).path().as_ref(), format!("{name}.outputs"));
+        let other = BlobName::tx(txid).with_content([0xab; 32]);
+        assert_eq!(other.to_string(), format!("{name}.{}.tx", "ab".repeat(32)));
     }
 }

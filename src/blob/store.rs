@@ -342,7 +342,7 @@ impl BlobStore {
         self.0.part_bytes.is_some()
     }
 
-    async fn put(&self, name: BlobName, content: Bytes) -> Result<Put, BlobError> {
+    pub(super) async fn put(&self, name: BlobName, content: Bytes) -> Result<Put, BlobError> {
         let started = Instant::now();
         let blob = Framed::new(content).await;
         let put = self.put_framed(name, &blob).await;
@@ -436,7 +436,7 @@ impl BlobStore {
     }
 
     /// The content of a blob, which is what its name says.
-    async fn read(&self, name: BlobName) -> Result<Option<Bytes>, BlobError> {
+    pub(super) async fn read(&self, name: BlobName) -> Result<Option<Bytes>, BlobError> {
         let mut found = Err(Damage::UNREAD);
         for _ in 0..READS {
             let Some(reading) = self.reading(name).await? else { return Ok(None) };
@@ -495,7 +495,7 @@ impl BlobStore {
         }
     }
 
-    async fn watched<T>(
+    pub(super) async fn watched<T>(
         &self,
         operation: BlobOperation,
         request: impl Future<Output = Result<T, BlobError>>,

@@ -29,6 +29,7 @@ use super::{
     wiring,
 };
 use crate::{
+    blob::Intent,
     broker::Broker,
     config::{Brokers, Config},
     engine::StoreUrl,
@@ -81,6 +82,12 @@ pub struct DemoArgs {
     /// Partitions of the transactions' topic
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(i32).range(1..=1_000))]
     partitions: i32,
+    /// Output slots a record, instead of the default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    utxo_batch_size: Option<u32>,
+    /// Keep the body of every transaction in a blob store, which is in the data directory, too
+    #[arg(long)]
+    externalize_all: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -114,6 +121,8 @@ impl DemoArgs {
             suffix: log.suffix(),
             store: self.store.as_ref(),
             network: loaded.network().unwrap_or_default(),
+            utxo_batch_size: self.utxo_batch_size,
+            externalize_all: self.externalize_all,
         })?;
         let result = self.through(&config, &log, &directory, messages, rivals.as_ref(), feed.counts().blocks).await;
         if result.is_err() {
@@ -150,8 +159,11 @@ impl DemoArgs {
         let seconds = started.elapsed().as_secs_f64() - survival.stopping.as_secs_f64();
         log.check_unbroken(broker.as_ref(), config).await?;
 
-        let live = opening::store(config, &config.store.url, &Arc::default()).await?;
-        let rebuilt = opening::store(config, &directory.rebuilt(), &Arc::default()).await?;
+        let metrics = Arc::default();
+        let blobs = opening::blobs(config, Intent::Read, &metrics).await?;
+        let live = opening::store(config, &config.store.url, &metrics).await?.with_blobs(blobs);
+        let blobs = opening::blobs_at(config, &directory.rebuilt_blobs(), Intent::Write, &metrics).await?;
+        let rebuilt = opening::store(config, &directory.rebuilt(), &metrics).await?.with_blobs(Some(blobs));
         rebuild(config, broker.clone(), &rebuilt).await?;
         let rivalry = match rivals {
             Some(rivals) => Some(Rivalry::of(&live, rivals).await?),

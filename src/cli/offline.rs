@@ -7,7 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Failure;
 use crate::{
-    engine::{self, OpenOptions},
+    blob::{self, BlobAccess, BlobOptions, BlobStore, BlobUrl, Intent},
+    engine::{self, OpenOptions, StoreUrl, aerospike::AerospikeSettings},
     record::{MetaRecord, Rules},
     store::{Store, StoreSettings, meta::LAYOUT_VERSION},
 };
@@ -22,23 +23,41 @@ pub struct StoreArgs {
     /// The store, such as fjall:///var/lib/utxo-store
     #[arg(long, value_name = "URL")]
     pub store: String,
+    /// Its blob store, such as file:///var/lib/utxo-store-blobs, where it has one and its URL does not name it (externalStore)
+    #[arg(long, value_name = "URL")]
+    pub blobs: Option<BlobUrl>,
 }
 
 impl StoreArgs {
     /// Opens the store, set up as its meta record says.
     ///
     /// # Errors
-    /// It cannot be opened, is no store yet, or is another version's.
+    /// It cannot be opened, is no store yet, or is another version's; its bodies are in a blob store that is not given.
     pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
         // Nothing is written, so that retention decides nothing.
         let options = OpenOptions::new(Rules { retention: 0 });
-        open_as_it_is(engine::open_existing(&self.store, &options).await?).await
+        let engine = engine::open_existing(&self.store, &options).await?;
+        let blobs = match self.blob_url()? {
+            Some(url) => Some(blob::open(&url, Intent::Read, &BlobAccess::default(), BlobOptions::default()).await?),
+            None => None,
+        };
+        open_as_it_is(engine, blobs).await
+    }
+
+    fn blob_url(&self) -> Result<Option<BlobUrl>, Failure> {
+        match self.store.parse()? {
+            StoreUrl::Aerospike(AerospikeSettings { external_store: Some(url), .. }) if self.blobs.is_none() => {
+                Ok(Some(url.parse()?))
+            }
+            _ => Ok(self.blobs.clone()),
+        }
     }
 }
 
 /// See [`StoreArgs::open`].
 pub(super) async fn open_as_it_is(
     engine: std::sync::Arc<dyn engine::RecordEngine>,
+    blobs: Option<BlobStore>,
 ) -> Result<(Store, MetaRecord), Failure> {
     let mut settings = StoreSettings {
         network: crate::tx::Network::Main,
@@ -47,6 +66,7 @@ pub(super) async fn open_as_it_is(
         batch_size: BATCH,
         concurrency: CONCURRENCY,
         retry_pause: (Duration::from_millis(10), Duration::from_secs(1)),
+        inline_limit: u64::MAX,
     };
     let meta = Store::new(engine.clone(), settings).meta().await?;
     let meta = meta.ok_or_else(|| Failure::new("there is no store at this URL: it has no meta record"))?;
@@ -56,7 +76,9 @@ pub(super) async fn open_as_it_is(
     settings.network = meta.network.parse()?;
     settings.utxo_batch_size = meta.utxo_batch_size;
     settings.rules.retention = meta.retention;
-    Ok((Store::new(engine, settings), meta))
+    let store = Store::new(engine, settings).with_blobs(blobs);
+    store.check_blobs(&meta)?;
+    Ok((store, meta))
 }
 
 /// Shows on standard error how many transactions were seen; nothing where that is no terminal.
@@ -101,7 +123,7 @@ pub(super) mod tests {
         store.plant(testing::seeded(1, 2)).await;
         store.accept(&testing::transaction(&[(testing::outpoint(Txid([1; 32]), 0), 1_000)], &[600])).await;
         store.plant(testing::page(&testing::coinbase(5_000_000))).await;
-        open_as_it_is(store.engine).await.unwrap()
+        open_as_it_is(store.engine, None).await.unwrap()
     }
 
     pub(crate) fn text(out: Vec<u8>) -> String {
@@ -118,13 +140,13 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn what_is_no_store_or_another_versions_is_refused_in_a_line() {
-        let failure = StoreArgs { store: "memory://".into() }.open().await.err().unwrap().to_string();
+        let failure = StoreArgs { store: "memory://".into(), blobs: None }.open().await.err().unwrap().to_string();
         assert!(failure.contains("no meta record"), "{failure}");
-        let failure = StoreArgs { store: "nonsense".into() }.open().await.err().unwrap().to_string();
+        let failure = StoreArgs { store: "nonsense".into(), blobs: None }.open().await.err().unwrap().to_string();
         assert!(failure.contains("://"), "{failure}");
         let (store, _) = opened().await;
         store.change_meta(|meta| Ok(MetaRecord { layout_version: 9, ..meta })).await.unwrap();
-        let failure = open_as_it_is(store.engine).await.err().unwrap().to_string();
+        let failure = open_as_it_is(store.engine, None).await.err().unwrap().to_string();
         assert!(failure.contains("layout 9"), "{failure}");
     }
 }

@@ -18,7 +18,10 @@ use crate::{
     config::Config,
     engine::{self, OpenError, StoreUrl},
     instance::InstanceParts,
-    store::{Store, create::Identity},
+    store::{
+        Store,
+        create::{Identity, Processes},
+    },
     telemetry::{LoggingError, Metrics, WatchedEngine, init_logging},
 };
 
@@ -33,7 +36,7 @@ pub fn logging(config: &Config) -> Result<(), LoggingError> {
     init_logging(config.log.format, config.log.level.as_str())
 }
 
-/// Opens the store at `url`, which may take as long as recovering it takes.
+/// Opens the store at `url`, without its blob store, which may take as long as recovering it takes.
 ///
 /// # Errors
 /// See [`OpenError`]; each names what is wrong.
@@ -111,7 +114,12 @@ pub fn parts(broker: Arc<dyn Broker>, store: Store, watched: &Watched) -> io::Re
     let mut random = File::open("/dev/urandom")?;
     random.read_exact(&mut store_id)?;
     random.read_exact(&mut owner)?;
-    let identity = Identity { owner: u64::from_le_bytes(owner), process_id: std::process::id(), hostname: hostname() };
+    let identity = Identity {
+        owner: u64::from_le_bytes(owner),
+        process_id: std::process::id(),
+        hostname: hostname(),
+        sees: Processes::OfItsHost,
+    };
     let Watched { metrics, health } = watched.clone();
     Ok(InstanceParts {
         broker,

@@ -12,7 +12,7 @@ use crate::{
         pipeline::PipelineSettings, plan::PlanSettings, prepare::PrepareSettings,
     },
     instance::InstanceSettings,
-    record::Rules,
+    record::{Rules, build::Inline},
     sequencer::{SequencerSettings, SequencerTopics},
     store::StoreSettings,
     telemetry::Metrics,
@@ -62,6 +62,11 @@ pub fn blobs(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, BlobOption
     (access, options)
 }
 
+/// Bodies of more bytes go to the blob store, where there is one.
+fn inline_limit(config: &Config) -> u64 {
+    if config.store.externalize_all_transactions { 0 } else { config.store.max_tx_size_in_store }
+}
+
 /// What the store is set up for. It serves the sequencer, so its batches are the sequencer's.
 pub fn store(config: &Config) -> StoreSettings {
     StoreSettings {
@@ -71,6 +76,7 @@ pub fn store(config: &Config) -> StoreSettings {
         batch_size: config.sequencer.mined_batch_size as usize,
         concurrency: config.sequencer.concurrency as usize,
         retry_pause: retry_pause(config),
+        inline_limit: inline_limit(config),
     }
 }
 
@@ -120,7 +126,12 @@ fn pipeline(config: &Config) -> PipelineSettings {
         topic: config.kafka.topics.validated_txs.as_str().into(),
         partitions: None,
         group: config.kafka.group.clone(),
-        prepare: PrepareSettings { network: config.store.network, utxo_batch_size: config.store.utxo_batch_size },
+        // Which bodies go elsewhere the store says.
+        prepare: PrepareSettings {
+            network: config.store.network,
+            utxo_batch_size: config.store.utxo_batch_size,
+            inline: Inline::All,
+        },
         plan: PlanSettings {
             retry_min_ms: ingest.retry_pause_ms,
             retry_max_ms: ingest.retry_pause_max_ms,

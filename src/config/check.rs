@@ -124,10 +124,6 @@ impl<'a> Checker<'a> {
     }
 
     fn store(&mut self, store: &Store) {
-        // Better refused than passed over: external transactions come with the object store.
-        if store.externalize_all_transactions {
-            self.refuse("store.externalize_all_transactions", "is true, which is not built yet".to_owned());
-        }
         match store.blob_url() {
             Err(problem) => self.refuse("store.url", problem),
             Ok(Some(url)) => {
@@ -137,6 +133,11 @@ impl<'a> Checker<'a> {
                         None => self.refuse("store.url", format!("has an externalStore that {problem}")),
                     }
                 }
+            }
+            Ok(None) if store.externalize_all_transactions => {
+                let problem =
+                    "is true, but there is no blob store: set store.blobs.url (or externalStore in store.url)";
+                self.refuse("store.externalize_all_transactions", problem.to_owned());
             }
             Ok(None) => {}
         }

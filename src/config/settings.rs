@@ -189,10 +189,11 @@ settings! {
             seed "utxo_store_batch_size (UtxoBatchSize)";
         /// Blocks for which a fully spent or conflicting transaction is kept; 0 keeps all.
         block_height_retention: u32 = 288, range 0 to 10_000_000, unit "blocks", seed "BlockHeightRetention";
-        /// Transactions whose extended form is larger are stored externally.
+        /// Bodies of transactions whose extended form is larger go to the blob store, and those of several records; without a
+        /// blob store all are kept with their records. What the store finds too large for a record goes there, too.
         max_tx_size_in_store: u64 = 1_048_576, range 0 to 4_294_967_295, unit "bytes",
             seed "utxo_store_max_tx_size_in_store (MaxTxSizeInStoreInBytes)";
-        /// Store every transaction externally, whatever its size.
+        /// Keep the body of every transaction in the blob store, whatever its size.
         externalize_all_transactions: bool = false,
             seed "utxo_store_externalize_all_transactions (ExternalizeAllTransactions)";
         nested

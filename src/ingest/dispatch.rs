@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
@@ -10,14 +9,17 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     backoff::Backoff,
-    engine::{EngineError, ErrorKind, RecordEngine, Row},
+    engine::{EngineError, ErrorKind, Row},
     ingest::{
         flight::FlightId,
         pipeline::{Others, PipelineError},
         plan::{EventRef, Token},
     },
     record::{Key, Outcome, Record},
-    store::create::{Creator, Paged},
+    store::{
+        Store,
+        create::{Creator, Paged},
+    },
     tasks,
     tx::Txid,
 };
@@ -37,7 +39,7 @@ pub enum Done {
         /// Nothing of that batch is left.
         last: bool,
     },
-    /// A transaction of several pages was created, or not.
+    /// A transaction that takes more than one write was created, or not.
     Created(Token, Outcome),
     /// Master records were read.
     Reads(Vec<(Reading, Option<Record>)>),
@@ -95,7 +97,7 @@ pub struct DispatchSettings {
 
 /// Gathers rows into batches and sends them.
 pub struct Dispatcher {
-    engine: Arc<dyn RecordEngine>,
+    store: Store,
     settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
     tokens: Vec<Token>,
@@ -107,9 +109,9 @@ pub struct Dispatcher {
 
 impl Dispatcher {
     /// Results go to `done`.
-    pub fn new(engine: Arc<dyn RecordEngine>, settings: DispatchSettings, done: mpsc::UnboundedSender<Done>) -> Self {
+    pub fn new(store: Store, settings: DispatchSettings, done: mpsc::UnboundedSender<Done>) -> Self {
         Dispatcher {
-            engine,
+            store,
             settings,
             done,
             tokens: Vec::new(),
@@ -174,14 +176,14 @@ impl Dispatcher {
         let (rows, tokens) = (take_first(&mut self.rows, size), take_first(&mut self.tokens, size));
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
-        let work = apply_until_done(self.engine.clone(), self.settings, self.done.clone(), tokens, rows);
+        let work = apply_until_done(self.store.clone(), self.settings, self.done.clone(), tokens, rows);
         spawn("writing to the store", &self.done, work);
     }
 
-    /// Creates a transaction of several pages, beside everything else.
+    /// Creates a transaction that takes more than one write, beside everything else.
     pub fn create(&self, creator: Creator, token: Token, work: Paged) {
         let done = self.done.clone();
-        spawn("creating a transaction of several pages", &self.done, async move {
+        spawn("creating a large transaction", &self.done, async move {
             let mut reporter = Reporter::new(done.clone());
             let created = creator
                 .create(&work, |failed| {
@@ -198,7 +200,7 @@ impl Dispatcher {
 
     fn send_reads(&mut self) {
         let reads = std::mem::take(&mut self.reads);
-        let work = read_until_done(self.engine.clone(), self.settings, self.done.clone(), reads);
+        let work = read_until_done(self.store.clone(), self.settings, self.done.clone(), reads);
         spawn("reading from the store", &self.done, work);
     }
 }
@@ -248,7 +250,7 @@ impl Reporter {
 }
 
 async fn apply_until_done(
-    engine: Arc<dyn RecordEngine>,
+    store: Store,
     settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
     mut tokens: Vec<Token>,
@@ -257,13 +259,25 @@ async fn apply_until_done(
     let mut backoff = backoff(&settings, rows.first().map(|row| &row.key));
     let mut reporter = Reporter::new(done);
     loop {
-        let results = engine.apply(&rows).await;
+        let results = store.engine.apply(&rows).await;
         let mut outcomes = Vec::with_capacity(results.len());
         let mut again = (Vec::new(), Vec::new());
         let mut error = None;
-        for ((token, row), result) in tokens.into_iter().zip(rows).zip(results) {
+        for ((token, mut row), result) in tokens.into_iter().zip(rows).zip(results) {
             match result {
                 Ok(outcome) => outcomes.push((token, outcome)),
+                Err(why) if why.kind == ErrorKind::TooBig => {
+                    let tell = |failed: Option<&EngineError>| {
+                        reporter.tried(failed);
+                    };
+                    let lighter = Box::pin(store.lighter(&row, tell)).await;
+                    match lighter.and_then(|lighter| lighter.ok_or(why)) {
+                        Ok(lighter) => row = lighter,
+                        Err(why) => error = Some(why),
+                    }
+                    again.0.push(token);
+                    again.1.push(row);
+                }
                 Err(why) => {
                     error = Some(why);
                     again.0.push(token);
@@ -281,7 +295,7 @@ async fn apply_until_done(
 }
 
 async fn read_until_done(
-    engine: Arc<dyn RecordEngine>,
+    store: Store,
     settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
     mut reads: Vec<(Reading, Txid)>,
@@ -292,7 +306,7 @@ async fn read_until_done(
         // A thousand children of one wide parent ask for the same record, of megabytes.
         let txids: BTreeSet<Txid> = reads.iter().map(|(_, txid)| *txid).collect();
         let keys: Vec<Key> = txids.iter().map(|txid| Key::master(*txid)).collect();
-        let results: BTreeMap<Txid, _> = txids.into_iter().zip(engine.read(&keys).await).collect();
+        let results: BTreeMap<Txid, _> = txids.into_iter().zip(store.engine.read(&keys).await).collect();
         let mut records = Vec::with_capacity(reads.len());
         let mut again = Vec::new();
         let mut error = None;
@@ -316,10 +330,7 @@ async fn read_until_done(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        engine::null::NullEngine,
-        record::{Operation, Rules},
-    };
+    use crate::{record::Operation, store::testing};
 
     #[tokio::test]
     async fn a_good_part_of_a_batch_leaves_while_little_is_on_its_way() {
@@ -330,7 +341,7 @@ mod tests {
             retry_pause: (Duration::ZERO, Duration::ZERO),
         };
         let (done, _outcomes) = mpsc::unbounded_channel();
-        let mut dispatcher = Dispatcher::new(Arc::new(NullEngine::new(Rules { retention: 288 })), settings, done);
+        let mut dispatcher = Dispatcher::new(testing::store(1), settings, done);
         let mut gathered = |rows| {
             for _ in 0..rows {
                 let row = Row { key: Key::master(Txid::default()), operation: Operation::ClearCreating };

@@ -36,7 +36,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Its master, live; `creating` where there are other pages.
+    /// Its master, live, with its body; `creating` where there are other pages.
     pub fn page(&self) -> &Arc<Page> {
         match self {
             Work::Validated(tx) => &tx.page,
@@ -44,7 +44,7 @@ impl Work {
         }
     }
 
-    /// Its other pages, where it has any.
+    /// Its other pages, which may be none, where it takes more than one write.
     pub fn others(&self) -> Option<&Arc<OtherPages>> {
         match self {
             Work::Validated(tx) => tx.others.as_ref(),

@@ -90,7 +90,7 @@ impl Pipeline {
             // A rebuild over nodes that restart ends, and begins again.
             planner: Planner::new(settings.plan)
                 .over_forgetful_store(parts.nodes.may_forget() && matches!(parts.modes, Modes::Live)),
-            dispatcher: Dispatcher::new(parts.engine.clone(), settings.dispatch, done_sender.clone()),
+            dispatcher: Dispatcher::new(parts.creator.store().clone(), settings.dispatch, done_sender.clone()),
             partitions: BTreeMap::new(),
             chunks: VecDeque::new(),
             unprepared: 0,

@@ -86,7 +86,7 @@ pub enum Token {
 pub enum Action {
     /// Send to the engine; answer with [`Planner::outcome`].
     Apply(Token, Row),
-    /// Create a transaction of several pages; answer with [`Planner::outcome`].
+    /// Create a transaction that takes more than one write; answer with [`Planner::outcome`].
     CreatePaged(Token, Paged),
     /// Read the transaction's own master; answer with [`Planner::own_record`].
     ReadOwn(FlightId, Txid),

@@ -9,7 +9,7 @@ use crate::{
     event::{DeadLetterClass, Event, Seeded, Validated},
     record::{
         Key, Marks, Page, Spend, SpendSlot, StoredOutput,
-        build::{self, OtherPages, Pages},
+        build::{self, Inline, OtherPages, Pages},
     },
     tx::{Network, Transaction, Txid, utxo_hash},
 };
@@ -21,6 +21,8 @@ pub struct PrepareSettings {
     pub network: Network,
     /// Slots a page.
     pub utxo_batch_size: u32,
+    /// Which bodies are kept with their masters.
+    pub inline: Inline,
 }
 
 /// A transaction that is ready to be worked on.
@@ -32,9 +34,9 @@ pub struct PreparedTx {
     pub height: u32,
     /// Its inputs, by the page that they take slots of; in the order of the first input of each.
     pub groups: Vec<SpendGroup>,
-    /// Its master, live; `creating` where there are other pages.
+    /// Its master, live, with its body; `creating` where there are other pages.
     pub page: Arc<Page>,
-    /// The other pages, where it has any.
+    /// Where it takes more than one write: the other pages, which may be none.
     pub others: Option<Arc<OtherPages>>,
     /// Where it was read, for a dead letter.
     pub source: Message,
@@ -70,9 +72,9 @@ impl PreparedTx {
 pub struct PreparedSeed {
     /// Its id.
     pub txid: Txid,
-    /// Its master, live and mined in block 0; `creating` where there are other pages.
+    /// Its master, live and mined in block 0, with its body; `creating` where there are other pages.
     pub page: Arc<Page>,
-    /// The other pages, where it has any.
+    /// Where it takes more than one write: the other pages, which may be none.
     pub others: Option<Arc<OtherPages>>,
     /// Where it was read, for a dead letter.
     pub source: Message,
@@ -175,10 +177,10 @@ fn prepare_validated(
     let body = message.payload.slice_ref(validated.tx);
     let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
     let setting = setting(settings, validated.height, message);
-    // Bodies stay with their masters until the blob store takes them (`store::create::Bodies`): then it is said here which.
     let start = build::Start { locked: validated.locked, ..build::Start::default() };
-    let Pages { master, others } = build::pages_of(&tx, body, txid, &setting, &start)
+    let pages = build::pages_of(&tx, body, txid, &setting, &start)
         .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
+    let Pages { master, others } = pages.keeping(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));
     Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page, others, source: message.clone() }))
 }
@@ -233,8 +235,9 @@ fn prepare_seeded(
         output: StoredOutput { satoshis: output.satoshis, script: message.payload.slice_ref(output.script) },
     });
     let seed = build::Seed { txid: seeded.txid, coinbase: seeded.coinbase, outputs: outputs.collect() };
-    let Pages { master, others } = build::seeded_pages(&seed, &setting(settings, seeded.height, message))
-        .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
+    let setting = setting(settings, seeded.height, message);
+    let pages = build::seeded_pages(&seed, &setting).map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
+    let Pages { master, others } = pages.keeping(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));
     Ok(Arc::new(PreparedSeed { txid: seeded.txid, page, others, source: message.clone() }))
 }

@@ -32,12 +32,30 @@ pub struct Setting {
 pub struct Start {
     /// Its outputs are not spendable yet.
     pub locked: bool,
-    /// The body goes to the blob store: then it is not with the master.
-    pub external: bool,
     /// It is contested, and conflicting until the sequencer says otherwise; `Pending` where it has not spoken yet.
     pub verdict: Option<Verdict>,
     /// The block that lists it already.
     pub listed: Listed,
+}
+
+/// Which bodies are kept with their masters (`semantics.md`, "External"); the others go to the blob store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Inline {
+    /// All of them: there is no blob store.
+    #[default]
+    All,
+    /// Those of one page and at most so many bytes: of a transaction in extended format, or of the outputs of a partial one.
+    UpTo(u64),
+}
+
+impl Inline {
+    /// Whether a transaction of so many other pages keeps its body with its master.
+    pub fn takes(self, body: &Body, others: u32) -> bool {
+        match self {
+            Inline::All => true,
+            Inline::UpTo(limit) => others == 0 && body.size() <= limit,
+        }
+    }
 }
 
 /// Whether a block lists a transaction that is being created.
@@ -81,6 +99,9 @@ pub enum InvalidSeed {
     /// One output comes twice.
     #[error("output {0} is there twice")]
     RepeatedOutput(u32),
+    /// Above what a blob of outputs can say.
+    #[error("height {0} is not below 2,147,483,648")]
+    TooHigh(u32),
     /// Keeps a short message from asking for gigabytes of gaps.
     #[error("output {vout} is beyond the first {MOST_SEEDED}, of which a partial transaction may name some")]
     TooWide {
@@ -89,19 +110,29 @@ pub enum InvalidSeed {
     },
 }
 
+/// Heights of partial transactions are below it: in a blob they share their bytes with a flag.
+pub const HEIGHT_LIMIT: u32 = 1 << 31;
+
 /// Outputs that a partial transaction may have, gaps and all.
 pub const MOST_SEEDED: u32 = 1 << 20;
 
 /// A transaction as the store will hold it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
-    /// Page 0. Live, or `creating` where there are others, or contested.
+    /// Page 0. Live, or `creating` where there are others, or contested. It has its body.
     pub master: Page,
-    /// The others, where there are any.
+    /// The others, where there are any; or where the body is kept apart, which takes several writes, too: then perhaps none.
     pub others: Option<OtherPages>,
 }
 
 impl Pages {
+    /// The same for a store that keeps these bodies with their masters.
+    pub fn keeping(self, inline: Inline, setting: &Setting) -> Self {
+        let is_apart = self.master.body().is_some_and(|body| !inline.takes(body, 0));
+        let others = self.others.or_else(|| is_apart.then(|| OtherPages::none(self.master.txid, setting)));
+        Pages { others, ..self }
+    }
+
     /// All of them at once, the others `creating` since then: for transactions that are known to be small.
     pub fn all(self, creating_at: u64) -> Vec<Page> {
         let others =
@@ -149,7 +180,7 @@ pub fn pages_of(
         total_utxos: transaction.output_count() as u32,
         mined,
         unmined_since,
-        body: Some(if start.external { Body::External } else { Body::Transaction(body) }),
+        body: Some(Body::Transaction(body)),
         verdict: start.verdict,
         spent_pages,
         ..empty_master(setting)
@@ -165,6 +196,9 @@ pub fn seeded_pages(seed: &Seed, setting: &Setting) -> Result<Pages, InvalidSeed
     let greatest = seed.outputs.iter().map(|output| output.vout).max().ok_or(InvalidSeed::NoOutputs)?;
     if greatest >= MOST_SEEDED {
         return Err(InvalidSeed::TooWide { vout: greatest });
+    }
+    if setting.height >= HEIGHT_LIMIT {
+        return Err(InvalidSeed::TooHigh(setting.height));
     }
     let mut outputs = vec![None; greatest as usize + 1];
     for SeededOutput { vout, output } in &seed.outputs {
@@ -281,7 +315,6 @@ mod tests {
             records.sort_by_key(|record| record["record"].as_u64());
             let start = Start {
                 locked: call.contains("locked"),
-                external: records.len() > 1,
                 verdict: call.contains("conflicting").then_some(Verdict::Pending),
                 listed: if call.contains("mined") { Listed::LongestChain(listed) } else { Listed::No },
             };
@@ -327,7 +360,8 @@ mod tests {
         assert_eq!(Some(u64::from(master.total_extra_recs)), int("totalExtraRecs"), "{call}");
         assert_eq!(master.unmined_since.map(u64::from), int("unminedSince"), "{call}");
         assert_eq!(master.mined.len(), bins["blockIDs"]["list"].as_array().unwrap().len(), "{call}");
-        assert_eq!(master.body == Some(Body::External), flag("external"), "{call}");
+        let inline = Inline::UpTo(1 << 20).takes(page.body().unwrap(), master.total_extra_recs);
+        assert_eq!(!inline, flag("external"), "{call}");
     }
 
     #[test]
@@ -341,18 +375,35 @@ mod tests {
 
     #[test]
     fn several_pages_are_in_creation() {
-        for external in [false, true] {
-            let pages = build(&payment(7), &setting(3), &Start { external, ..Start::default() });
-            let sizes: Vec<usize> = pages.iter().map(|page| page.utxos.as_ref().unwrap().len()).collect();
-            assert_eq!(sizes, [3, 3, 1]);
-            for (number, page) in pages.iter().enumerate() {
-                assert_eq!((page.number, page.creating_at), (number as u32, Some(5)));
-                assert_eq!(page.master.is_some(), number == 0);
-            }
-            let master = pages[0].master.as_ref().unwrap();
-            assert_eq!((master.total_utxos, master.total_extra_recs), (7, 2));
-            assert_eq!(master.body == Some(Body::External), external);
+        let pages = build(&payment(7), &setting(3), &Start::default());
+        let sizes: Vec<usize> = pages.iter().map(|page| page.utxos.as_ref().unwrap().len()).collect();
+        assert_eq!(sizes, [3, 3, 1]);
+        for (number, page) in pages.iter().enumerate() {
+            assert_eq!((page.number, page.creating_at), (number as u32, Some(5)));
+            assert_eq!(page.master.is_some(), number == 0);
         }
+        let master = pages[0].master.as_ref().unwrap();
+        assert_eq!((master.total_utxos, master.total_extra_recs), (7, 2));
+    }
+
+    #[test]
+    fn a_body_is_kept_apart_by_its_size_and_by_its_pages() {
+        let bytes = payment(3);
+        let (transaction, size) = (Transaction::parse(&bytes).unwrap(), bytes.len() as u64);
+        let pages = |batch_size, inline| {
+            let (body, setting) = (Bytes::copy_from_slice(&bytes), setting(batch_size));
+            let pages = pages_of(&transaction, body, transaction.txid(), &setting, &Start::default()).unwrap();
+            let others = pages.keeping(inline, &setting).others;
+            others.map(|others| others.count())
+        };
+        assert_eq!(
+            [Inline::All, Inline::UpTo(size), Inline::UpTo(size - 1)].map(|inline| pages(3, inline)),
+            [None, None, Some(0)]
+        );
+        assert_eq!([Inline::All, Inline::UpTo(size)].map(|inline| pages(2, inline)), [Some(1), Some(1)]);
+        let body = Body::Transaction(bytes.into());
+        assert_eq!([0, 1].map(|others| Inline::UpTo(size).takes(&body, others)), [true, false]);
+        assert_eq!([0, 1].map(|others| Inline::All.takes(&body, others)), [true, true]);
     }
 
     proptest! {

@@ -196,7 +196,29 @@ pub enum Body {
     /// A partial transaction: its outputs by index, gaps `None`.
     Outputs(Vec<Option<StoredOutput>>),
     /// In the blob store.
-    External,
+    External(Blob),
+}
+
+/// Which blob of its transaction a body is. An id commits to a whole transaction, but not to the previous outputs that extended
+/// format claims, and to nothing that a partial one says: so there can be several, none of which ever changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blob {
+    /// The one that was stored first.
+    First,
+    /// One that says otherwise: its BLAKE3.
+    Other([u8; 32]),
+}
+
+impl Body {
+    /// How large it is with its master, bytes: of a whole transaction as it is, of a partial one its outputs.
+    pub fn size(&self) -> u64 {
+        let size = match self {
+            Body::Transaction(bytes) => bytes.len(),
+            Body::Outputs(outputs) => outputs.iter().flatten().map(|output| 16 + output.script.len()).sum(),
+            Body::External(_) => 0,
+        };
+        size as u64
+    }
 }
 
 /// An output of a partial transaction.
@@ -405,11 +427,20 @@ impl Page {
         self.is_coinbase != other.is_coinbase || ours.iter().zip(theirs).enumerate().any(differ)
     }
 
+    /// Whether a master with a body is that of a partial transaction, wherever the body is: a whole one has a size.
+    pub fn is_partial(&self) -> bool {
+        match self.body() {
+            Some(Body::Outputs(_)) => true,
+            Some(Body::External(_)) => self.size_in_bytes == 0,
+            Some(Body::Transaction(_)) | None => false,
+        }
+    }
+
     /// Whether one of them is a partial transaction and the other a whole one: they agree on their outputs, but only the
     /// whole one takes slots. A coinbase takes none in either form.
     pub fn is_other_kind_than(&self, other: &Page) -> bool {
-        let partial = |page: &Page| page.body().map(|body| matches!(body, Body::Outputs(_)));
-        !self.is_coinbase && matches!((partial(self), partial(other)), (Some(one), Some(other)) if one != other)
+        let both_tell = self.body().is_some() && other.body().is_some();
+        !self.is_coinbase && both_tell && self.is_partial() != other.is_partial()
     }
 
     /// All slots that are not nil are spent. A page of only nil slots is so from the start.

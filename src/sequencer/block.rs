@@ -227,7 +227,7 @@ impl Handler {
         let start = build::Start { listed: build::Listed::LongestChain(mined_in), ..build::Start::default() };
         let body = message.slice_ref(block.coinbase);
         let pages = build::pages_of(&tx, body, txid, &setting, &start).map_err(|error| wrong(error.to_string()))?;
-        Ok((txid, pages))
+        Ok((txid, pages.keeping(self.parts.store.inline(), &setting)))
     }
 
     /// Sets mined what is there, lets listed transactions that are conflicting win as soon as their parents are live, and
@@ -336,7 +336,7 @@ impl Handler {
     /// Whether all parents are live and unlocked: one that this block lists too may have won only now, and is locked until it
     /// is set mined.
     async fn parents_are_ready(&self, page: &Page) -> Result<bool, Stop> {
-        let parents = self.inputs_of(page)?.into_iter().map(|(outpoint, _)| outpoint.txid);
+        let parents = self.inputs_of(page).await?.into_iter().map(|(outpoint, _)| outpoint.txid);
         let parents = crate::sequencer::handler::distinct(parents);
         let masters = self.masters(&parents).await?;
         Ok(masters.iter().all(|master| {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     event::{Contest, DecisionBody},
     record::{
-        Body, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
-        SpendSlot, SpendingData, TxState, Verdict,
+        Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced, SpendSlot,
+        SpendingData, TxState, Verdict,
     },
     sequencer::{
         Stop,
@@ -217,7 +217,7 @@ impl Handler {
         may_wait: bool,
     ) -> Result<Findings, Stop> {
         let txid = page.txid;
-        let slots = self.inputs_of(page)?;
+        let slots = self.inputs_of(page).await?;
         let mut found: BTreeMap<u32, Input> = BTreeMap::new();
         let mut named: BTreeMap<Txid, Named> = BTreeMap::new();
         let mut completed = BTreeSet::new();
@@ -352,8 +352,8 @@ impl Handler {
 }
 
 fn what_is(master: Option<&Page>) -> Named {
-    match master.map(|page| (page.state(), page.body())) {
-        Some((TxState::Live, Some(Body::Outputs(_)))) => Named::Partial,
+    match master.map(|page| (page.state(), page.is_partial())) {
+        Some((TxState::Live, true)) => Named::Partial,
         Some((TxState::Live | TxState::Pruned(_), _)) => Named::Live,
         _ => Named::NotLive,
     }

@@ -1,6 +1,6 @@
 //! What the handlers of chain events share.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{sync::Mutex, time::Instant};
@@ -186,11 +186,20 @@ impl Handler {
     }
 
     /// The inputs of a stored transaction as slots to take, with what they spend. A partial transaction has none.
-    pub fn inputs_of(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
-        match page.body() {
+    pub async fn inputs_of(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
+        match self.body_of(page).await?.as_deref() {
             Some(Body::Transaction(body)) => self.inputs_in(&page.txid, body),
             _ => Ok(Vec::new()),
         }
+    }
+
+    /// The body of a stored transaction, wherever it is; of a stub or a tombstone none.
+    pub async fn body_of<'a>(&self, page: &'a Page) -> Result<Option<Cow<'a, Body>>, Stop> {
+        let Some(Body::External(_)) = page.body() else { return Ok(page.body().map(Cow::Borrowed)) };
+        // Rare, and a part of every future here: boxed.
+        let body = Box::pin(self.answer("the blob store", self.parts.store.body(page))).await;
+        // Whoever mends it lets the chain go on.
+        body.map(Some).map_err(|error| Stop::Halt(format!("the store is damaged: {error}")))
     }
 
     /// The same of a body, wherever it was read.

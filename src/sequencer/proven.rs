@@ -4,7 +4,7 @@
 //! contestant, but never a listed transaction: it gets the claims that are true, and wins.
 
 use crate::{
-    record::{Body, ClaimedBody, Key, Page, Phase, Sequenced, StoredOutput, TxState},
+    record::{Body, ClaimedBody, Page, StoredOutput, TxState},
     sequencer::{
         Stop,
         handler::{At, Handler, Patience},
@@ -26,7 +26,8 @@ pub(super) enum Proof {
 impl Handler {
     /// The transaction as its parents' stored outputs prove it.
     pub(super) async fn prove_claims(&self, page: &Page) -> Result<Proof, Stop> {
-        let Some(Body::Transaction(stored)) = page.body() else { return Ok(Proof::AsStored) };
+        let body = self.body_of(page).await?;
+        let Some(Body::Transaction(stored)) = body.as_deref() else { return Ok(Proof::AsStored) };
         let txid = page.txid;
         let tx = Transaction::parse(stored)
             .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
@@ -68,8 +69,7 @@ impl Handler {
         });
         let Proof::Otherwise(proven) = proof.await? else { return Ok(()) };
         tracing::warn!(%txid, "its event claims wrongly what it spends: a block proves what that is");
-        let row = at.row(Phase::Apply, Key::master(txid), Sequenced::ReplaceBody(proven));
-        self.apply_decided(at, vec![row]).await
+        self.replace_body(at, txid, proven).await
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::{
         engine::Row,
-        record::Operation,
+        record::{Key, Operation},
         sequencer::{state::ChainState, steps::Making, tests::parts},
         store::testing,
     };

@@ -27,8 +27,8 @@ impl Handler {
     /// The transaction as the contested event has it, where that is not how it is stored. Two events for one transaction
     /// can claim different previous outputs; which of them was stored first is an accident, which one is decided on is not.
     pub(super) async fn other_claims(&self, contest: &Contest, page: &Page) -> Result<Option<ClaimedBody>, Stop> {
-        let stored = page.body();
-        let Some(stored @ Body::Transaction(_)) = stored else { return Ok(None) };
+        let stored = self.body_of(page).await?;
+        let Some(stored @ Body::Transaction(_)) = stored.as_deref() else { return Ok(None) };
         if BodyHash::of(stored).hash() == contest.body {
             return Ok(None);
         }
@@ -49,7 +49,15 @@ impl Handler {
             return Ok(());
         }
         let Some(claimed) = self.other_claims(contest, &page).await? else { return Ok(()) };
-        let row = at.row(Phase::Apply, Key::master(contest.txid), Sequenced::ReplaceBody(claimed));
+        self.replace_body(at, contest.txid, claimed).await
+    }
+
+    /// Stores a transaction with these claims. In the blob store nothing is replaced: another blob is put beside the first, and the
+    /// record changes over to it.
+    pub(super) async fn replace_body(&self, at: At, txid: Txid, claimed: ClaimedBody) -> Result<(), Stop> {
+        let page = self.master(txid).await?.unwrap_or_else(|| Page::empty(txid).into());
+        let placed = Box::pin(self.answer("the blob store", self.parts.store.placed(&page, claimed))).await?;
+        let row = at.row(Phase::Apply, Key::master(txid), Sequenced::ReplaceBody(placed));
         self.apply_decided(at, vec![row]).await
     }
 
@@ -63,7 +71,8 @@ impl Handler {
         }
         let message = self.source(&contest.position).await?;
         let StoreSettings { network, utxo_batch_size, .. } = self.parts.store.settings;
-        let prepared = prepare(&PrepareSettings { network, utxo_batch_size }, &message);
+        let settings = PrepareSettings { network, utxo_batch_size, inline: self.parts.store.inline() };
+        let prepared = prepare(&settings, &message);
         let (page, others) = match prepared.map_err(|poison| Stop::Halt(poison.message))? {
             Prepared::Validated(tx) => (tx.page.clone(), tx.others.clone()),
             Prepared::Seeded(seed) => (seed.page.clone(), seed.others.clone()),
@@ -100,7 +109,7 @@ impl Handler {
     /// Settles what an event took whose transaction turned out to be a partial one, which spends nothing. A rebuild looks
     /// before it takes anything.
     pub(super) async fn give_back(&self, at: At, contest: &Contest) -> Result<(), Stop> {
-        let is_whole = |page: Arc<Page>| matches!(page.body(), Some(Body::Transaction(_)));
+        let is_whole = |page: Arc<Page>| page.body().is_some() && !page.is_partial();
         if at.making == Making::Replaying || self.master(contest.txid).await?.is_some_and(is_whole) {
             return Ok(());
         }

@@ -20,7 +20,7 @@ use crate::{
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
     ingest::arrivals::Arrivals,
     store::{
-        create::{Creator, Identity},
+        create::{Creator, Identity, Processes},
         nodes::Nodes,
         testing,
         whole::Unaccounted,
@@ -46,7 +46,7 @@ pub(super) async fn parts() -> SequencerParts {
     let names = ["block-mined", "reorgs", "chain", "decisions", "outcomes", "dead-letters"];
     broker.create_topics(&names.map(new)).await.unwrap();
     let store = testing::store(100);
-    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned() };
+    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None };
     SequencerParts {
         creator: Creator::new(store.clone(), clock.clone(), identity),
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),

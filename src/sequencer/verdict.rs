@@ -294,7 +294,7 @@ impl Handler {
         inputs: &[DecidedInput],
     ) -> Result<Option<Arc<Page>>, Stop> {
         let Some(page) = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop() else { return Ok(None) };
-        let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page)?.into_iter().collect();
+        let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page).await?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
         let patience = Patience::new(applied_again);
@@ -384,7 +384,7 @@ impl Handler {
     async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
         // One that was stored after it had fallen has pages that nobody has flagged.
         self.flag_others(at, page).await?;
-        let inputs = self.inputs_of(page)?;
+        let inputs = self.inputs_of(page).await?;
         // Who is not there while a decision is applied again to a store that forgets was there when it was made, and comes
         // again: but for the one that was missing by verdict.
         let missing = match page.state() {
@@ -545,7 +545,8 @@ impl Handler {
                     own.filter(|(_, slot)| is_free(&parent, slot)).map(|(outpoint, _)| *outpoint).collect();
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
                 let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
-                let deserves = |child: &Page| self.deserves_a_chance(child, &freed, accepted);
+                let freed = &freed;
+                let deserves = |child: Arc<Page>| async move { self.deserves_a_chance(&child, freed, accepted).await };
                 chances.extend(self.deserving(&children, deserves).await?);
             }
         }
@@ -553,15 +554,14 @@ impl Handler {
     }
 
     /// Those of these transactions that deserve a second chance, by their bodies.
-    async fn deserving(
-        &self,
-        txids: &[Txid],
-        deserves: impl Fn(&Page) -> Result<bool, Stop>,
-    ) -> Result<Vec<Txid>, Stop> {
+    async fn deserving<F>(&self, txids: &[Txid], deserves: impl Fn(Arc<Page>) -> F) -> Result<Vec<Txid>, Stop>
+    where
+        F: Future<Output = Result<bool, Stop>>,
+    {
         let mut found = Vec::new();
         for chunk in txids.chunks(BODIES_AT_ONCE) {
             for page in self.whole_of(chunk).await? {
-                if deserves(&page)? {
+                if deserves(page.clone()).await? {
                     found.push(page.txid);
                 }
             }
@@ -588,12 +588,17 @@ impl Handler {
         for parent in self.whole_of(unlocked).await? {
             let locked = TxState::Conflicting(Verdict::Conflicting(Reason::Locked { parent: parent.txid }));
             let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
-            chances.extend(self.deserving(&children.collect::<Vec<_>>(), |child| Ok(child.state() == locked)).await?);
+            chances.extend(
+                self.deserving(&children.collect::<Vec<_>>(), |child: Arc<Page>| {
+                    std::future::ready(Ok(child.state() == locked))
+                })
+                .await?,
+            );
         }
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
-    fn deserves_a_chance(
+    async fn deserves_a_chance(
         &self,
         child: &Page,
         freed: &BTreeSet<Outpoint>,
@@ -604,7 +609,7 @@ impl Handler {
             _ => true,
         };
         let names = |outpoint: &Outpoint| freed.contains(outpoint) || accepted == Some(outpoint.txid);
-        Ok(!refused_for_good && self.inputs_of(child)?.iter().any(|(outpoint, _)| names(outpoint)))
+        Ok(!refused_for_good && self.inputs_of(child).await?.iter().any(|(outpoint, _)| names(outpoint)))
     }
 
     async fn publish_reconsider(&self, at: At, txids: &[Txid]) -> Result<(), Stop> {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::{
+    blob::BlobError,
     record::{Body, Page, StoredOutput},
     tx::{Output, ParseError, Transaction, Txid},
 };
@@ -17,6 +18,20 @@ pub enum BodyError {
     External {
         /// Whose.
         txid: Txid,
+    },
+    /// The blob that the master refers to is not there, though its blob store is.
+    #[error("the body of {txid} is not in the blob store, where it should be")]
+    NoBlob {
+        /// Whose.
+        txid: Txid,
+    },
+    /// What the blob store has is not what its name says.
+    #[error("the body of {txid}: {error}")]
+    Blob {
+        /// Whose.
+        txid: Txid,
+        /// What is wrong.
+        error: BlobError,
     },
     /// The master has none, though it has slots.
     #[error("{txid} has slots but no body")]
@@ -51,30 +66,52 @@ pub enum ParsedBody<'a> {
     Outputs(&'a [Option<StoredOutput>]),
 }
 
+impl BodyError {
+    /// Whether what is stored is not what it should be, rather than out of reach.
+    pub fn is_damage(&self) -> bool {
+        !matches!(self, BodyError::External { .. })
+    }
+}
+
 impl Store {
-    /// The body of the transaction that `master` is the master of. The one place that knows where bodies are.
+    /// The body of the transaction that `master` is the master of. The one place that knows where bodies are. Asks the blob store
+    /// for as long as it does not answer.
     ///
     /// # Errors
-    /// It is external, or missing.
-    pub(super) async fn body<'a>(&self, master: &'a Page) -> Result<Cow<'a, Body>, BodyError> {
+    /// It is missing, or damaged; or in a blob store that this store does not know.
+    pub async fn body<'a>(&self, master: &'a Page) -> Result<Cow<'a, Body>, BodyError> {
         match master.body() {
-            Some(Body::External) => Err(BodyError::External { txid: master.txid }),
+            Some(Body::External(blob)) => Box::pin(self.external_body(master, *blob)).await.map(Cow::Owned),
             Some(body) => Ok(Cow::Borrowed(body)),
             None => Err(BodyError::Missing { txid: master.txid }),
+        }
+    }
+
+    /// The same; `None`: what is stored is damaged, or gone.
+    ///
+    /// # Errors
+    /// It is in a blob store that this store does not know.
+    pub(super) async fn body_unless_damaged<'a>(&self, master: &'a Page) -> Result<Option<Cow<'a, Body>>, BodyError> {
+        match self.body(master).await {
+            Err(error) if error.is_damage() => {
+                tracing::warn!(%error, "it counts as missing");
+                Ok(None)
+            }
+            found => found.map(Some),
         }
     }
 }
 
 impl<'a> ParsedBody<'a> {
     /// # Errors
-    /// Bytes that are no transaction; a body that is elsewhere.
+    /// Bytes that are no transaction; a body that was not fetched.
     pub fn parse(txid: Txid, body: &'a Body) -> Result<Self, BodyError> {
         match body {
             Body::Transaction(bytes) => Transaction::parse(bytes)
                 .map(ParsedBody::Transaction)
                 .map_err(|error| BodyError::Damaged { txid, error }),
             Body::Outputs(outputs) => Ok(ParsedBody::Outputs(outputs)),
-            Body::External => Err(BodyError::External { txid }),
+            Body::External(_) => Err(BodyError::External { txid }),
         }
     }
 

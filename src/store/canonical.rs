@@ -63,7 +63,7 @@ impl BodyHash {
                 }
                 BodyHash { kind: 1, hash: *blake3::hash(&bytes).as_bytes() }
             }
-            Body::External => BodyHash::MISSING,
+            Body::External(_) => BodyHash::MISSING,
         }
     }
 

@@ -1,22 +1,24 @@
-//! Creating a transaction over several pages: who drives [`steps`] on a store.
+//! Creating a transaction over several pages, or one whose body goes to the blob store: who drives [`steps`] on a store.
 //!
 //! A few pages at a time are made, sent and forgotten, so that a transaction of a million outputs is never in memory as a whole but
 //! for its bytes; and so are only a few such creations of one instance.
 
 pub mod steps;
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, path::Path, sync::Arc};
 
-use async_trait::async_trait;
 use tokio::sync::Semaphore;
 
 use crate::{
     clock::Clock,
-    engine::{EngineError, Row},
+    engine::{EngineError, ErrorKind, Row},
     record::{
         Key, LockRecord, Operation, Outcome, Page, Rejection, Reply, Sequenced, Stamp, TxState, build::OtherPages,
     },
-    store::Store,
+    store::{
+        Store,
+        external::{engine_error, page_with_body},
+    },
     tx::Txid,
 };
 
@@ -38,14 +40,35 @@ pub struct Identity {
     pub process_id: u32,
     /// Where it runs.
     pub hostname: String,
+    /// Whether it can see which processes run there.
+    pub sees: Processes,
 }
 
-/// A transaction over several pages, as it is to be stored.
+/// Which processes somebody can see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Processes {
+    /// None: whoever holds a lock record may still be at it.
+    None,
+    /// Those of its own host.
+    OfItsHost,
+}
+
+impl Identity {
+    /// Whether whoever holds this lock record is known to have died: a process of this host that does not run, or an earlier life of
+    /// this very process (in a container they have one number). Should it live all the same, somewhere under the same names, work is
+    /// done twice, and nothing worse.
+    fn knows_dead(&self, held: &LockRecord) -> bool {
+        let is_here = self.sees == Processes::OfItsHost && held.hostname == self.hostname && held.owner != self.owner;
+        is_here && (held.process_id == self.process_id || !Path::new(&format!("/proc/{}", held.process_id)).exists())
+    }
+}
+
+/// A transaction that takes more than one write, as it is to be stored.
 #[derive(Debug, Clone)]
 pub struct Paged {
-    /// Page 0, as that of a live transaction.
+    /// Page 0, as that of a live transaction, with its body.
     pub master: Arc<Page>,
-    /// The others.
+    /// The others; none, where it has one page and its body goes to the blob store.
     pub others: Arc<OtherPages>,
     /// How it starts.
     pub starts: Starts,
@@ -71,31 +94,12 @@ pub enum Starts {
     Coinbase(Stamp),
 }
 
-/// Where bodies go that are not with the master.
-#[async_trait]
-pub trait Bodies: Send + Sync {
-    /// Stores the body of `txid`, unless it is there; done when it is safe.
-    async fn store(&self, txid: Txid, work: &Paged) -> Result<(), EngineError>;
-}
-
-/// Bodies of several pages are with their masters, as those of one page are: right for embedded engines. The blob store
-/// takes its place.
-pub struct WithMaster;
-
-#[async_trait]
-impl Bodies for WithMaster {
-    async fn store(&self, _: Txid, _: &Paged) -> Result<(), EngineError> {
-        Ok(())
-    }
-}
-
-/// Creates transactions over several pages. Cheap to clone.
+/// Creates transactions that take more than one write. Cheap to clone.
 #[derive(Clone)]
 pub struct Creator {
     store: Store,
     clock: Clock,
     identity: Arc<Identity>,
-    bodies: Arc<dyn Bodies>,
     permits: Arc<Semaphore>,
 }
 
@@ -103,11 +107,16 @@ impl Creator {
     /// Of one instance.
     pub fn new(store: Store, clock: Clock, identity: Identity) -> Self {
         let permits = Arc::new(Semaphore::new(CREATIONS_AT_ONCE));
-        Creator { store, clock, identity: Arc::new(identity), bodies: Arc::new(WithMaster), permits }
+        Creator { store, clock, identity: Arc::new(identity), permits }
+    }
+
+    /// Where it creates.
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Creates it, or completes what others have begun. The answer is that of creating one page; [`Rejection::Held`] where
-    /// somebody else is at it. `told` hears of the store's troubles: `None` once it answers again.
+    /// somebody else is at it, who is not known to have died. `told` hears of the troubles of the store and of the blob store: `None` once they answer again.
     ///
     /// # Errors
     /// The engine failed for good.
@@ -116,9 +125,15 @@ impl Creator {
         work: &Paged,
         mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, EngineError> {
-        // Closed never: it is ours alone.
-        let _permit = self.permits.acquire().await;
-        self.drive(Creation::new(work.kind(), work.others.count(), PAGES_AT_ONCE), work, &mut told).await
+        let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_ONCE);
+        match self.until_ended(&creation, work, Some(&self.permits), &mut told).await? {
+            Outcome::Rejected(Rejection::Held(held)) if self.identity.knows_dead(&held) => {
+                tracing::info!(txid = %work.others.txid(), process = held.process_id, "its creator has died: done by another");
+                let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
+                self.until_ended(&creation, work, Some(&self.permits), told).await
+            }
+            outcome => Ok(outcome),
+        }
     }
 
     /// The same, whoever else may be at it: for the sequencer, which cannot wait for a lock record to end.
@@ -127,32 +142,88 @@ impl Creator {
     /// As [`create`](Self::create).
     pub async fn create_now(&self, work: &Paged) -> Result<Outcome, EngineError> {
         let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
-        self.drive(creation, work, &mut |_| {}).await
+        self.until_ended(&creation, work, None, |_| {}).await
     }
 
+    /// Begins anew, after a pause, whenever the blob store did not take the body: nothing was written then, and the lock record is
+    /// released. Nobody else waits for the permit of who pauses.
+    async fn until_ended(
+        &self,
+        creation: &Creation,
+        work: &Paged,
+        permits: Option<&Semaphore>,
+        mut told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Outcome, EngineError> {
+        let (mut pause, longest) = self.store.settings.retry_pause;
+        let mut waits_for_blobs = false;
+        loop {
+            // The engine that answers in between does not speak for the blob store.
+            let tell = |failed: Option<&EngineError>| {
+                if failed.is_some() || !waits_for_blobs {
+                    told(failed);
+                }
+            };
+            let ended = {
+                let _permit = match permits {
+                    // Closed never: it is ours alone.
+                    Some(permits) => permits.acquire().await.ok(),
+                    None => None,
+                };
+                self.drive(creation.clone(), work, tell).await?
+            };
+            match ended {
+                Ok(outcome) => {
+                    if waits_for_blobs {
+                        told(None);
+                    }
+                    tell_end(work, &outcome);
+                    return Ok(outcome);
+                }
+                Err(error) if error.kind == ErrorKind::Fatal => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "tried again");
+                    waits_for_blobs = true;
+                    told(Some(&error));
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// To the end, or to where the blob store does not take the body.
     async fn drive(
         &self,
         mut creation: Creation,
         work: &Paged,
-        told: &mut (impl FnMut(Option<&EngineError>) + Send),
-    ) -> Result<Outcome, EngineError> {
+        mut told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Result<Outcome, EngineError>, EngineError> {
+        let mut work = Cow::Borrowed(work);
         loop {
             let step = creation.step().clone();
             match &step {
-                Step::Ended(outcome) => {
-                    tell_end(work, outcome);
-                    return Ok(outcome.clone());
-                }
+                Step::Ended(outcome) => return Ok(Ok(outcome.clone())),
                 Step::Look => {
                     let master = self.store.master(work.others.txid()).await?;
-                    creation.looked(Seen::of(master.as_ref(), &create_master(work, self.clock.now_ms())));
+                    creation.looked(Seen::of(master.as_ref(), &create_master(&work, self.clock.now_ms())));
                 }
-                Step::Body => {
-                    self.bodies.store(work.others.txid(), work).await?;
-                    creation.body_stored();
-                }
+                Step::Body => match Box::pin(self.store.placed_once(&work.master)).await {
+                    Ok(body) => {
+                        if let Some(body) = body {
+                            work.to_mut().master = page_with_body(&work.master, body);
+                        }
+                        creation.body_stored();
+                    }
+                    Err(error) => {
+                        if creation.holds_lock_record() {
+                            self.store.apply(self.rows(&Step::Release, &work).await).await?;
+                        }
+                        return Ok(Err(engine_error(error)));
+                    }
+                },
                 step => {
-                    let outcomes = self.store.apply_telling(self.rows(step, work).await, &mut *told).await?;
+                    let work = &*work;
+                    let outcomes = self.store.apply_telling(self.rows(step, work).await, &mut told).await?;
                     tell_progress(step, work, &outcomes);
                     creation.answered(&outcomes);
                 }
@@ -183,7 +254,7 @@ impl Creator {
     }
 
     fn lock_record(&self, expected_recs: u32, now_ms: u64) -> LockRecord {
-        let Identity { owner, process_id, hostname } = self.identity.as_ref().clone();
+        let Identity { owner, process_id, hostname, .. } = self.identity.as_ref().clone();
         let expires_at = now_ms + lock_record_ttl_ms(expected_recs);
         LockRecord { created_at: now_ms, expires_at, process_id, hostname, expected_recs, owner }
     }
@@ -220,7 +291,9 @@ fn other_pages(work: &Paged, pages: Range<u32>, now_ms: u64) -> Vec<Row> {
 }
 
 pub(crate) fn create_master(work: &Paged, now_ms: u64) -> Operation {
-    let creating = || Arc::new(Page { creating_at: Some(now_ms), ..Page::clone(&work.master) });
+    // One page is there or not.
+    let creating_at = (work.others.count() > 0).then_some(now_ms);
+    let creating = || Arc::new(Page { creating_at, ..Page::clone(&work.master) });
     match work.starts {
         Starts::Live => Operation::Create(creating()),
         Starts::Contested => Operation::CreateContested(Arc::new(Page::clone(&work.master).contested())),

@@ -117,11 +117,7 @@ impl Surveyor<'_> {
             self.survey.stats.add(master, None, SlotCounts::default());
             return Ok(());
         }
-        let body = match self.store.body(master).await {
-            Ok(body) => Some(body),
-            Err(BodyError::Missing { .. }) => None,
-            Err(error) => return Err(error.into()),
-        };
+        let body = self.store.body_unless_damaged(master).await?;
         self.with_body(master, body.as_deref()).await.map_err(SurveyError::from)
     }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::record::{
-    MinedIn, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
+    Blob, MinedIn, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
     build::{Listed, Start},
 };
 use crate::store::testing::*;
@@ -314,7 +314,7 @@ async fn the_format_that_a_coinbase_came_in_does_not_show() {
 #[tokio::test]
 async fn an_external_body_is_named() {
     let mut page = page(&coinbase(50));
-    master(&mut page).body = Some(Body::External);
+    master(&mut page).body = Some(Body::External(Blob::First));
     let txid = page.txid.to_string();
     let error = holding([page]).await.survey(|_| ()).await.unwrap_err().to_string();
     assert!(error.contains(&txid) && error.contains("blob store"), "{error}");

@@ -149,13 +149,10 @@ impl Store {
         }
         let Some(slots) = self.dumped_slots(master).await? else { return Ok(None) };
         let Some(bins) = master.master.as_deref() else { return Ok(None) };
-        let (tx, outputs) = match bins.body.as_ref() {
-            None => (None, None),
-            Some(_) => match &*self.body(master).await? {
-                Body::Transaction(bytes) => (Some(hex::encode(bytes)), None),
-                Body::Outputs(outputs) => (None, Some(outputs.iter().map(|one| one.as_ref().map(output)).collect())),
-                Body::External => (None, None),
-            },
+        let (tx, outputs) = match self.body_unless_damaged(master).await?.as_deref() {
+            Some(Body::Transaction(bytes)) => (Some(hex::encode(bytes)), None),
+            Some(Body::Outputs(outputs)) => (None, Some(outputs.iter().map(|one| one.as_ref().map(output)).collect())),
+            Some(Body::External(_)) | None => (None, None),
         };
         let mined = side.without(&bins.mined).into_iter();
         let (verdict, reason) = verdict_words(bins.verdict);

@@ -115,10 +115,10 @@ pub enum MetaError {
         /// Where it was to end.
         frontier: u64,
     },
-    /// Bodies are in a blob store, and nobody says in which.
+    /// Bodies of large transactions are in a blob store, which one is not said.
     #[error(
-        "the store keeps bodies of large transactions in a blob store, and none is given: set `store.blobs.url` to the one that \
-         it was worked on with"
+        "the store keeps bodies of large transactions in a blob store, and none is given: set `store.blobs.url` (`externalStore` in \
+         the URL of Aerospike; `--blobs` of commands that only read) to the one that it was worked on with"
     )]
     WithoutBlobs,
     /// A change needs a meta record and there is none.
@@ -194,14 +194,20 @@ impl Store {
         if let Some(frontier) = meta.frontier {
             return Err(MetaError::Unfinished { frontier });
         }
-        if meta.has_blobs && self.blobs.is_none() {
-            return Err(MetaError::WithoutBlobs);
-        }
+        self.check_blobs(&meta)?;
         if meta.retention == expected.retention {
             return Ok(meta);
         }
         tracing::warn!(from = meta.retention, to = expected.retention, "block_height_retention was changed");
         self.change_meta(|meta| Ok(MetaRecord { retention: expected.retention, ..meta })).await
+    }
+
+    /// Whether bodies that this store may have outside its records can be read.
+    ///
+    /// # Errors
+    /// It was worked on with a blob store, and is opened without.
+    pub fn check_blobs(&self, meta: &MetaRecord) -> Result<(), MetaError> {
+        if meta.has_blobs && self.blobs.is_none() { Err(MetaError::WithoutBlobs) } else { Ok(()) }
     }
 
     /// The meta record; `None` where there is none.

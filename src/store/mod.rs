@@ -5,6 +5,7 @@ pub mod canonical;
 pub mod create;
 pub mod digest;
 pub mod dump;
+pub mod external;
 pub mod meta;
 pub mod nodes;
 pub mod read;
@@ -39,8 +40,10 @@ pub struct StoreSettings {
     pub batch_size: usize,
     /// Batches on their way at once.
     pub concurrency: usize,
-    /// First and longest pause before a failed row is sent again.
+    /// First and longest pause before a failed row is sent again, or the blob store asked.
     pub retry_pause: (Duration, Duration),
+    /// Bodies of more bytes go to the blob store, where there is one, and those of several pages.
+    pub inline_limit: u64,
 }
 
 /// A store: an engine, and how it is used. Cheap to clone.
@@ -66,7 +69,7 @@ impl Store {
     }
 
     /// Applies rows of which no two need an order, in batches; what failed and may be retried is sent again until it has
-    /// an outcome. `outcome[i]` belongs to `rows[i]`.
+    /// an outcome, and what is too big without its body. `outcome[i]` belongs to `rows[i]`.
     pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, EngineError> {
         self.apply_telling(rows, |_| {}).await
     }
@@ -78,7 +81,9 @@ impl Store {
         told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Vec<Outcome>, EngineError> {
         let engine = &self.engine;
-        self.until_done(rows, |rows| async move { engine.apply(&rows).await }, told).await
+        // Rare, and a part of every future here: boxed.
+        let lighter = |row: Row| Box::pin(async move { self.lighter(&row, |_| {}).await });
+        self.until_done(rows, |rows| async move { engine.apply(&rows).await }, lighter, told).await
     }
 
     /// Applies one operation.
@@ -90,7 +95,8 @@ impl Store {
     /// Reads records; `record[i]` belongs to `keys[i]`.
     pub async fn read(&self, keys: Vec<Key>) -> Result<Vec<Option<Record>>, EngineError> {
         let engine = &self.engine;
-        self.until_done(keys, |keys| async move { engine.read(&keys).await }, |_| {}).await
+        let lighter = |_: Key| std::future::ready(Ok(None));
+        self.until_done(keys, |keys| async move { engine.read(&keys).await }, lighter, |_| {}).await
     }
 
     /// Reads master records; `None`: there is none.
@@ -110,21 +116,23 @@ impl Store {
             .and_then(|record| into_page(Some(record))))
     }
 
-    async fn until_done<I, O, F>(
+    async fn until_done<I, O, F, L>(
         &self,
-        items: Vec<I>,
+        mut items: Vec<I>,
         send: impl Fn(Vec<I>) -> F,
+        lighter: impl Fn(I) -> L,
         mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Vec<O>, EngineError>
     where
         I: Clone,
         F: Future<Output = Vec<Result<O, EngineError>>>,
+        L: Future<Output = Result<Option<I>, EngineError>>,
     {
         let mut outputs: Vec<Option<O>> = items.iter().map(|_| None).collect();
         let mut pending: Vec<usize> = (0..items.len()).collect();
         let (mut pause, longest) = self.settings.retry_pause;
         loop {
-            let mut failed = Vec::new();
+            let (mut failed, mut too_big) = (Vec::new(), Vec::new());
             let batches = pending.chunks(self.settings.batch_size.max(1)).collect::<Vec<_>>();
             for wave in batches.chunks(self.settings.concurrency.max(1)) {
                 let sent = wave.iter().map(|batch| send(batch.iter().map(|&place| items[place].clone()).collect()));
@@ -137,10 +145,15 @@ impl Store {
                                 told(Some(&error));
                                 failed.push(place);
                             }
+                            Err(error) if error.kind == ErrorKind::TooBig => too_big.push((place, error)),
                             Err(error) => return Err(error),
                         }
                     }
                 }
+            }
+            for (place, error) in too_big {
+                items[place] = lighter(items[place].clone()).await?.ok_or(error)?;
+                failed.push(place);
             }
             if failed.is_empty() {
                 told(None);

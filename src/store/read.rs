@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     engine::{EngineError, ErrorKind, Index},
     record::{Body, Key, Page, Slot, SpendingData, StoredOutput, TxState, Verdict},
-    tx::{Outpoint, Transaction, Txid, UtxoHash},
+    tx::{Outpoint, Output, Transaction, Txid, UtxoHash},
 };
 
 use super::{
@@ -353,20 +353,36 @@ impl Store {
         outputs: &mut [Option<StoredOutput>],
     ) -> Result<(), ReadError> {
         let master = pages.get(&Key::master(parent)).filter(|master| master.utxos.is_some());
-        let body = match master {
-            Some(master) => Some(self.body(master).await?),
+        let stored = match master {
+            Some(master) => {
+                Some(self.outputs_at(master, inputs.iter().map(|(_, outpoint)| outpoint.vout).collect()).await?)
+            }
             None => None,
         };
-        let body = body.as_deref().map(|body| ParsedBody::parse(parent, body)).transpose()?;
-        body.as_ref().map_or(Ok(()), |body| body.belongs_to(parent))?;
         for &(input, outpoint) in inputs {
-            let body = body.as_ref().ok_or(ReadError::NoPreviousTransaction { input, outpoint })?;
+            let stored = stored.as_ref().ok_or(ReadError::NoPreviousTransaction { input, outpoint })?;
             let (number, offset) = self.place(outpoint);
             let page = pages.get(&Key::Page(parent, number));
-            let output = page.and_then(|page| output_of(page, offset, body, outpoint.vout));
+            let output = page.and_then(|page| output_of(page, offset, stored.get(&outpoint.vout)));
             outputs[input as usize] = Some(output.ok_or(ReadError::NoPreviousOutput { input, outpoint })?);
         }
         Ok(())
+    }
+
+    /// These outputs of a stored transaction, those that it has; its body is hashed again. Of a large one only they are held.
+    async fn outputs_at(&self, master: &Page, vouts: Vec<u32>) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
+        let txid = master.txid;
+        if matches!(master.body(), Some(Body::External(_))) && !master.is_partial() {
+            return Box::pin(self.external_outputs(txid, &vouts)).await;
+        }
+        let body = self.body(master).await?;
+        let body = ParsedBody::parse(txid, &body)?;
+        body.belongs_to(txid)?;
+        let at = |vout| {
+            let Output { satoshis, script } = body.output(vout)?;
+            Some((vout, StoredOutput { satoshis, script: Bytes::copy_from_slice(script) }))
+        };
+        Ok(vouts.into_iter().filter_map(at).collect())
     }
 
     /// Keys of pages whose `index` lies in `from..=to`, ascending by that value, at most `limit`; what failed and may be retried is.
@@ -386,14 +402,13 @@ impl Store {
 }
 
 /// The output in a slot: that of the body, unless it was reassigned.
-fn output_of(page: &Page, offset: u32, body: &ParsedBody<'_>, vout: u32) -> Option<StoredOutput> {
+fn output_of(page: &Page, offset: u32, stored: Option<&StoredOutput>) -> Option<StoredOutput> {
     let slot = page.utxos.as_ref()?.get(offset as usize)?;
     slot.hash()?;
     if let Some(entry) = page.reassignments.iter().rev().find(|entry| entry.offset == offset) {
         return Some(entry.output.clone());
     }
-    let output = body.output(vout)?;
-    Some(StoredOutput { satoshis: output.satoshis, script: Bytes::copy_from_slice(output.script) })
+    stored.cloned()
 }
 
 fn by_record(page: &Page, verdict: Verdict, height: Option<u32>) -> Option<SpendStatus> {

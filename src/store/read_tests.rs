@@ -1,5 +1,5 @@
 use super::*;
-use crate::record::{Reason, Reassignment, Sequenced, Verdict, build::Start};
+use crate::record::{Blob, Reason, Reassignment, Sequenced, Verdict, build::Start};
 use crate::store::testing::*;
 use crate::tx::utxo_hash;
 
@@ -118,7 +118,7 @@ async fn a_stub_and_a_coinbase_read_as_what_they_are() {
 #[tokio::test]
 async fn an_external_body_is_an_error_by_name() {
     let mut external = page(&coinbase(50));
-    master(&mut external).body = Some(Body::External);
+    master(&mut external).body = Some(Body::External(Blob::First));
     let (store, id) = (store(100), external.txid);
     store.plant(external).await;
     assert!(matches!(store.get_meta(id).await, Err(ReadError::Body(BodyError::External { .. }))));

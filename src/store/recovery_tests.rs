@@ -52,7 +52,7 @@ async fn a_page_that_cannot_be_had_is_named_and_nothing_is_live() {
     let store = testing::store(2);
     let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
     let mut pages = testing::pages(&bytes, &Start::default(), 2);
-    testing::master(&mut pages[0]).body = Some(crate::record::Body::External);
+    testing::master(&mut pages[0]).body = Some(crate::record::Body::External(crate::record::Blob::First));
     pages[0].creating_at = Some(7);
     store.plant(pages.remove(0)).await;
     let told = store.complete(testing::txid(&bytes)).await.unwrap_err();

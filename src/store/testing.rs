@@ -28,6 +28,7 @@ pub(crate) fn store(utxo_batch_size: u32) -> Store {
         batch_size: 3,
         concurrency: 2,
         retry_pause: (Duration::from_millis(1), Duration::from_millis(10)),
+        inline_limit: u64::MAX,
     };
     Store::new(Arc::new(MemoryEngine::new(rules)), settings)
 }

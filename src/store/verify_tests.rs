@@ -2,7 +2,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::record::{
-    Body, Key, MinedIn, Reason, Sequenced, SpendingData,
+    Blob, Body, Key, MinedIn, Reason, Sequenced, SpendingData,
     build::{Listed, Start},
 };
 use crate::store::testing::*;
@@ -283,7 +283,7 @@ async fn bodies_that_are_missing_damaged_another_transactions_or_elsewhere() {
         (None, "no body"),
         (Some(Body::Transaction(coinbase(5).slice(..20))), "damaged"),
         (Some(Body::Transaction(other)), "hashes to"),
-        (Some(Body::External), "blob store"),
+        (Some(Body::External(Blob::First)), "blob store"),
     ];
     for (body, word) in bodies {
         let mut page = page(&coinbase(5));

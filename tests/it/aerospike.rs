@@ -53,7 +53,7 @@ fn page(number: u32, slots: u32) -> Page {
     master.verdict = None;
     master.total_utxos = slots;
     master.unmined_since = Some(100);
-    master.body = Some(utxo_store::record::Body::External);
+    master.body = Some(utxo_store::record::Body::External(utxo_store::record::Blob::First));
     page
 }
 
@@ -329,5 +329,8 @@ fn a_demo_on_aerospike() {
     let report = demo::shown(&[&args[..], &["--store", &server.url()]].concat());
     demo::assert_counts(&report, &[("transactions", 213), ("spent_outside", 670), ("unspent", 707), ("kills", 2)]);
     let report = demo::shown(&[&args[..], &["--contended", "--seed", "3", "--store", &server.url()]].concat());
+    assert_eq!(report["rivalry"]["rivals_won"], 0);
+    let apart = ["--externalize-all", "--utxo-batch-size", "1", "--contended", "--seed", "5", "--store"];
+    let report = demo::shown(&[&args[..], &apart[..], &[&server.url()]].concat());
     assert_eq!(report["rivalry"]["rivals_won"], 0);
 }

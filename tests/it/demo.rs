@@ -76,6 +76,18 @@ fn a_block_with_ten_kills() {
     assert!(report["kills_midway"].as_u64().unwrap() > 0, "{report}");
 }
 
+/// Transactions over as many as twenty records, all of them with their bodies in a blob store, and their rivals; the rebuild has a
+/// blob store of its own.
+#[test]
+fn bodies_in_a_blob_store_with_four_kills() {
+    let (block, prevouts) = (data("mainnet-277647.block"), data("mainnet-277647.prevouts.csv"));
+    let args = ["--blocks", &block, "--prevouts", &prevouts, "--kills", "4", "--seed", "9", "--contended"];
+    let report = shown(&[&args[..], &["--externalize-all", "--utxo-batch-size", "1"]].concat());
+    assert_counts(&report, &[("kills", 4)]);
+    assert!(report["kills_midway"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!(report["rivalry"]["rivals_won"], 0);
+}
+
 #[test]
 fn a_block_with_listed_previous_outputs() {
     let block = data("mainnet-277647.block");

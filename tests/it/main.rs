@@ -9,6 +9,7 @@ mod aerospike_server;
 mod applied_again;
 mod bad_input;
 mod blobs;
+mod bodies;
 mod cli;
 mod demo;
 mod differential;

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{BufRead, BufReader},
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
     time::Duration,
@@ -11,17 +12,18 @@ use std::{
 
 use bytes::Bytes;
 use utxo_store::{
+    blob::{self, BlobAccess, BlobOptions, BlobUrl, Intent},
     clock::Clock,
     engine::{self, OpenOptions, RecordEngine, Row, conformance::RULES, memory::MemoryEngine},
     record::{
-        HeldSlot, Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reason, Rejection, Reply, Sequenced, Spend,
-        SpendSlot, SpendingData, Stamp, TxState, Verdict,
+        Blob, Body, HeldSlot, Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reason, Rejection, Reply,
+        Sequenced, Spend, SpendSlot, SpendingData, Stamp, TxState, Verdict,
         build::{Setting, Start, pages_of},
     },
     seeded::Seeded,
     store::{
         Store, StoreSettings,
-        create::{Creator, Identity, Paged, Starts},
+        create::{Creator, Identity, Paged, Processes, Starts},
         recovery::Sweep,
     },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, utxo_hash},
@@ -39,6 +41,7 @@ fn store_on(engine: Arc<dyn RecordEngine>) -> Store {
         batch_size: 256,
         concurrency: 4,
         retry_pause: (Duration::from_millis(5), Duration::from_millis(500)),
+        inline_limit: u64::MAX,
     };
     Store::new(engine, settings)
 }
@@ -58,7 +61,11 @@ fn wide(number: u64, outputs: u32, starts: Starts) -> Paged {
 }
 
 fn creator(store: &Store, owner: u64, clock: Clock) -> Creator {
-    Creator::new(store.clone(), clock, Identity { owner, process_id: std::process::id(), hostname: "here".into() })
+    Creator::new(store.clone(), clock, identity(owner))
+}
+
+fn identity(owner: u64) -> Identity {
+    Identity { owner, process_id: std::process::id(), hostname: "here".into(), sees: Processes::None }
 }
 
 fn at(offset: u64, operation: Sequenced) -> Operation {
@@ -193,6 +200,7 @@ async fn a_wide_life_is_the_same_on_aerospike() {
 }
 
 const KILLED_ON: &str = "UTXO_STORE_TEST_PAGES_ON";
+const KILLED_BLOBS: &str = "UTXO_STORE_TEST_PAGES_BLOBS";
 const KILLED_FROM: &str = "UTXO_STORE_TEST_PAGES_FROM";
 /// 20 pages.
 const KILLED_OUTPUTS: u32 = 20 * PAGE - 1;
@@ -204,7 +212,8 @@ fn child() {
     let from: u64 = std::env::var(KILLED_FROM).unwrap().parse().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let store = store_on(engine::open(&url, &OpenOptions::new(RULES)).await.unwrap());
+        let blobs = std::env::var(KILLED_BLOBS).ok().map(PathBuf::from);
+        let store = opened(&url, blobs.as_deref()).await;
         let mut tasks = tokio::task::JoinSet::new();
         for task in 0..3 {
             let creator = creator(&store, u64::from(std::process::id()), Clock::System);
@@ -221,11 +230,22 @@ fn child() {
     });
 }
 
+/// The store at this URL, with its bodies in this directory.
+async fn opened(url: &str, blobs: Option<&Path>) -> Store {
+    let store = store_on(engine::open(url, &OpenOptions::new(RULES)).await.unwrap());
+    let Some(directory) = blobs else { return store };
+    let url = BlobUrl::Directory(directory.to_owned());
+    let blobs = blob::open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap();
+    blobs.claim([1; 16], true).await.unwrap();
+    store.with_blobs(Some(blobs))
+}
+
 /// Runs the child and kills it so many milliseconds after it has begun; what it said.
-fn kill_one(url: &str, from: u64, after_ms: u64) -> (BTreeSet<u64>, BTreeSet<u64>) {
+fn kill_one(url: &str, blobs: Option<&Path>, from: u64, after_ms: u64) -> (BTreeSet<u64>, BTreeSet<u64>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let command = command.args(["several_pages::child", "--exact", "--nocapture"]);
     let command = command.env(KILLED_ON, url).env(KILLED_FROM, from.to_string());
+    let command = command.envs(blobs.map(|directory| (KILLED_BLOBS, directory)));
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let (mut begun, mut done) = (BTreeSet::new(), BTreeSet::new());
@@ -278,17 +298,16 @@ async fn look(store: &Store, begun: &BTreeSet<u64>, done: &BTreeSet<u64>) -> Fou
     found
 }
 
-async fn killed_often(url: &str, kills: u64) {
+async fn killed_often(url: &str, blobs: Option<&Path>, kills: u64) {
     let mut dice = Seeded::new(kills);
     let (mut begun, mut done) = (BTreeSet::new(), BTreeSet::new());
     for _ in 0..kills {
         let from = begun.last().map_or(0, |last| last + 1);
-        let (some, of_them) = kill_one(url, from, dice.below(25));
+        let (some, of_them) = kill_one(url, blobs, from, dice.below(25));
         begun.extend(some);
         done.extend(of_them);
     }
-    let engine = engine::open(url, &OpenOptions::new(RULES)).await.unwrap();
-    let store = store_on(engine);
+    let store = opened(url, blobs).await;
     let before = look(&store, &begun, &done).await;
     let now_ms = Clock::System.now_ms();
     let mut held = BTreeMap::new();
@@ -311,6 +330,18 @@ async fn killed_often(url: &str, kills: u64) {
     let mut violations = Vec::new();
     store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
     assert!(violations.is_empty(), "{violations:#?}");
+    let stored = |page: &Page| matches!(page.body(), Some(Body::External(Blob::First)));
+    for number in &begun {
+        let master = store.master(wide(*number, KILLED_OUTPUTS, Starts::Live).others.txid()).await.unwrap();
+        assert_eq!(stored(&master.unwrap()), blobs.is_some());
+    }
+    // Whoever never died, and keeps bodies with their masters, comes to the same.
+    let other = store_on(Arc::new(MemoryEngine::new(RULES)));
+    let creator = Creator::new(other.clone(), Clock::simulated(1_000_000), identity(1));
+    for number in &begun {
+        creator.create(&wide(*number, KILLED_OUTPUTS, Starts::Live), |_| {}).await.unwrap();
+    }
+    assert_eq!(store.survey(|_| {}).await.unwrap().digest, other.survey(|_| {}).await.unwrap().digest);
     eprintln!(
         "{kills} kills: {} transactions of 20 pages begun, {} acknowledged; found {before:?}, {} lock records held; all are live",
         begun.len(),
@@ -322,11 +353,25 @@ async fn killed_often(url: &str, kills: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifty_kills_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
-    killed_often(&server.url(), 50).await;
+    killed_often(&server.url(), None, 50).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_kills_on_aerospike_with_blobs() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let blobs = tempfile::tempdir().unwrap();
+    killed_often(&server.url(), Some(&blobs.path().join("blobs")), 50).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_kills_on_fjall() {
     let directory = tempfile::tempdir().unwrap();
-    killed_often(&format!("fjall://{}", directory.path().display()), 10).await;
+    killed_often(&format!("fjall://{}", directory.path().join("records").display()), None, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_kills_on_fjall_with_blobs() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("fjall://{}", directory.path().join("records").display());
+    killed_often(&url, Some(&directory.path().join("blobs")), 10).await;
 }

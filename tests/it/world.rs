@@ -9,10 +9,12 @@ use std::{
 };
 
 use bytes::Bytes;
+use object_store::memory::InMemory;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     api::Health,
+    blob::{BlobOptions, BlobStore},
     broker::{
         Broker, NewTopic, Produce, TopicPartition,
         memory::{MemoryBroker, MemoryFaults, MemorySettings},
@@ -30,9 +32,13 @@ use utxo_store::{
         proof::ChainView,
     },
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
-    record::{Page, Record, Rules},
+    record::{Body, Page, Record, Rules, build::Inline},
     sequencer::{SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress},
-    store::{Store, StoreSettings, create::Identity, into_page},
+    store::{
+        Store, StoreSettings,
+        create::{Identity, Processes},
+        into_page,
+    },
     telemetry::Metrics,
     tx::{Network, Outpoint, Transaction, Txid, varint},
 };
@@ -158,7 +164,9 @@ pub struct World {
     pub broker: MemoryBroker,
     pub clock: Clock,
     pub store: Store,
-    /// The same, where it is to forget.
+    /// What its blob store holds, where it has one.
+    pub objects: Arc<InMemory>,
+    /// The same as `store`, where it is to forget.
     pub memory: Arc<MemoryEngine>,
     /// What lies between the instances and their store.
     pub nodes: Arc<FaultEngine>,
@@ -185,6 +193,8 @@ pub struct WorldSettings {
     pub may_forget: Duration,
     /// Slots a page.
     pub page_size: u32,
+    /// Bodies of more bytes go to a blob store, and those of several pages; `None`: there is none.
+    pub inline_limit: Option<u64>,
 }
 
 impl WorldSettings {
@@ -198,12 +208,18 @@ impl WorldSettings {
             decision_bytes: None,
             may_forget: Duration::ZERO,
             page_size: 1_000,
+            inline_limit: None,
         }
     }
 
     /// So many slots a page.
     pub fn paged(page_size: u32) -> Self {
         WorldSettings { page_size, ..WorldSettings::calm() }
+    }
+
+    /// The same, with a blob store for them and for bodies of more bytes than this.
+    pub fn with_blobs(page_size: u32, inline_limit: u64) -> Self {
+        WorldSettings { inline_limit: Some(inline_limit), ..WorldSettings::paged(page_size) }
     }
 }
 
@@ -226,8 +242,16 @@ impl World {
     }
 
     pub async fn with_settings(settings: WorldSettings) -> Self {
-        let WorldSettings { faults, session_timeout, batch_size, cone_chunk, decision_bytes, may_forget, page_size } =
-            settings;
+        let WorldSettings {
+            faults,
+            session_timeout,
+            batch_size,
+            cone_chunk,
+            decision_bytes,
+            may_forget,
+            page_size,
+            inline_limit,
+        } = settings;
         let seed = faults.seed;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker =
@@ -251,7 +275,7 @@ impl World {
                 topic: "txs".into(),
                 partitions: None,
                 group: GROUP.into(),
-                prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size },
+                prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size, inline: Inline::All },
                 plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
                 dispatch: DispatchSettings {
                     batch_size,
@@ -282,16 +306,11 @@ impl World {
         });
         let nodes = Arc::new(FaultEngine::forgetful(memory.clone(), clock.clone(), seed));
         let owners = Arc::new(AtomicU64::new(1));
-        World {
-            store: store_on(memory.clone(), page_size),
-            owners,
-            memory,
-            nodes,
-            broker,
-            clock,
-            settings,
-            rebuild_engine: None,
-        }
+        let objects = Arc::new(InMemory::new());
+        let blobs = inline_limit.map(|_| BlobStore::new(objects.clone(), BlobOptions::default()));
+        let mut store = store_on(memory.clone(), page_size).with_blobs(blobs);
+        store.settings.inline_limit = inline_limit.unwrap_or(u64::MAX);
+        World { store, objects, owners, memory, nodes, broker, clock, settings, rebuild_engine: None }
     }
 
     /// A world whose store can be made to forget, by [`FaultEngine::forget`] on its `nodes` or by their faults.
@@ -309,7 +328,8 @@ impl World {
         World {
             broker: self.broker.clone(),
             clock: self.clock.clone(),
-            store: Store::new(engine.clone(), self.store.settings),
+            store: Store { engine: engine.clone(), ..self.store.clone() },
+            objects: self.objects.clone(),
             memory: self.memory.clone(),
             nodes: Arc::new(FaultEngine::new(engine, 0)),
             settings: self.settings.clone(),
@@ -332,6 +352,7 @@ impl World {
                 owner: self.owners.fetch_add(1, Ordering::Relaxed),
                 process_id: 1,
                 hostname: "here".into(),
+                sees: Processes::None,
             },
         }
     }
@@ -339,7 +360,7 @@ impl World {
     /// Starts an instance.
     pub fn start(&self) -> Running {
         let shutdown = CancellationToken::new();
-        let parts = self.parts(&Store::new(self.nodes.clone(), self.store.settings));
+        let parts = self.parts(&Store { engine: self.nodes.clone(), ..self.store.clone() });
         let (health, metrics) = (parts.health.clone(), parts.metrics.clone());
         let run = instance::run(self.settings.clone(), parts, shutdown.clone());
         let task = tokio::spawn(async move { run.await.inspect_err(|error| eprintln!("an instance ended: {error}")) });
@@ -348,8 +369,11 @@ impl World {
 
     /// Rebuilds what the group has committed into a new store.
     pub async fn rebuild(&self) -> Store {
-        let store = store_on(Arc::new(MemoryEngine::new(RULES)), self.store.settings.utxo_batch_size);
-        let wrapped = self.rebuild_engine.as_ref().map(|wrap| Store::new(wrap(store.engine.clone()), store.settings));
+        let engine = Arc::new(MemoryEngine::new(RULES));
+        let blobs = self.store.blobs.as_ref().map(|_| BlobStore::memory());
+        let store = Store::new(engine, self.store.settings).with_blobs(blobs);
+        let wrap = |wrap: &Wrap| Store { engine: wrap(store.engine.clone()), ..store.clone() };
+        let wrapped = self.rebuild_engine.as_ref().map(wrap);
         let parts = self.parts(wrapped.as_ref().unwrap_or(&store));
         let rebuilt = instance::rebuild(self.settings.clone(), parts, CancellationToken::new());
         match tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await {
@@ -627,9 +651,16 @@ impl Running {
     }
 }
 
+/// Every page, with its body wherever that is.
 async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
     let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
-    scanned.records.into_iter().filter_map(|(_, record)| into_page(Some(record))).collect()
+    let mut pages: Vec<Arc<Page>> =
+        scanned.records.into_iter().filter_map(|(_, record)| into_page(Some(record))).collect();
+    for page in pages.iter_mut().filter(|page| matches!(page.body(), Some(Body::External(_)))) {
+        let body = store.body(page).await.unwrap().into_owned();
+        Arc::make_mut(page).master.as_mut().unwrap().body = Some(body);
+    }
+    pages
 }
 
 async fn dump(store: &Store) -> Vec<String> {
@@ -650,6 +681,7 @@ fn store_on(engine: Arc<dyn RecordEngine>, page_size: u32) -> Store {
         batch_size: 16,
         concurrency: 4,
         retry_pause: PAUSE,
+        inline_limit: u64::MAX,
     };
     Store::new(engine, settings)
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{cli::Failure, config::Config, engine::StoreUrl, event::Topic, tx::Network};
+use crate::{blob::BlobUrl, cli::Failure, config::Config, engine::StoreUrl, event::Topic, tx::Network};
 
 /// What differs from demo to demo.
 pub struct Settings<'a> {
@@ -19,6 +19,10 @@ pub struct Settings<'a> {
     pub store: Option<&'a StoreUrl>,
     /// Whose blocks they are.
     pub network: Network,
+    /// Output slots a record, where not the default.
+    pub utxo_batch_size: Option<u32>,
+    /// Every body goes to the blob store.
+    pub externalize_all: bool,
 }
 
 /// A directory that is gone afterwards, unless it was asked for or something went wrong.
@@ -80,14 +84,23 @@ impl Directory {
             let key = name.trim_start_matches("utxo.").replace('-', "_");
             text += &format!("{key} = {}\n", quoted(&format!("{name}{}", settings.suffix.unwrap_or_default())));
         }
+        let names_blobs = matches!(&store, StoreUrl::Aerospike(settings) if settings.external_store.is_some());
+        let mut more = settings.utxo_batch_size.map_or(String::new(), |slots| format!("utxo_batch_size = {slots}\n"));
+        more += &format!("externalize_all_transactions = {}\n", settings.externalize_all);
+        more += &if names_blobs { String::new() } else { self.blobs() };
         text += &format!(
-            "[store]\nurl = {}\nnetwork = {}\n[ingest]\n{lag}commit_interval_ms = 100\nmissing_parent_grace_ms = 2000\n\
+            "[store]\nurl = {}\nnetwork = {}\n{more}[ingest]\n{lag}commit_interval_ms = 100\nmissing_parent_grace_ms = 2000\n\
              flag_grace_ms = 2000\n[sequencer]\nblock_wait_ms = 20000\n[http]\nlisten = \"127.0.0.1:0\"\n\
              [log]\nformat = \"json\"\n",
             quoted(&store.to_string()),
             quoted(&settings.network.to_string()),
         );
         text
+    }
+
+    fn blobs(&self) -> String {
+        let url = BlobUrl::Directory(self.path.join("blobs"));
+        format!("[store.blobs]\nurl = {:?}\n", url.to_string())
     }
 
     /// The configuration.
@@ -108,6 +121,11 @@ impl Directory {
     /// The store to compare with.
     pub fn rebuilt(&self) -> StoreUrl {
         StoreUrl::fjall(self.path.join("rebuilt"))
+    }
+
+    /// Its blob store.
+    pub fn rebuilt_blobs(&self) -> BlobUrl {
+        BlobUrl::Directory(self.path.join("rebuilt-blobs"))
     }
 
     /// Leaves everything where it is.
@@ -135,11 +153,20 @@ mod tests {
     #[test]
     fn what_is_written_is_a_configuration() {
         let directory = Directory::new(None).unwrap();
-        let settings = |suffix| Settings { brokers: "h:1", suffix, store: None, network: Network::Test };
+        let settings = |suffix| Settings {
+            brokers: "h:1",
+            suffix,
+            store: None,
+            network: Network::Test,
+            utxo_batch_size: Some(7),
+            externalize_all: true,
+        };
         let config = directory.configure(&settings(None)).unwrap();
         assert_eq!((config.kafka.brokers.as_str(), config.store.network), ("h:1", Network::Test));
         assert_eq!(config.kafka.topics.validated_txs.as_str(), "utxo.validated-txs");
         assert_eq!(config.store.url, StoreUrl::fjall(directory.path.join("live")));
+        assert_eq!((config.store.utxo_batch_size, config.store.externalize_all_transactions), (7, true));
+        assert_eq!(config.store.blob_url(), Ok(Some(BlobUrl::Directory(directory.path.join("blobs")))));
         let config = directory.configure(&settings(Some(".demo-7"))).unwrap();
         assert_eq!(config.kafka.topics.dead_letters.as_str(), "utxo.dead-letters.demo-7");
         assert_eq!((config.kafka.group.as_str(), config.kafka.session_timeout_ms), ("utxo-store.demo-7", 6_000));

@@ -272,11 +272,7 @@ fn makes_a_record(operation: &Operation) -> bool {
 }
 
 fn page_bytes(page: &Page) -> usize {
-    let body = match page.body() {
-        Some(Body::Transaction(bytes)) => bytes.len(),
-        Some(Body::Outputs(outputs)) => outputs.iter().flatten().map(|output| 16 + output.script.len()).sum(),
-        Some(Body::External) | None => 0,
-    };
+    let body = page.body().map_or(0, Body::size) as usize;
     body + page.utxos.as_ref().map_or(0, |slots| 71 * slots.len())
 }
 

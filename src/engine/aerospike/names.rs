@@ -51,6 +51,8 @@ pub const VERDICT: &str = "verdict";
 pub const REASON: &str = "reason";
 /// Ours: the height at which what is now a tombstone was pruned.
 pub const PRUNED: &str = "pruned";
+/// Ours: the BLAKE3 of the blob that is the body, where another one of its transaction was stored first.
+pub const OTHER_BLOB: &str = "otherBlob";
 /// Ours: a coinbase came in extended format; its body is given back in the format that it came in.
 pub const EXTENDED_BODY: &str = "extendedBody";
 /// Ours: a body that the bins `inputs` and `outputs` cannot give back byte for byte.

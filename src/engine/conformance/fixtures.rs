@@ -8,8 +8,8 @@ use bytes::Bytes;
 use crate::{
     engine::Row,
     record::{
-        BlockRecord, Body, Consumed, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn, Operation, Page, Phase,
-        Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
+        Blob, BlockRecord, Body, Consumed, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn, Operation, Page,
+        Phase, Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -96,7 +96,7 @@ pub(crate) fn whole(txid: Txid, slots: u32) -> Page {
 pub(crate) fn creating(txid: Txid, slots: u32, since_ms: u64) -> Page {
     let mut page = Page { creating_at: Some(since_ms), ..page_of(txid, slots) };
     if let Some(master) = &mut page.master {
-        master.body = Some(Body::External);
+        master.body = Some(Body::External(Blob::First));
         master.total_extra_recs = 1;
     }
     page

@@ -6,7 +6,6 @@ use crate::{
     api::Health,
     broker::{Broker, BrokerError},
     clock::Clock,
-    engine::RecordEngine,
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, halts::EarlierHalts, partition::PartitionBounds,
         plan::PlanSettings, prepare::PrepareSettings, proof::ChainView, publish::Publisher, replay::Modes,
@@ -50,9 +49,7 @@ pub struct PipelineSettings {
 pub struct PipelineParts {
     /// The log.
     pub broker: Arc<dyn Broker>,
-    /// The state.
-    pub engine: Arc<dyn RecordEngine>,
-    /// Creates transactions of several pages.
+    /// The state, and who creates in it what takes more than one write.
     pub creator: Creator,
     /// Where contests and dead letters go.
     pub publisher: Publisher,

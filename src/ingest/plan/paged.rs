@@ -1,4 +1,4 @@
-//! What is different for transactions over several pages: they are created beside the loop, the last slot of a page tells the
+//! What is different for transactions over several pages, and those whose body goes to the blob store: they are created beside the loop, the last slot of a page tells the
 //! master, and what bars a page its master knows.
 
 use super::{Action, Planner, Token};
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Planner {
-    /// Has a transaction of several pages created; `false`: it has one page only. The spends of children that wait do not ride on it.
+    /// Has a transaction created that takes more than one write; `false`: it takes one. The spends of children that wait do not ride on it.
     pub(super) fn create_paged(&mut self, token: Token, work: &Work, starts: Starts) -> bool {
         let Some(others) = work.others().cloned() else { return false };
         let paged = Paged { master: work.page().clone(), others, starts };

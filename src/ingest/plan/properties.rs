@@ -15,7 +15,7 @@ use crate::{
         prepare::{PrepareSettings, Prepared, prepare},
         proof::Ties,
     },
-    record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict},
+    record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict, build::Inline},
     seeded::Seeded as Random,
     store::{
         create::{
@@ -122,7 +122,7 @@ fn message(txid: Txid, payload: Vec<u8>) -> Message {
 }
 
 fn prepared(page_size: u32, txid: Txid, payload: Vec<u8>) -> Content {
-    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size };
+    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size, inline: Inline::All };
     match prepare(&settings, &message(txid, payload)).unwrap() {
         Prepared::Validated(tx) => Content::Transaction(tx),
         Prepared::Seeded(seed) => Content::Partial(seed),

@@ -10,7 +10,7 @@ use crate::{
         prepare::{PrepareSettings, Prepared, prepare},
         proof::Ties,
     },
-    record::{Marks, SpendingData, Verdict},
+    record::{Marks, SpendingData, Verdict, build::Inline},
     tx::{Network, Outpoint, Output, TransactionBuilder},
 };
 
@@ -48,7 +48,7 @@ fn tx_of(outpoints: &[Outpoint], tag: u8, claimed: &[u8]) -> Arc<PreparedTx> {
         payload: payload.into(),
         headers: vec![],
     };
-    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: 100 };
+    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: 100, inline: Inline::All };
     match prepare(&settings, &message).unwrap() {
         Prepared::Validated(tx) => tx,
         Prepared::Seeded(_) => unreachable!(),

@@ -62,6 +62,12 @@ impl OtherPages {
         (Some(others), empty)
     }
 
+    /// None: of a transaction of one page, whose body is kept elsewhere.
+    pub(super) fn none(txid: Txid, setting: &Setting) -> Self {
+        let source = Source::Whole { bytes: Bytes::new(), starts: Vec::new(), outputs: 0 };
+        OtherPages { blank: Page::empty(txid), source, setting: *setting }
+    }
+
     /// Those of a transaction that is stored already, from its master and body. `None`: it has none, or the body does not tell.
     pub fn of_stored(master: &Page, body: &Body, network: Network, batch_size: u32) -> Option<Self> {
         let bins = master.master.as_deref().filter(|bins| bins.total_extra_recs > 0)?;
@@ -86,7 +92,7 @@ impl OtherPages {
                 Self::of_outputs(blank, bytes.clone(), outputs, &setting)
             }
             Body::Outputs(outputs) => Self::of_partial(blank, outputs.clone(), &setting),
-            Body::External => return None,
+            Body::External(_) => return None,
         };
         others.filter(|others| others.count() == bins.total_extra_recs)
     }

@@ -5,7 +5,7 @@ use super::{
     fields::{Reader, Writer},
 };
 use crate::{
-    record::{Body, Master, MinedIn, Page, Reassignment, Slot},
+    record::{Blob, Body, Master, MinedIn, Page, Reassignment, Slot},
     tx::{Txid, UtxoHash},
 };
 
@@ -67,7 +67,7 @@ fn flags(page: &Page) -> u32 {
         set(flag::PRESERVE, master.preserve_until.is_some());
         set(flag::TRANSACTION, matches!(master.body, Some(Body::Transaction(_))));
         set(flag::OUTPUTS, matches!(master.body, Some(Body::Outputs(_))));
-        set(flag::EXTERNAL, matches!(master.body, Some(Body::External)));
+        set(flag::EXTERNAL, matches!(master.body, Some(Body::External(_))));
     }
     flags
 }
@@ -174,7 +174,12 @@ fn write_master(master: &Master, w: &mut Writer) {
             w.count(outputs.len());
             outputs.iter().for_each(|output| w.option(output.as_ref(), |w, output| w.output(output)));
         }
-        Some(Body::External) | None => {}
+        Some(Body::External(Blob::First)) => w.byte(0),
+        Some(Body::External(Blob::Other(hash))) => {
+            w.byte(1);
+            w.raw(hash);
+        }
+        None => {}
     }
 }
 
@@ -281,7 +286,8 @@ fn read_body(a: &mut Announced) -> Result<Option<Body>, CodecError> {
         0 => Ok(None),
         flag::TRANSACTION => Ok(Some(Body::Transaction(a.r.bytes()?))),
         flag::OUTPUTS => Ok(Some(Body::Outputs(a.r.list(|r| r.option(Reader::output))?))),
-        flag::EXTERNAL => Ok(Some(Body::External)),
+        flag::EXTERNAL if a.r.bool()? => Ok(Some(Body::External(Blob::Other(a.r.array()?)))),
+        flag::EXTERNAL => Ok(Some(Body::External(Blob::First))),
         _ => Err(CodecError::Field("flags")),
     }
 }

@@ -9,8 +9,8 @@ use proptest::{
 use super::*;
 use crate::{
     record::{
-        Body, Consumed, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput,
-        Verdict,
+        Blob, Body, Consumed, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot, SpendingData, Stamp,
+        StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -66,7 +66,8 @@ fn body() -> impl Strategy<Value = Body> {
     prop_oneof![
         vec(any::<u8>(), 0..300).prop_map(|bytes| Body::Transaction(bytes.into())),
         vec(option::of(output()), 0..4).prop_map(Body::Outputs),
-        Just(Body::External),
+        Just(Body::External(Blob::First)),
+        any::<[u8; 32]>().prop_map(|hash| Body::External(Blob::Other(hash))),
     ]
 }
 

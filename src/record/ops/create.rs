@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Body, Key, Page, Record, Rejection, Reply, Rules, Slot, TxState, Verdict};
+use crate::record::{Key, Page, Record, Rejection, Reply, Rules, Slot, TxState, Verdict};
 
 use super::{Effect, belongs, create_contested::with_marks_of, delete_at_height, optional_page, slots};
 
@@ -24,7 +24,7 @@ pub(super) fn apply(
                 *page = Arc::new(with_marks_of(page, new));
                 Ok(Effect::applied(Reply::None))
             }
-            TxState::Stub(Verdict::Pending) if is_partial(new) => {
+            TxState::Stub(Verdict::Pending) if new.is_partial() => {
                 *page = Arc::new(undecided(page, new));
                 Ok(Effect::applied(Reply::ContestDue))
             }
@@ -44,10 +44,6 @@ pub(super) fn apply(
     }
     *record = Some(Record::Page(new));
     Ok(Effect::applied(Reply::None))
-}
-
-fn is_partial(page: &Page) -> bool {
-    matches!(page.body(), Some(Body::Outputs(_)))
 }
 
 /// A partial transaction in the place of its stub: live, with what the sequencer wrote there. Its verdict stays pending until

@@ -20,7 +20,7 @@ impl<'a> StoredOutputs<'a> {
         match page.body() {
             Some(Body::Outputs(outputs)) => StoredOutputs::Partial(outputs),
             Some(Body::Transaction(bytes)) => StoredOutputs::in_transaction(bytes, claims),
-            Some(Body::External) | None => StoredOutputs::Elsewhere,
+            Some(Body::External(_)) | None => StoredOutputs::Elsewhere,
         }
     }
 
@@ -73,6 +73,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::record::Blob;
     use crate::record::ops::testing::{hash, page_of, transaction};
 
     fn claim(offset: u32, satoshis: u64, script: &[u8]) -> SpendSlot {
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_body_elsewhere_leaves_it_to_the_hash() {
-        for body in [Some(Body::External), None] {
+        for body in [Some(Body::External(Blob::First)), None] {
             let page = page_of(body);
             assert!(StoredOutputs::find(&page, [0].into_iter()).agree(&page, &claim(0, 5, &[])));
         }

@@ -1,18 +1,27 @@
 //! A creator of three pages dies at every one of its calls of the engine, in every way: before the call, with half of its rows
 //! done, with all of them done and no answer. Alone, and beside a rival that dies at every one of its own. After each: nothing can
-//! be spent early, and a retry completes it; so do the sweep and the sequencer, where the master is there.
+//! be spent early, and a retry completes it; so do the sweep and the sequencer, where the master is there. The same with the body
+//! in a blob store, each of whose calls fails in every way, too: a record that refers to a blob is never there before the blob.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use async_trait::async_trait;
+use object_store::memory::InMemory;
 
 use super::*;
 use crate::{
+    blob::{
+        BlobOptions, BlobStore,
+        fault::{Fault, FaultStore},
+    },
     engine::{Cursor, EngineError, Index, RecordEngine, ScanPage, Set, conformance::RULES, memory::MemoryEngine},
-    record::{MinedIn, Phase, Record, build},
+    record::{Body, MinedIn, Phase, Record, build},
     store::{recovery::Sweep, testing},
     tx::Transaction,
 };
@@ -90,25 +99,41 @@ fn paged() -> Paged {
     Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts: Starts::Live }
 }
 
+/// What outlives a creator.
+#[derive(Clone)]
+struct Remains {
+    engine: Arc<MemoryEngine>,
+    /// Of the blob store, where there is one.
+    objects: Option<FaultStore>,
+}
+
+impl Remains {
+    fn new(external: bool) -> Self {
+        let objects = external.then(|| FaultStore::new(Arc::new(InMemory::new()), 1));
+        Remains { engine: Arc::new(MemoryEngine::new(RULES)), objects }
+    }
+
+    fn store(&self, engine: Arc<dyn RecordEngine>) -> Store {
+        let blobs = |objects: &FaultStore| BlobStore::new(Arc::new(objects.clone()), BlobOptions::default());
+        Store::new(engine, testing::store(PAGE).settings).with_blobs(self.objects.as_ref().map(blobs))
+    }
+}
+
 /// A creator that dies; whether it came to its end before.
-async fn create(inner: &Arc<MemoryEngine>, owner: u64, at: usize, death: Death) -> bool {
+async fn create(remains: &Remains, owner: u64, at: usize, death: Death) -> bool {
     let (sender, mut died) = tokio::sync::mpsc::unbounded_channel();
     let turn = Some(Arc::new(Mutex::new(sender)));
-    let dies = Dies { inner: inner.clone(), calls: AtomicUsize::new(0), at, death, turn };
-    let store = Store::new(Arc::new(dies), testing::store(PAGE).settings);
+    let dies = Dies { inner: remains.engine.clone(), calls: AtomicUsize::new(0), at, death, turn };
+    let store = remains.store(Arc::new(dies));
     // A rival's lock record has run out as soon as it is taken, or it would only wait.
     let clock = Clock::simulated(NOW_MS + owner * 1_000_000);
-    let identity = Identity { owner, process_id: 1, hostname: "here".into() };
+    let identity = Identity { owner, process_id: 1, hostname: "here".into(), sees: Processes::None };
     let creator = Creator::new(store, clock, identity);
     tokio::select! {
         biased;
         outcome = async { creator.create(&paged(), |_| {}).await } => outcome.unwrap().is_done(),
         _ = died.recv() => false,
     }
-}
-
-fn store_on(inner: &Arc<MemoryEngine>) -> Store {
-    Store::new(inner.clone(), testing::store(PAGE).settings)
 }
 
 async fn states(store: &Store) -> Vec<Option<TxState>> {
@@ -127,18 +152,22 @@ enum Way {
 }
 
 /// Nothing is open early, and this way leads to the end.
-async fn check(inner: &Arc<MemoryEngine>, way: Way, what: &str) {
-    let store = store_on(inner);
+async fn check(remains: &Remains, way: Way, what: &str) {
+    let store = remains.store(remains.engine.clone());
     let (work, txid) = (paged(), paged().others.txid());
     let before = states(&store).await;
     let open = before.contains(&Some(TxState::Live));
     assert!(!open || before.iter().all(Option::is_some), "{what}: {before:?}");
     assert!(before[0] != Some(TxState::Live) || before == LIVE, "{what}: the master is the last: {before:?}");
     let committed = before[0].is_some();
+    if let Some(master) = store.master(txid).await.unwrap() {
+        assert_eq!(matches!(master.body(), Some(Body::External(_))), remains.objects.is_some(), "{what}");
+        assert_eq!(Some(store.body(&master).await.unwrap().as_ref()), work.master.body(), "{what}");
+    }
     let now_ms = NOW_MS + 100_000_000;
     match way {
         Way::Retry => {
-            let identity = Identity { owner: 99, process_id: 1, hostname: "here".into() };
+            let identity = Identity { owner: 99, process_id: 1, hostname: "here".into(), sees: Processes::None };
             let creator = Creator::new(store.clone(), Clock::simulated(now_ms), identity);
             assert!(creator.create(&work, |_| {}).await.unwrap().is_done(), "{what}");
             assert_eq!(states(&store).await, LIVE, "{what}: {way:?}");
@@ -170,22 +199,61 @@ async fn check(inner: &Arc<MemoryEngine>, way: Way, what: &str) {
 /// Calls that a creation takes alone.
 const CALLS: usize = 6;
 
+const WAYS: [Way; 3] = [Way::Retry, Way::Sweep, Way::SetMined];
+
 #[tokio::test(start_paused = true)]
 async fn one_that_dies_at_every_step() {
-    let inner = Arc::new(MemoryEngine::new(RULES));
-    assert!(
-        create(&inner, 1, CALLS, Death::LostRequest).await,
-        "lock, pages, master, release, clear, clear the master"
-    );
-    for at in 0..CALLS {
-        for death in DEATHS {
-            for way in [Way::Retry, Way::Sweep, Way::SetMined] {
-                let inner = Arc::new(MemoryEngine::new(RULES));
-                assert!(!create(&inner, 1, at, death).await);
-                check(&inner, way, &format!("{death:?} at call {at}")).await;
+    for external in [false, true] {
+        let ended = create(&Remains::new(external), 1, CALLS, Death::LostRequest).await;
+        assert!(ended, "lock, pages, master, release, clear, clear the master");
+        for at in 0..CALLS {
+            for (death, way) in DEATHS.iter().flat_map(|death| WAYS.map(|way| (*death, way))) {
+                let remains = Remains::new(external);
+                assert!(!create(&remains, 1, at, death).await);
+                check(&remains, way, &format!("{death:?} at call {at}")).await;
             }
         }
     }
+}
+
+/// Longer than any call takes that is answered, and shorter than one that is given up.
+const KILLED_AFTER: Duration = Duration::from_secs(10);
+
+/// What can become of a call of the blob store. One that takes an hour is the last of its creator.
+const BLOB_FAULTS: [Fault; 6] = [
+    Fault::LostRequest,
+    Fault::LostReply,
+    Fault::Denied,
+    Fault::OtherBytes,
+    Fault::CutShort,
+    Fault::Slow(Duration::from_secs(3_600)),
+];
+
+/// A creator dies at a call of the engine; then a call of the blob store by its successor fails, who may find the blob or not.
+/// How many have failed.
+async fn blob_call_fails(dies_at: usize, call: u64, fault: Fault, way: Way) -> u64 {
+    let what = format!("{fault:?} at call {call} of the blob store, after a death at call {dies_at} of the engine");
+    let remains = Remains::new(true);
+    create(&remains, 1, dies_at, Death::LostRequest).await;
+    let Some(objects) = &remains.objects else { unreachable!("it was asked for") };
+    objects.fail_at(call, fault);
+    let ended = tokio::time::timeout(KILLED_AFTER, create(&remains, 2, usize::MAX, Death::LostRequest)).await;
+    assert!(matches!((&ended, fault), (Ok(true), _) | (Err(_), Fault::Slow(_))), "{what}: {ended:?}");
+    objects.unscript();
+    check(&remains, way, &what).await;
+    objects.injected_by_kind().values().sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_call_of_the_blob_store_fails() {
+    let mut failed = 0;
+    for (dies_at, call) in [0, 2, CALLS].iter().flat_map(|dies_at| (1..=3).map(move |call| (*dies_at, call))) {
+        for (fault, way) in BLOB_FAULTS.iter().flat_map(|fault| WAYS.map(|way| (*fault, way))) {
+            failed += blob_call_fails(dies_at, call, fault, way).await;
+        }
+    }
+    // Where there is no blob yet one call puts it, and a failed one is followed by another; where there is one, it is compared.
+    assert!(failed >= 5 * 6 * 3, "{failed}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,10 +261,10 @@ async fn two_rivals_of_which_each_dies_at_every_step() {
     let mut cases = 0;
     for (first, second) in (0..=CALLS).flat_map(|first| (0..=CALLS).map(move |second| (first, second))) {
         for (one, other) in DEATHS.iter().flat_map(|one| DEATHS.iter().map(move |other| (*one, *other))) {
-            for way in [Way::Retry, Way::Sweep, Way::SetMined] {
-                let inner = Arc::new(MemoryEngine::new(RULES));
-                tokio::join!(create(&inner, 1, first, one), create(&inner, 2, second, other));
-                check(&inner, way, &format!("{one:?} at {first} and {other:?} at {second}")).await;
+            for way in WAYS {
+                let remains = Remains::new(cases % 2 == 1);
+                tokio::join!(create(&remains, 1, first, one), create(&remains, 2, second, other));
+                check(&remains, way, &format!("{one:?} at {first} and {other:?} at {second}")).await;
                 cases += 1;
             }
         }

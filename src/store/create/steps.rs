@@ -132,7 +132,15 @@ impl Creation {
 
     /// The body is stored.
     pub fn body_stored(&mut self) {
-        self.step = Step::Others(1..(1 + self.at_once).min(self.others + 1));
+        self.step = match self.others {
+            0 => Step::Master,
+            others => Step::Others(1..(1 + self.at_once).min(others + 1)),
+        };
+    }
+
+    /// Whether whoever stops here has a lock record to release.
+    pub fn holds_lock_record(&self) -> bool {
+        self.holds_lock_record
     }
 
     /// The outcomes of what [`step`](Self::step) asked for, in order.
@@ -205,6 +213,8 @@ impl Creation {
     /// After the lock record.
     fn go_on(&mut self) {
         self.step = match &self.answer {
+            // One page is never half created.
+            Some((answer, Clears::Yes)) if self.others == 0 => Step::Ended(answer.clone()),
             Some((_, Clears::Yes)) => Step::Clear(1..(1 + CLEARED_AT_ONCE).min(self.others + 1)),
             Some((answer, Clears::No)) => Step::Ended(answer.clone()),
             None => Step::Look,

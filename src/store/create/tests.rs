@@ -16,7 +16,7 @@ use crate::{
 const PAGE: u32 = 2;
 
 fn identity(owner: u64) -> Identity {
-    Identity { owner, process_id: 7, hostname: "here".into() }
+    Identity { owner, process_id: 7, hostname: "here".into(), sees: Processes::None }
 }
 
 /// A transaction of five outputs: three pages.
@@ -93,6 +93,29 @@ async fn a_lock_record_of_somebody_else_is_waited_for_until_it_ends() {
     assert!(creator.create_now(&work).await.unwrap().is_done(), "nothing depends on it");
     tokio::time::sleep(Duration::from_secs(37)).await;
     assert!(creator.create(&work, |_| {}).await.unwrap().is_done());
+}
+
+/// Above what the system gives to any process.
+const NO_PROCESS: u32 = u32::MAX;
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_record_of_who_is_known_to_have_died_is_not_waited_for() {
+    let own = Identity { sees: Processes::OfItsHost, process_id: std::process::id(), ..identity(1) };
+    let alive = Identity { owner: 2, process_id: 1, ..own.clone() };
+    let elsewhere = Identity { owner: 2, process_id: NO_PROCESS, hostname: "there".into(), ..own.clone() };
+    let dead = Identity { owner: 2, process_id: NO_PROCESS, ..own.clone() };
+    let earlier_life = Identity { owner: 2, ..own.clone() };
+    for (holder, waits) in [(alive, true), (elsewhere, true), (dead, false), (earlier_life, false)] {
+        let store = testing::store(PAGE);
+        let held = Creator::new(store.clone(), Clock::simulated(1_000), holder.clone()).lock_record(3, 1_000);
+        let key = Key::LockRecord(paged(Starts::Live).others.txid());
+        store.must_apply(key, Operation::AcquireLockRecord { lock_record: held, now_ms: 1_000 }).await;
+        for (sees, waits) in [(Processes::OfItsHost, waits), (Processes::None, true)] {
+            let creator = Creator::new(store.clone(), Clock::simulated(1_000), Identity { sees, ..own.clone() });
+            let outcome = creator.create(&paged(Starts::Live), |_| {}).await.unwrap();
+            assert_eq!(matches!(outcome, Outcome::Rejected(Rejection::Held(_))), waits, "{holder:?}: {outcome:?}");
+        }
+    }
 }
 
 #[test]

@@ -257,7 +257,7 @@ fn body(body: Option<&Body>) -> (u8, [u8; 32]) {
             }
             (1, *blake3::hash(&bytes).as_bytes())
         }
-        Some(Body::External) | None => (2, [0; 32]),
+        Some(Body::External(_)) | None => (2, [0; 32]),
     }
 }
 

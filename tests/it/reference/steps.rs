@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 use utxo_store::{
     engine::Row,
     record::{
-        HeldSlot, Key, Marks, MinedIn, Operation, Page, Phase, Reason, Sequenced, Spend, SpendSlot, SpendingData,
-        Stamp, StoredOutput, Verdict,
+        Blob, Body, HeldSlot, Key, Marks, MinedIn, Operation, Page, Phase, Reason, Sequenced, Spend, SpendSlot,
+        SpendingData, Stamp, StoredOutput, Verdict,
         build::{Listed, Pages, Setting, Start, pages_of},
     },
     tx::{Network, Transaction, Txid, UtxoHash, utxo_hash},
@@ -142,7 +142,9 @@ impl Transactions {
 
     /// Other pages first, the master last; and so with `creating`.
     fn create_m(&self) -> Vec<Vec<Row>> {
-        let pages = self.pages("m", HEIGHT, &Start { external: true, ..Start::default() }).all(1_700_000_000_000);
+        let mut pages = self.pages("m", HEIGHT, &Start::default()).all(1_700_000_000_000);
+        // Its blob is there.
+        pages[0].master.as_mut().unwrap().body = Some(Body::External(Blob::First));
         let create = |page: &Page| self.at("m", page.number, Operation::Create(Arc::new(page.clone())));
         let clear = |page: &Page| self.at("m", page.number, Operation::ClearCreating);
         let (master, others) = pages.split_first().unwrap();

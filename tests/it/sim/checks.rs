@@ -156,16 +156,14 @@ pub fn was_opened(before: Option<&Page>, after: &Page) -> bool {
 
 /// A partial transaction spends nothing, so it is live where its stub was; its contest is due.
 fn takes_the_place_of_its_stub(before: &Page, after: &Page, operation: &Operation) -> bool {
-    let partial = matches!(operation, Operation::Create(_)) && matches!(after.body(), Some(Body::Outputs(_)));
+    let partial = matches!(operation, Operation::Create(_)) && after.is_partial();
     // Which it is at once, or once all its pages are cleared.
     partial && before.state() == TxState::Stub(Verdict::Pending) && after.verdict() == Some(Verdict::Pending)
 }
 
 /// What a stored transaction spends, by which input.
-pub fn inputs_of(page: &Page) -> Vec<(Outpoint, u32)> {
-    let Some(Body::Transaction(body)) = page.master.as_ref().and_then(|master| master.body.as_ref()) else {
-        return Vec::new();
-    };
+pub fn inputs_of(body: &Body) -> Vec<(Outpoint, u32)> {
+    let Body::Transaction(body) = body else { return Vec::new() };
     match Transaction::parse(body) {
         Ok(tx) if !tx.is_coinbase() => tx.inputs().zip(0..).map(|(input, index)| (input.outpoint, index)).collect(),
         _ => Vec::new(),

@@ -49,6 +49,7 @@ pub fn plan(seed: u64) -> Plan {
         session_ms: *dice.pick(&[0, 0, 500, 5_000]),
         batch: *dice.pick(&[1, 2, 16]),
         page_size: swarm::page_size(seed),
+        inline_limit: swarm::inline_limit(seed),
         faults: swarm::faults(&mut dice).into_iter().chain(swarm::later_faults(&mut faulty_dice)).collect(),
         txs: BTreeMap::new(),
         steps: Vec::new(),

@@ -16,6 +16,7 @@ mod coverage;
 mod doors;
 mod gate;
 mod history;
+mod objects;
 mod plan;
 mod quiet;
 mod run;

@@ -16,6 +16,8 @@ pub struct Plan {
     pub batch: usize,
     /// Slots a page.
     pub page_size: u32,
+    /// Bodies of more bytes go to the blob store, and those of several pages; `None`: there is none.
+    pub inline_limit: Option<u64>,
     /// Probabilities of the faults that are on, by name.
     pub faults: BTreeMap<&'static str, f64>,
     /// The transactions that steps may name.

@@ -6,6 +6,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     api::Health,
+    blob::{self as blobs, BlobOptions, BlobStore, fault::FaultStore},
     broker::{Broker, TopicPartition, memory::MemoryFaults},
     engine::{
         RecordEngine,
@@ -25,6 +26,7 @@ use super::{
     coverage::Coverage,
     doors::{EngineDoor, LogDoor},
     gate::Gate,
+    objects::ObjectDoor,
     plan::{BASE_HEIGHT, Lie, Plan, Poison, SLOTS, Step, Tx},
     quiet, swarm,
     trace::Observer,
@@ -82,6 +84,7 @@ struct Simulation<'a> {
     plan: &'a Plan,
     world: World,
     faults: Arc<FaultEngine>,
+    objects: FaultStore,
     observer: Arc<Observer>,
     commits: Arc<CommitCheck>,
     made: BTreeMap<u32, Made>,
@@ -116,9 +119,15 @@ impl<'a> Simulation<'a> {
             decision_bytes: None,
             may_forget: swarm::may_forget(&plan.faults),
             page_size: plan.page_size,
+            inline_limit: plan.inline_limit,
         };
         let mut world = World::with_settings(settings).await;
-        let watched = Watched { inner: world.memory.clone(), observer: observer.clone(), page_size: plan.page_size };
+        let watched = Watched {
+            inner: world.memory.clone(),
+            store: world.store.clone(),
+            observer: observer.clone(),
+            page_size: plan.page_size,
+        };
         let faults = FaultEngine::new(Arc::new(watched), dice.next_u64())
             .on(world.memory.clone(), world.clock.clone())
             .with(swarm::engine_faults(&plan.faults, plan.dice));
@@ -134,11 +143,14 @@ impl<'a> Simulation<'a> {
             };
             Arc::new(FaultEngine::new(engine, rebuild_dice).with(faults))
         }));
+        let objects = FaultStore::new(world.objects.clone(), plan.dice);
+        objects.set(swarm::blob_faults(&plan.faults));
         let commits = CommitCheck::new(&world, observer.clone());
         let mut simulation = Simulation {
             plan,
             world,
             faults: Arc::new(faults),
+            objects,
             observer,
             commits: Arc::new(commits),
             made: BTreeMap::new(),
@@ -272,7 +284,9 @@ impl<'a> Simulation<'a> {
             observer: self.observer.clone(),
             commits: self.commits.clone(),
         };
-        let mut parts = self.world.parts(&Store::new(Arc::new(engine), self.world.store.settings));
+        let objects = ObjectDoor { gate: gate.clone(), inner: Arc::new(self.objects.clone()) };
+        let blobs = self.plan.inline_limit.map(|_| BlobStore::new(Arc::new(objects), BlobOptions::default()));
+        let mut parts = self.world.parts(&Store::new(Arc::new(engine), self.world.store.settings).with_blobs(blobs));
         parts.broker = Arc::new(log);
         let health = parts.health.clone();
         let shutdown = CancellationToken::new();
@@ -310,6 +324,7 @@ impl<'a> Simulation<'a> {
         self.observer.trace("heal".to_owned());
         self.world.broker.set_faults(MemoryFaults::default());
         self.faults.set(Faults::default());
+        self.objects.set(blobs::fault::Faults::default());
         self.slots.iter().flatten().for_each(|running| running.gate.heal());
         // Somebody must be there who has not crashed.
         for slot in 0..SLOTS {
@@ -375,6 +390,9 @@ impl<'a> Simulation<'a> {
     async fn count(&self) {
         for (kind, count) in self.faults.injected_by_kind() {
             (0..count).for_each(|_| self.observer.count("engine faults", kind));
+        }
+        for (kind, count) in self.objects.injected_by_kind() {
+            (0..count).for_each(|_| self.observer.count("blob faults", kind));
         }
         for (kind, count) in self.world.broker.injected() {
             (0..count).for_each(|_| self.observer.count("log faults", kind));

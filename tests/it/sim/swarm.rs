@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, collections::BTreeSet, time::Duration};
 
 use super::plan::ONE_PAGE;
-use utxo_store::{broker::memory::MemoryFaults, engine::fault::Faults, seeded::Seeded};
+use utxo_store::{blob::fault as blob, broker::memory::MemoryFaults, engine::fault::Faults, seeded::Seeded};
 
 /// Kinds of events.
 pub const EVENTS: &[&str] = &[
@@ -59,7 +59,14 @@ pub const FAULTS: &[(&str, f64)] = &[
 
 /// Faults that were thought of later, with the greatest probability each and the part of the histories that have it. They have
 /// dice of their own, too.
-pub const LATER_FAULTS: &[(&str, f64, f64)] = &[(FORGETS, 0.05, 0.2)];
+pub const LATER_FAULTS: &[(&str, f64, f64)] = &[
+    (FORGETS, 0.05, 0.2),
+    ("blob-lost-request", 0.1, 0.3),
+    ("blob-lost-reply", 0.1, 0.3),
+    ("blob-slow", 0.3, 0.3),
+    ("blob-cut-short", 0.1, 0.3),
+    ("blob-denied", 0.1, 0.3),
+];
 
 /// A node restarts and forgets what it acknowledged last.
 pub const FORGETS: &str = "node-forgets";
@@ -72,6 +79,14 @@ pub fn page_size(seed: u64) -> u32 {
     let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"of pages"));
     let all = std::env::var("SIM_PAGES").is_ok_and(|text| text == "1");
     if dice.below(5) < 2 || all { *dice.pick(&[1, 2, 2, 3]) } else { ONE_PAGE }
+}
+
+/// From which size on bodies go to a blob store, in some of the histories, or in all with `SIM_BLOBS=1`: every one, or only the
+/// larger ones. Of dice of its own, too.
+pub fn inline_limit(seed: u64) -> Option<u64> {
+    let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"of blobs"));
+    let all = std::env::var("SIM_BLOBS").is_ok_and(|text| text == "1");
+    (dice.below(5) < 2 || all).then(|| *dice.pick(&[0, 100, 200, 1_000_000]))
 }
 
 /// What is not simulated yet.
@@ -158,6 +173,20 @@ pub fn engine_faults(on: &BTreeMap<&'static str, f64>, dice: u64) -> Faults {
         failed_read: rate("failed-read"),
         delayed: rate("delayed"),
         delay_within: Duration::from_millis(50),
+    }
+}
+
+/// What goes wrong between the instances and the blob store. Never other bytes: they are read twice, and then a halt is right.
+pub fn blob_faults(on: &BTreeMap<&'static str, f64>) -> blob::Faults {
+    let rate = |name| on.get(name).copied().unwrap_or(0.0);
+    blob::Faults {
+        lost_request: rate("blob-lost-request"),
+        lost_reply: rate("blob-lost-reply"),
+        slow: rate("blob-slow"),
+        slow_within: Duration::from_millis(200),
+        cut_short: rate("blob-cut-short"),
+        denied: rate("blob-denied"),
+        ..blob::Faults::default()
     }
 }
 

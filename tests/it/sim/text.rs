@@ -14,6 +14,7 @@ impl fmt::Display for Plan {
         writeln!(f, "session {}", self.session_ms)?;
         writeln!(f, "batch {}", self.batch)?;
         writeln!(f, "pages {}", self.page_size)?;
+        self.inline_limit.iter().try_for_each(|limit| writeln!(f, "inline {limit}"))?;
         for (name, rate) in &self.faults {
             writeln!(f, "fault {name} {rate}")?;
         }
@@ -94,6 +95,7 @@ impl FromStr for Plan {
             session_ms: 0,
             batch: 16,
             page_size: ONE_PAGE,
+            inline_limit: None,
             faults: BTreeMap::new(),
             txs: BTreeMap::new(),
             steps: Vec::new(),
@@ -126,6 +128,7 @@ impl Plan {
             "session" => self.session_ms = number(words, 1)?,
             "batch" => self.batch = number(words, 1)?,
             "pages" => self.page_size = number(words, 1)?,
+            "inline" => self.inline_limit = Some(number(words, 1)?),
             "fault" => {
                 let known = words.get(1).and_then(|name| swarm::fault_named(name));
                 let name = known.ok_or("no such fault")?;

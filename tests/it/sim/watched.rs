@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use utxo_store::{
     engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set, memory::MemoryEngine},
     record::{Body, Key, Operation, Outcome, Page, Record, Sequenced, TxState},
+    store::Store,
     tx::Txid,
 };
 
@@ -14,6 +15,8 @@ use super::{checks, trace::Observer};
 /// A decorator that lets everything through.
 pub struct Watched {
     pub inner: Arc<MemoryEngine>,
+    /// The same, with its blob store.
+    pub store: Store,
     pub observer: Arc<Observer>,
     /// Slots a page.
     pub page_size: u32,
@@ -36,17 +39,22 @@ impl Watched {
         }
         for change in checks::changed_holders(before, after) {
             // A partial one spends nothing: what its name was on is given back.
-            let whole = |page: &Page| page.state() == TxState::Live && !matches!(page.body(), Some(Body::Outputs(_)));
+            let whole = |page: &Page| page.state() == TxState::Live && !page.is_partial();
             if self.master(change.from.txid).await.is_some_and(|page| whole(&page)) {
                 return Err(format!("{change}, though its holder is live"));
             }
+        }
+        if matches!(after.body(), Some(Body::External(_))) {
+            // Written and acknowledged before the record that refers to it.
+            self.store.body(after).await.map_err(|error| error.to_string())?;
         }
         if checks::was_opened(before, after) {
             self.check_whole(by, after).await?;
         }
         let became_live = after.state() == TxState::Live && before.is_none_or(|page| page.state() != TxState::Live);
         if became_live && after.master.is_some() {
-            for (outpoint, input) in checks::inputs_of(after) {
+            let body = self.store.body(after).await.map_err(|error| error.to_string())?;
+            for (outpoint, input) in checks::inputs_of(&body) {
                 let (number, offset) = (outpoint.vout / self.page_size, outpoint.vout % self.page_size);
                 let parent = utxo_store::store::into_page(self.look(Key::Page(outpoint.txid, number)).await);
                 if !checks::names(parent.as_deref(), offset, after.txid, input) {

@@ -1,4 +1,4 @@
-//! The body of a transaction: bins `inputs` and `outputs`, or `external`.
+//! The body of a transaction: bins `inputs` and `outputs`, or `external` (with `otherBlob` where it is not the first one).
 
 use aerospike::Value;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use super::{
     fields::{BadRecord, Fields, blob, blob_value, packed_list},
 };
 use crate::{
-    record::{Body, Page, StoredOutput},
+    record::{Blob, Body, Page, StoredOutput},
     tx::{Output, Transaction, varint},
 };
 
@@ -19,7 +19,12 @@ const EXTENDED_MARKER: [u8; 6] = [0, 0, 0, 0, 0, 0xef];
 
 pub fn encode(page: &Page, body: &Body, bins: &mut Bins) {
     match body {
-        Body::External => bins.push((names::EXTERNAL, Value::Bool(true))),
+        Body::External(blob) => {
+            bins.push((names::EXTERNAL, Value::Bool(true)));
+            if let Blob::Other(hash) = blob {
+                bins.push((names::OTHER_BLOB, Value::Blob(hash.to_vec())));
+            }
+        }
         Body::Outputs(outputs) => bins.push((names::OUTPUTS, partial_outputs(outputs))),
         Body::Transaction(bytes) => encode_transaction(page, bytes, bins),
     }
@@ -90,7 +95,8 @@ pub fn pack_output(packed: &mut Packed, satoshis: u64, script: &[u8]) {
 
 pub fn decode(page: &Page, bins: &mut Fields) -> Result<Option<Body>, BadRecord> {
     if bins.flag(names::EXTERNAL)? {
-        return Ok(Some(Body::External));
+        let other = bins.optional_array(names::OTHER_BLOB)?;
+        return Ok(Some(Body::External(other.map_or(Blob::First, Blob::Other))));
     }
     if let Some(bytes) = bins.optional_blob(names::RAW_BODY)? {
         return Ok(Some(Body::Transaction(bytes.into())));

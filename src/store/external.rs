@@ -1,0 +1,214 @@
+//! Bodies outside the records: put into the blob store before the record that refers to them, and read for as long as it takes.
+//!
+//! `DESIGN.md` section 5 and `semantics.md`, "External"; seed `003_f428a83e5197ea21.txt`, "External Blob Storage". What the blob
+//! store cannot do now is tried again: an event that needs it waits, as it waits for the engine.
+
+use std::sync::Arc;
+
+use crate::{
+    blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse},
+    engine::{EngineError, ErrorKind, Row},
+    record::{Blob, Body, ClaimedBody, Operation, Page, Sequenced, StoredOutput, build::Inline},
+    tx::Txid,
+};
+
+use super::{Store, body::BodyError};
+
+impl Store {
+    /// Which bodies are kept with their masters.
+    pub fn inline(&self) -> Inline {
+        if self.blobs.is_some() { Inline::UpTo(self.settings.inline_limit) } else { Inline::All }
+    }
+
+    /// The body of a master as its record is to have it: in the blob store, if it belongs there. One try.
+    ///
+    /// # Errors
+    /// The blob store's.
+    pub(crate) async fn placed_once(&self, master: &Page) -> Result<Option<Body>, BlobError> {
+        let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
+        match (&self.blobs, master.body()) {
+            (Some(blobs), Some(body)) if !self.inline().takes(body, others) => keep(blobs, master, body).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// The claims of an event about the transaction of `master` as its record is to have them: their body in the blob store, if it
+    /// belongs there.
+    ///
+    /// # Errors
+    /// What trying again does not heal.
+    pub(crate) async fn placed(&self, master: &Page, claimed: ClaimedBody) -> Result<ClaimedBody, EngineError> {
+        let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
+        match &self.blobs {
+            Some(blobs) if !self.inline().takes(&claimed.body, others) => {
+                let body = self.kept(blobs, master, &claimed.body, |_| {}).await?;
+                Ok(ClaimedBody { body: body.unwrap_or(claimed.body), ..claimed })
+            }
+            _ => Ok(claimed),
+        }
+    }
+
+    /// A row that the engine found too big, with its body in the blob store instead; `None`: it has none, or there is no blob store.
+    ///
+    /// # Errors
+    /// What trying again does not heal.
+    pub(crate) async fn lighter(
+        &self,
+        row: &Row,
+        told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Option<Row>, EngineError> {
+        let Some(blobs) = &self.blobs else { return Ok(None) };
+        let crate::record::Key::Page(txid, _) = row.key else { return Ok(None) };
+        let (page, body) = match &row.operation {
+            Operation::Create(page)
+            | Operation::CreateContested(page)
+            | Operation::Sequenced(_, Sequenced::CreateCoinbase(page)) => (page.clone(), page.body()),
+            Operation::Sequenced(_, Sequenced::ReplaceBody(claimed)) => (Page::empty(txid).into(), Some(&claimed.body)),
+            _ => return Ok(None),
+        };
+        let Some(body) = body else { return Ok(None) };
+        let kept = self.kept(blobs, &page, body, told).await?;
+        Ok(kept.map(|body| Row { key: row.key, operation: with_body(&row.operation, body) }))
+    }
+
+    /// The body of an external transaction, as a record would have it inline.
+    ///
+    /// # Errors
+    /// There is no such blob, or it is damaged; there is no blob store.
+    pub(super) async fn external_body(&self, master: &Page, blob: Blob) -> Result<Body, BodyError> {
+        let txid = master.txid;
+        let blobs = self.blobs.as_ref().ok_or(BodyError::External { txid })?;
+        let found = self.asked(|| async {
+            if master.is_partial() {
+                Ok(blobs.kept_outputs(txid, blob).await?.map(|partial| partial.body()))
+            } else {
+                Ok(blobs.kept_tx(txid, blob, reuse(master)).await?.map(Body::Transaction))
+            }
+        });
+        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::NoBlob { txid })
+    }
+
+    /// Some outputs of an external whole transaction, by index, without all of it in memory.
+    ///
+    /// # Errors
+    /// As [`external_body`](Self::external_body).
+    pub(super) async fn external_outputs(
+        &self,
+        txid: Txid,
+        vouts: &[u32],
+    ) -> Result<std::collections::BTreeMap<u32, StoredOutput>, BodyError> {
+        let blobs = self.blobs.as_ref().ok_or(BodyError::External { txid })?;
+        // Whatever it claims of its inputs, its outputs are the same in all its blobs.
+        let found = self.asked(|| blobs.tx_outputs(txid, vouts, Reuse::Likely)).await;
+        found.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::NoBlob { txid })
+    }
+
+    /// Asks the blob store until it answers.
+    async fn asked<T, F>(&self, ask: impl Fn() -> F) -> Result<T, BlobError>
+    where
+        F: Future<Output = Result<T, BlobError>>,
+    {
+        let (mut pause, longest) = self.settings.retry_pause;
+        loop {
+            match ask().await {
+                Err(error) if error.may_be_repeated() => {
+                    tracing::warn!(%error, "the blob store is asked again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(longest);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Puts a body into the blob store, for as long as it takes; `told` hears what keeps it from that, and `None` when it is done.
+    async fn kept(
+        &self,
+        blobs: &BlobStore,
+        page: &Page,
+        body: &Body,
+        mut told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Option<Body>, EngineError> {
+        let (mut pause, longest) = self.settings.retry_pause;
+        loop {
+            match keep(blobs, page, body).await.map_err(engine_error) {
+                Ok(kept) => {
+                    told(None);
+                    return Ok(kept);
+                }
+                Err(error) if error.kind == ErrorKind::Fatal => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "tried again");
+                    told(Some(&error));
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+}
+
+/// What a record of `page` says of a body that is in the blob store; `None`: it is there already, or can only be with the record.
+async fn keep(blobs: &BlobStore, page: &Page, body: &Body) -> Result<Option<Body>, BlobError> {
+    let blob = match body {
+        Body::Transaction(bytes) => blobs.keep_tx(page.txid, bytes.clone()).await?,
+        Body::Outputs(outputs) => match partial(page, outputs) {
+            Some(partial) => blobs.keep_outputs(&partial).await?,
+            None => return Ok(None),
+        },
+        Body::External(_) => return Ok(None),
+    };
+    Ok(Some(Body::External(blob)))
+}
+
+fn partial(page: &Page, outputs: &[Option<StoredOutput>]) -> Option<PartialTx> {
+    let height = page.master.as_ref()?.mined.first()?.height;
+    let known = outputs.iter().zip(0..).filter_map(|(output, vout)| Some((vout, output.clone()?)));
+    Some(PartialTx { txid: page.txid, height, coinbase: page.is_coinbase, outputs: known.collect() })
+}
+
+fn with_body(operation: &Operation, body: Body) -> Operation {
+    match operation {
+        Operation::Create(page) => Operation::Create(page_with_body(page, body)),
+        Operation::CreateContested(page) => Operation::CreateContested(page_with_body(page, body)),
+        Operation::Sequenced(stamp, Sequenced::CreateCoinbase(page)) => {
+            Operation::Sequenced(*stamp, Sequenced::CreateCoinbase(page_with_body(page, body)))
+        }
+        Operation::Sequenced(stamp, Sequenced::ReplaceBody(claimed)) => {
+            Operation::Sequenced(*stamp, Sequenced::ReplaceBody(ClaimedBody { body, ..claimed.clone() }))
+        }
+        other => other.clone(),
+    }
+}
+
+/// The same master with another body.
+pub(super) fn page_with_body(page: &Arc<Page>, body: Body) -> Arc<Page> {
+    let mut page = page.clone();
+    if let Some(master) = &mut Arc::make_mut(&mut page).master {
+        master.body = Some(body);
+    }
+    page
+}
+
+/// What keeps a body out of the blob store, to those who wait for the engine: for all but bytes that are not what they should be
+/// there is a remedy outside, and asking again does no harm.
+pub(super) fn engine_error(error: BlobError) -> EngineError {
+    let kind = match error.kind {
+        BlobErrorKind::Unknown => ErrorKind::Unknown,
+        BlobErrorKind::Retryable | BlobErrorKind::Denied | BlobErrorKind::Corrupt => ErrorKind::Retryable,
+        BlobErrorKind::Invalid => ErrorKind::Fatal,
+    };
+    let message = format!("blob store: {} ({})", error.message, error.kind);
+    EngineError { kind, operation: error.operation, key: error.path, message }
+}
+
+/// Whether a transaction will be read again soon: where two of its outputs or more can still be spent (`semantics.md`, "Reads").
+fn reuse(master: &Page) -> Reuse {
+    let left = master.record_utxos.saturating_sub(master.spent_utxos);
+    let open_pages = master.master.as_ref().is_some_and(|bins| bins.total_extra_recs as usize > bins.spent_pages.len());
+    if left >= 2 || open_pages { Reuse::Likely } else { Reuse::Unlikely }
+}
+
+#[cfg(test)]
+#[path = "external_tests.rs"]
+mod tests;

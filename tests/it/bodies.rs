@@ -1,0 +1,189 @@
+//! Bodies in a blob store, through pipeline, sequencer and rebuild: nothing shows where a body is but its record; and what the
+//! blob store cannot do is waited for and said, or halts by name.
+
+use std::{sync::Arc, time::Duration};
+
+use utxo_store::{
+    blob::{
+        BlobName, BlobOptions, BlobStore,
+        fault::{Fault, FaultStore},
+    },
+    record::{Blob, Body, Reason, TxState, Verdict},
+};
+
+use crate::world::{Coin, Made, Running, World, WorldSettings, spend, spend_claiming, wide_coinbase};
+
+/// Whatever has more than one page or so many bytes goes to the blob store: transactions of two inputs do.
+const LIMIT: u64 = 120;
+
+/// A world whose blob store can fail.
+async fn world(page_size: u32, limit: u64) -> (World, FaultStore) {
+    let mut world = World::with_settings(WorldSettings::with_blobs(page_size, limit)).await;
+    let objects = FaultStore::new(world.objects.clone(), 1);
+    // Nothing is kept: every read can fail.
+    let options = BlobOptions { keep: Duration::ZERO, ..BlobOptions::default() };
+    world.store.blobs = Some(BlobStore::new(Arc::new(objects.clone()), options));
+    (world, objects)
+}
+
+/// What its record says of its body.
+async fn blob(world: &World, made: &Made) -> Option<Blob> {
+    match world.page(made).await.unwrap().body() {
+        Some(Body::External(blob)) => Some(*blob),
+        Some(_) => None,
+        None => panic!("{} has no body", made.txid),
+    }
+}
+
+async fn state(world: &World, made: &Made) -> TxState {
+    world.page(made).await.unwrap().state()
+}
+
+/// The same outputs, said to hold more than they do.
+fn more(coins: &[Coin]) -> Vec<Coin> {
+    coins.iter().map(|coin| Coin { satoshis: coin.satoshis + 1, ..coin.clone() }).collect()
+}
+
+/// Why it is not ready.
+fn reasons(running: &Running) -> String {
+    format!("{:?}", running.health.ready().reasons)
+}
+
+async fn until(mut is_so: impl FnMut() -> bool) {
+    let waited = tokio::time::timeout(Duration::from_secs(600), async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.expect("it does not come to that");
+}
+
+/// Whole and partial transactions, of one page and of several, a coinbase, spends of their first and last pages, a double spend
+/// that a block turns round, and claims that are wrong, before an honest event and instead of one.
+#[tokio::test(start_paused = true)]
+async fn whatever_becomes_of_a_large_transaction() {
+    for limit in [0, LIMIT] {
+        let (world, _) = world(2, limit).await;
+        let running = world.start();
+        let (wide, narrow) = (world.seed(1, 7).await, world.seed(2, 2).await);
+        let coins = [wide.coin(0), narrow.coin(0)];
+        let paid = spend(&coins, 2, 1);
+        let many = spend(&[paid.coin(1)], 5, 2);
+        let child = spend(&[many.coin(4), wide.coin(6)], 1, 3);
+        let rival = spend(&[many.coin(4), narrow.coin(1)], 1, 4);
+        let coins = [wide.coin(2), wide.coin(3)];
+        let (lie, honest) = (spend_claiming(&coins, &more(&coins), 3, 5), spend(&coins, 3, 5));
+        let coins = [wide.coin(4), wide.coin(5)];
+        let only_lie = spend_claiming(&coins, &more(&coins), 1, 6);
+        for made in [&paid, &many, &child, &rival, &lie, &honest, &only_lie] {
+            world.validate(made).await;
+            world.until_consumed().await;
+        }
+        let lost = Verdict::Conflicting(Reason::DoubleSpend { input: 0, winner: child.txid });
+        assert_eq!(state(&world, &rival).await, TxState::Conflicting(lost));
+        assert_eq!(state(&world, &honest).await, TxState::Live);
+        assert_eq!(
+            state(&world, &only_lie).await,
+            TxState::Conflicting(Verdict::Conflicting(Reason::Mismatch { input: 0 }))
+        );
+        // What is decided on is what the later event says: it has a blob of its own, and the record says which.
+        assert!(matches!(blob(&world, &honest).await, Some(Blob::Other(_))));
+        let coinbase = wide_coinbase(7, 5);
+        world.mine_with(1, 1, 101, &coinbase, &[&many, &rival, &only_lie]).await;
+        world.until_consumed().await;
+        running.stop().await;
+        for made in [&wide, &paid, &many, &child, &rival, &coinbase, &only_lie] {
+            assert!(blob(&world, made).await.is_some(), "{} is not external", made.txid);
+        }
+        assert_eq!(blob(&world, &narrow).await.is_some(), limit == 0);
+        for winner in [&many, &rival, &only_lie] {
+            assert_eq!(state(&world, winner).await, TxState::Live, "{}", winner.txid);
+        }
+        assert!(matches!(blob(&world, &only_lie).await, Some(Blob::Other(_))), "a block proves what it spends");
+        assert!(matches!(state(&world, &child).await, TxState::Conflicting(_)));
+        world.check("large transactions").await;
+    }
+}
+
+/// Protects: what waits for the blob store is no dead letter and is not lost, readiness names the blob store for as long as it lasts,
+/// and the rest goes on.
+#[tokio::test(start_paused = true)]
+async fn a_blob_store_that_is_away_or_read_only_is_waited_for() {
+    for fault in [Fault::LostRequest, Fault::Denied, Fault::Slow(Duration::from_secs(3_600)), Fault::LostReply] {
+        let (world, objects) = world(2, LIMIT).await;
+        let seed = world.seed(1, 2).await;
+        let running = world.start();
+        world.until_consumed().await;
+        objects.fail_all(Some(fault));
+        let (large, small) = (spend(&[seed.coin(0)], 5, 1), spend(&[seed.coin(1)], 1, 2));
+        world.validate(&large).await;
+        world.validate(&small).await;
+        until(|| reasons(&running).contains("blob store")).await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(reasons(&running).contains("blob store"), "{fault:?}: {}", reasons(&running));
+        assert_eq!(world.page(&large).await, None, "{fault:?}: nothing refers to what is not there");
+        assert_eq!(state(&world, &small).await, TxState::Live, "{fault:?}");
+        objects.fail_all(None);
+        world.until_consumed().await;
+        until(|| running.health.ready().ok).await;
+        assert_eq!(state(&world, &large).await, TxState::Live);
+        assert_eq!(world.count("dead-letters").await, 0, "{fault:?}");
+
+        // The sequencer needs what is stored of a loser: whose slots it settles.
+        objects.fail_all(Some(fault));
+        let rivals = [2, 3].map(|tag| spend(&[large.coin(4), large.coin(0)], 1, tag));
+        world.validate(&rivals[0]).await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        objects.fail_all(None);
+        world.validate(&rivals[1]).await;
+        world.until_consumed().await;
+        running.stop().await;
+        assert_eq!(world.count("dead-letters").await, 0, "{fault:?}");
+        world.check("a blob store that was away").await;
+    }
+}
+
+/// A contest that needs a body, while the blob store does not answer.
+/// Protects: the chain waits, says for what, and goes on.
+#[tokio::test(start_paused = true)]
+async fn the_chain_waits_for_a_blob_store_that_is_away() {
+    let (world, objects) = world(2, LIMIT).await;
+    let seed = world.seed(1, 2).await;
+    let running = world.start();
+    let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 5, 2));
+    world.validate(&winner).await;
+    world.until_consumed().await;
+    // Its blob is asked for, and put, and then it cannot be read.
+    (3..10_000).for_each(|request| objects.fail_at(request, Fault::LostRequest));
+    world.validate(&loser).await;
+    until(|| reasons(&running).contains("the blob store: still waiting for an answer")).await;
+    objects.unscript();
+    world.until_consumed().await;
+    until(|| running.health.ready().ok).await;
+    running.stop().await;
+    assert!(matches!(state(&world, &loser).await, TxState::Conflicting(Verdict::Conflicting(_))));
+    world.check("a chain that waited for the blob store").await;
+}
+
+/// Protects: what is damaged or gone is said by its name; the chain halts there, and an instance that is started once it is mended
+/// goes on.
+#[tokio::test(start_paused = true)]
+async fn a_blob_that_is_gone_halts_the_chain_by_name() {
+    let (world, _) = world(2, LIMIT).await;
+    let seed = world.seed(1, 2).await;
+    let running = world.start();
+    let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 5, 2));
+    for made in [&first, &second] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    let blobs = world.store.blobs.clone().unwrap();
+    blobs.delete(BlobName::tx(second.txid)).await.unwrap();
+    world.mine(1, &[&second]).await;
+    until(|| reasons(&running).contains(&format!("the body of {} is not in the blob store", second.txid))).await;
+    running.stop().await;
+    blobs.put_tx(second.txid, second.extended.clone()).await.unwrap();
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &second).await, TxState::Live);
+    world.check("a blob that was put back").await;
+}
