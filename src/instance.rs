@@ -431,11 +431,14 @@ fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, In
 async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets: bool) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
     loop {
-        let meta = parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
-        let has_new_blobs = match claim_blobs(&parts.store, &meta).await {
-            // A node forgot it, just now.
+        let opened = async {
+            let meta = parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
+            claim_blobs(&parts.store, &meta).await
+        };
+        let has_new_blobs = match opened.await {
+            // A node forgot it, just now: perhaps what another instance had written.
             Err(InstanceError::Meta(MetaError::Absent)) => continue,
-            claimed => claimed?,
+            opened => opened?,
         };
         let is_safe = group_has_offsets && !has_new_blobs;
         if is_safe || nodes.outlast().await.map_err(MetaError::from)? {

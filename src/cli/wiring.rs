@@ -36,6 +36,7 @@ pub fn engine(config: &Config) -> OpenOptions {
         timeout: Duration::from_millis(cluster.timeout_ms),
         connections: cluster.connections as usize,
         utxo_batch_size: Some(config.store.utxo_batch_size),
+        inline_limit: inline_limit(config),
         accept_replication: cluster.accept_replication,
         creates_indexes: true,
     };

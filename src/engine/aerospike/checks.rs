@@ -124,13 +124,16 @@ fn look(said: &Said, settings: &AerospikeSettings) -> Result<(), OpenAerospikeEr
     }
     let most = namespace.number("max-record-size").filter(|most| *most > 0).unwrap_or(MAX_RECORD_SIZE);
     if let Some(slots) = settings.access.utxo_batch_size {
+        // A record that is created and cannot grow would never take its last spends.
         let needed = u64::from(slots) * SPENT_SLOT_BYTES + PAGE_BYTES;
-        if needed > most {
+        let body = settings.access.inline_limit;
+        if needed + body > most {
             return Err(unfit(
                 format!(
-                    "a page of {slots} spent slots takes {needed} bytes; `max-record-size` of `{name}` at {node} is {most}"
+                    "a page of {slots} spent slots takes {needed} bytes, and the body beside it up to {body}; `max-record-size` of `{name}` \
+                     at {node} is {most}"
                 ),
-                "raise `max-record-size` (8M at most), or lower store.utxo_batch_size before the first start",
+                "raise `max-record-size` (8M at most), lower store.max_tx_size_in_store, or lower store.utxo_batch_size before the first start",
             ));
         }
     }
@@ -258,6 +261,16 @@ mod tests {
             let error = look(&said, &settings()).unwrap_err().to_string();
             assert!(error.contains(remedy) && !error.contains('\n'), "{error}");
         }
+        // 20,000 spent slots fit 2 MB, and with them a body of half a megabyte, but none of a whole one.
+        let two = said(&GOOD.replace("8388608", "2097152"));
+        let with_body = |inline_limit| {
+            let mut settings = settings();
+            settings.access.inline_limit = inline_limit;
+            look(&two, &settings)
+        };
+        with_body(1 << 19).unwrap();
+        let error = with_body(1 << 20).unwrap_err().to_string();
+        assert!(error.contains("lower store.max_tx_size_in_store"), "{error}");
     }
 
     #[test]

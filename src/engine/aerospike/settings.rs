@@ -34,6 +34,8 @@ pub struct Access {
     pub connections: usize,
     /// `utxo_batch_size`: a page of so many spent slots must fit the server's `max-record-size`. `None`: not checked.
     pub utxo_batch_size: Option<u32>,
+    /// And beside it a body of so many bytes: larger ones go to the blob store.
+    pub inline_limit: u64,
     /// Community Edition with a replication factor above 1: a cluster that falls in two can then accept both of two
     /// conflicting spends. Refused unless this says that it was thought of.
     pub accept_replication: bool,
@@ -50,6 +52,7 @@ impl Default for Access {
             timeout: Duration::from_secs(5),
             connections: 256,
             utxo_batch_size: None,
+            inline_limit: 0,
             accept_replication: false,
             creates_indexes: true,
         }
