@@ -5,7 +5,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
     api::Condition,
@@ -60,7 +60,18 @@ pub fn choose(next: u64, block_mined: Option<u64>, reorg: Option<u64>) -> Choice
 struct Tap {
     topic: TopicPartition,
     reader: Box<dyn Reader>,
-    heads: VecDeque<(u64, Message)>,
+    /// What was read and waits for its turn, with its sequence; or why it has none.
+    heads: VecDeque<(Result<u64, String>, Message)>,
+}
+
+/// Where the two topics go on, next to read: everything below is in the chain, was there before, or is a dead letter, each of them
+/// acknowledged. Whoever takes the chain next need not look at it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Passed {
+    /// Of `utxo.block-mined`.
+    pub block_mined: u64,
+    /// Of `utxo.reorgs`.
+    pub reorgs: u64,
 }
 
 /// The feed of one holder of the chain partition.
@@ -68,6 +79,7 @@ pub struct Feed {
     block_mined: Tap,
     reorgs: Tap,
     fed: Fed,
+    passed: watch::Sender<Passed>,
     /// Readiness names something whose sequence was used before.
     told_used: bool,
     gap_since: Option<Instant>,
@@ -90,6 +102,7 @@ impl Feed {
             block_mined: Tap::open(broker, &topics.block_mined, state.block_mined_next).await?,
             reorgs: Tap::open(broker, &topics.reorgs, state.reorgs_next).await?,
             fed: Fed::from(state.sequence.saturating_add(1)),
+            passed: watch::Sender::new(Passed { block_mined: state.block_mined_next, reorgs: state.reorgs_next }),
             told_used: false,
             gap_since: None,
             gap_told: false,
@@ -117,6 +130,11 @@ impl Feed {
         Ok(())
     }
 
+    /// How far it is, from now on.
+    pub fn passed(&self) -> watch::Receiver<Passed> {
+        self.passed.subscribe()
+    }
+
     /// Feeds until it cannot go on. Cancel safe: what was fed twice is passed over.
     pub async fn run(mut self) -> Result<(), Stop> {
         loop {
@@ -128,6 +146,8 @@ impl Feed {
                     if error.kind == BrokerErrorKind::TooLarge { too_large(&batch, error) } else { error }
                 })?;
             }
+            let passed = Passed { block_mined: self.block_mined.next(), reorgs: self.reorgs.next() };
+            self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
         }
     }
 
@@ -144,12 +164,16 @@ impl Feed {
             };
             let next = next_messages(&mut tap.reader, self.parts.broker.as_ref(), &tap.topic, wait);
             let messages = acknowledged(&self.parts, next).await?;
-            for message in messages {
-                match sequence_of(&message) {
-                    Ok(sequence) => self.tap(source).heads.push_back((sequence, message)),
-                    Err(why) => self.bury(source, DeadLetterClass::Decode, message, why).await?,
-                }
-            }
+            tap.heads.extend(messages.into_iter().map(|message| (sequence_of(&message), message)));
+            self.bury_heads(source).await?;
+        }
+        Ok(())
+    }
+
+    /// What has no sequence has its turn when nothing is before it.
+    async fn bury_heads(&mut self, source: Source) -> Result<(), BrokerError> {
+        while let Some((Err(why), message)) = self.tap(source).heads.pop_front_if(|(sequence, _)| sequence.is_err()) {
+            self.bury(source, DeadLetterClass::Decode, message, why).await?;
         }
         Ok(())
     }
@@ -212,13 +236,15 @@ impl Feed {
                         batch.push(self.to_chain(message));
                         self.end_gap();
                     }
+                    self.bury_heads(source).await?;
                 }
                 Choice::Skip(source) => {
-                    if let Some((sequence, message)) = self.tap(source).heads.pop_front()
+                    if let Some((Ok(sequence), message)) = self.tap(source).heads.pop_front()
                         && !self.is_repeat(sequence, &message).await?
                     {
                         self.refuse(source, sequence, message).await?;
                     }
+                    self.bury_heads(source).await?;
                 }
                 Choice::Wait => {
                     // One topic has gone past it, and the other has nothing: what is next may still be on its way.
@@ -299,7 +325,12 @@ impl Tap {
     }
 
     fn head(&self) -> Option<u64> {
-        self.heads.front().map(|(sequence, _)| *sequence)
+        self.heads.front().and_then(|(sequence, _)| sequence.as_ref().ok().copied())
+    }
+
+    /// The first offset that has not had its turn.
+    fn next(&self) -> u64 {
+        self.heads.front().map_or_else(|| self.reader.position(), |(_, message)| message.offset)
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 
 use super::*;
 use crate::{
+    broker::{Delivered, Producer},
     engine::{Row, conformance::fixtures},
     event::{Block, BlockMined, Reorg},
     record::Sequenced,
@@ -98,6 +99,47 @@ impl Topics {
 
 async fn a_while() {
     tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
+/// Takes everything to its topics, and acknowledges nothing that goes to the chain.
+struct Unacknowledged(Arc<dyn Producer>);
+
+#[async_trait::async_trait]
+impl Producer for Unacknowledged {
+    async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
+        self.0.produce(message).await
+    }
+
+    async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError> {
+        self.0.produce_all(messages).await?;
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_acknowledged_is_not_passed() {
+    let topics = Topics::new().await;
+    for sequence in [1, 2] {
+        topics.put("block-mined", sequence).await;
+    }
+    topics.put("reorgs", 4).await;
+    topics.produce("reorgs", vec![1, 2, 3]).await;
+    let parts =
+        SequencerParts { producer: Arc::new(Unacknowledged(topics.parts.producer.clone())), ..topics.parts.clone() };
+    for (parts, expected) in [(parts, (0, 0)), (topics.parts.clone(), (2, 0))] {
+        let feed = Feed::open(&parts, &ChainState::default(), 9).await.unwrap();
+        let passed = feed.passed();
+        let feed = tokio::spawn(feed.run());
+        a_while().await;
+        let Passed { block_mined, reorgs } = *passed.borrow();
+        assert_eq!(
+            (block_mined, reorgs),
+            expected,
+            "what waits for its sequence, and what is behind it, has no turn yet"
+        );
+        feed.abort();
+    }
+    assert_eq!(topics.metrics.dead_letters.of(DeadLetterClass::Decode).get(), 0);
 }
 
 #[tokio::test(start_paused = true)]

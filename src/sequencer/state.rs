@@ -15,10 +15,10 @@ pub struct ChainState {
     /// Tip of the longest chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tip: Option<Tip>,
-    /// Offset in `utxo.block-mined` to feed from.
+    /// Offset in `utxo.block-mined` to feed from: what is below has been handled, or is in the chain, or was refused.
     #[serde(rename = "mined")]
     pub block_mined_next: u64,
-    /// Offset in `utxo.reorgs` to feed from.
+    /// Offset in `utxo.reorgs` to feed from, likewise.
     #[serde(rename = "reorgs")]
     pub reorgs_next: u64,
     /// Offset in `utxo.decisions` from which the decisions on what is not handled yet must be read.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     broker::{Batch, Committed, Message},
@@ -10,7 +10,7 @@ use crate::{
     sequencer::{
         ChainMode, SequencerParts, Stop,
         decisions::DecisionLog,
-        feed::{Feed, source_offset},
+        feed::{Feed, Passed, source_offset},
         handler::{At, Handler},
         state::ChainState,
         steps::Making,
@@ -71,14 +71,16 @@ impl Worker {
         );
         let mut log = self.handler.answer("the decisions", opened).await?.over(parts);
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
-            return self.handle_all(&mut log, messages).await;
+            let (_, nothing) = watch::channel(Passed::default());
+            return self.handle_all(&mut log, messages, nothing).await;
         }
         let feed = self.handler.answer("the feed", Feed::open(parts, &self.handler.state, self.position)).await?;
+        let passed = feed.passed();
         tokio::select! {
             // A run must replay from its seed, and an unbiased select throws dice of its own.
             biased;
             fed = feed.run() => fed,
-            handled = self.handle_all(&mut log, messages) => handled,
+            handled = self.handle_all(&mut log, messages, passed) => handled,
         }
     }
 
@@ -86,9 +88,22 @@ impl Worker {
         &mut self,
         log: &mut DecisionLog,
         mut messages: mpsc::UnboundedReceiver<Batch>,
+        mut passed: watch::Receiver<Passed>,
     ) -> Result<(), Stop> {
         let mut asked = false;
-        while let Some(batch) = messages.recv().await {
+        loop {
+            let batch = tokio::select! {
+                biased;
+                batch = messages.recv() => match batch {
+                    Some(batch) => batch,
+                    None => return Ok(()),
+                },
+                // What the feed refuses makes no event here.
+                Ok(()) = passed.changed() => {
+                    self.tell(&mut passed);
+                    continue;
+                }
+            };
             for message in batch.messages {
                 // The broker may repeat what it has delivered.
                 if message.offset < self.position {
@@ -105,11 +120,20 @@ impl Worker {
                         Err(error) => tracing::warn!(%error, "what the decisions topic is known by is asked again"),
                     }
                 }
-                let committed = Committed { offset: next, metadata: self.handler.state.to_metadata() };
-                let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
+                self.tell(&mut passed);
             }
         }
-        Ok(())
+    }
+
+    /// Tells how far the chain is, and the feed.
+    fn tell(&mut self, passed: &mut watch::Receiver<Passed>) {
+        let Passed { block_mined, reorgs } = *passed.borrow_and_update();
+        let state = &mut self.handler.state;
+        state.block_mined_next = state.block_mined_next.max(block_mined);
+        state.reorgs_next = state.reorgs_next.max(reorgs);
+        let committed = Committed { offset: self.position, metadata: state.to_metadata() };
+        // Without a receiver the sequencer has ended, and nobody needs to know.
+        let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
     }
 
     /// Another sequencer that does not know yet that it lost the partition may be ahead: then what it decided is in the

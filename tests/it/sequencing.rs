@@ -222,6 +222,35 @@ async fn a_sequence_that_does_not_come_is_named_by_readiness_until_it_does() {
     running.stop().await;
 }
 
+/// Neither a block under a sequence that another had nor what is no event gets into the chain: whoever takes hold of it next must
+/// not come upon them again, be the last block that was fed handled or not.
+#[tokio::test(start_paused = true)]
+async fn what_the_feed_refuses_is_refused_once() {
+    for handled in [true, false] {
+        let world = World::new().await;
+        world.mine(1, &[]).await;
+        world.run_until_consumed().await;
+        let seed = world.seed(1, 1).await;
+        let listed = spend(&[seed.coin(0)], 1, 1);
+        let waits_for = if handled { vec![] } else { vec![&listed] };
+        world.mine(2, &waits_for).await;
+        world.mine_as(7, 1, &[]).await;
+        world.produce("block-mined", b"", vec![1, 2, 3]).await;
+        for _ in 0..3 {
+            let running = world.start();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            running.stop().await;
+        }
+        assert_eq!(world.count("dead-letters").await, 2, "handled: {handled}");
+        if !handled {
+            world.validate(&listed).await;
+        }
+        world.mine(3, &[]).await;
+        world.run_until_consumed().await;
+        assert_eq!((world.count("dead-letters").await, world.end("chain", 0).await), (2, 3), "handled: {handled}");
+    }
+}
+
 /// Commits this state for chain offset 0.
 async fn commit(world: &World, state: &ChainState) {
     let group = chain_group(GROUP);
