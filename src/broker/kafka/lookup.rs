@@ -12,7 +12,7 @@ use rdkafka::{
 };
 
 use super::errors::translate;
-use crate::broker::{BrokerError, Committed, TopicPartition};
+use crate::broker::{BrokerError, BrokerErrorKind, Committed, TopicPartition};
 
 /// What the consumer's group has committed, in the order asked for.
 pub(super) fn committed_of<C: ConsumerContext>(
@@ -54,6 +54,45 @@ pub(super) fn watermarks_of<C: ConsumerContext>(
     let answer: KafkaResult<(i64, i64)> = consumer.fetch_watermarks(&at.topic, at.partition, timeout);
     let (low, high) = answer.map_err(|error| translate("look up watermarks", &at.to_string(), &error))?;
     Ok((low.max(0) as u64, high.max(0) as u64))
+}
+
+/// (low, high) watermarks of several partitions, in the order asked for: two requests to each broker that leads some of them.
+pub(super) fn all_watermarks_of<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &[TopicPartition],
+    timeout: Duration,
+) -> Result<Vec<(u64, u64)>, BrokerError> {
+    let lows = ends_of(consumer, partitions, Offset::Beginning, timeout)?;
+    let highs = ends_of(consumer, partitions, Offset::End, timeout)?;
+    Ok(lows.into_iter().zip(highs).collect())
+}
+
+/// Where partitions begin or end. A lookup by timestamp takes either for a time, also where real times are not looked up.
+fn ends_of<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &[TopicPartition],
+    end: Offset,
+    timeout: Duration,
+) -> Result<Vec<u64>, BrokerError> {
+    const OPERATION: &str = "look up watermarks";
+    let Some(first) = partitions.first() else { return Ok(Vec::new()) };
+    let mut asked = TopicPartitionList::with_capacity(partitions.len());
+    for at in partitions {
+        let added = asked.add_partition_offset(&at.topic, at.partition, end);
+        added.map_err(|error| translate(OPERATION, &at.to_string(), &error))?;
+    }
+    let answer = consumer.offsets_for_times(asked, timeout);
+    let answer = answer.map_err(|error| translate(OPERATION, &first.topic, &error))?;
+    let told = |at: &TopicPartition| {
+        let unknown = || BrokerError::new(BrokerErrorKind::Retryable, OPERATION, format!("{at}: no answer"));
+        let element = answer.find_partition(&at.topic, at.partition).ok_or_else(unknown)?;
+        element.error().map_err(|error| translate(OPERATION, &at.to_string(), &error))?;
+        match element.offset() {
+            Offset::Offset(offset) => Ok(offset.max(0) as u64),
+            _ => Err(unknown()),
+        }
+    };
+    partitions.iter().map(told).collect()
 }
 
 /// The high watermark as the last fetch told it, without asking anybody; 0 when unknown.

@@ -47,6 +47,31 @@ impl MockCluster {
         &self.bootstrap_servers
     }
 
+    /// How long every answer takes from now on.
+    #[cfg(test)]
+    pub(super) fn slow_down(&self, round_trip: std::time::Duration) {
+        let cluster = self.owner.client().mock_cluster().expect("it was started with one");
+        cluster.broker_round_trip_time(1, round_trip).expect("it has one broker");
+    }
+
+    /// What was asked since the last call, by the number of the API; the first call begins to listen.
+    #[cfg(test)]
+    pub(super) fn requests(&self) -> Vec<i16> {
+        use rdkafka::bindings;
+        // SAFETY: the owner, and with it the cluster, lives through all calls, each of which takes the cluster's lock; the array is ours
+        // until it is destroyed, with its length as it was told.
+        unsafe {
+            let cluster = rd_kafka_handle_mock_cluster(self.owner.client().native_ptr());
+            let mut count = 0;
+            let requests = bindings::rd_kafka_mock_get_requests(cluster, &mut count);
+            let keys = (0..count).map(|at| bindings::rd_kafka_mock_request_api_key(*requests.add(at))).collect();
+            bindings::rd_kafka_mock_request_destroy_array(requests, count);
+            bindings::rd_kafka_mock_clear_requests(cluster);
+            bindings::rd_kafka_mock_start_request_tracking(cluster);
+            keys
+        }
+    }
+
     /// Serves the owner's log lines; the cluster has threads of its own and needs nothing else.
     pub fn poll(&self) {
         self.owner.poll(std::time::Duration::ZERO);

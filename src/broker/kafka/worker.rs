@@ -219,7 +219,7 @@ impl Worker {
             .step
             .take()
             .map(|step| match step {
-                Step::Assign { .. } => (Change::Assign, TopicPartitionList::new()),
+                Step::Assign { .. } | Step::LookUp { .. } => (Change::Assign, TopicPartitionList::new()),
                 Step::Revoke { tpl, .. } => (Change::Revoke, tpl),
             })
             .into_iter()

@@ -6,7 +6,9 @@ use std::{
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -21,11 +23,11 @@ use tracing::{error, info, warn};
 use super::{
     super::{
         inbox::Revocation,
-        lookup::{committed_of, watermarks_of},
+        lookup::{all_watermarks_of, committed_of},
     },
     Worker,
 };
-use crate::broker::{Assigned, BrokerError, Polled, TopicPartition};
+use crate::broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Polled, TopicPartition};
 
 /// The pause before a start position is looked up again.
 const LOOK_UP_PAUSE: Duration = Duration::from_millis(500);
@@ -87,9 +89,13 @@ pub(super) fn carry_out(consumer: &BaseConsumer<Context>, change: Change, tpl: &
     }
 }
 
+/// Where partitions start, or why that is not known yet.
+type Starts = Result<Vec<Assigned>, BrokerError>;
+
 /// A rebalance that is being carried out.
 pub(super) enum Step {
     Assign { tpl: TopicPartitionList, not_before: Instant },
+    LookUp { tpl: TopicPartitionList, answer: mpsc::Receiver<Starts> },
     Revoke { tpl: TopicPartitionList, partitions: Vec<TopicPartition>, deadline: Instant },
 }
 
@@ -105,7 +111,15 @@ impl Worker {
             });
         }
         match self.step.take() {
-            Some(Step::Assign { tpl, not_before }) if not_before <= Instant::now() => self.assign(tpl),
+            Some(Step::Assign { tpl, not_before }) if not_before <= Instant::now() => self.look_up(tpl),
+            Some(Step::LookUp { tpl, answer }) => match answer.try_recv() {
+                Ok(starts) => self.assign(tpl, starts),
+                Err(mpsc::TryRecvError::Empty) => {
+                    self.step = Some(Step::LookUp { tpl, answer });
+                    false
+                }
+                Err(mpsc::TryRecvError::Disconnected) => self.assign(tpl, Err(unanswered("it ended without a word"))),
+            },
             Some(Step::Revoke { tpl, partitions, deadline }) => self.let_go(tpl, partitions, deadline),
             waiting => {
                 self.step = waiting;
@@ -163,9 +177,25 @@ impl Worker {
         true
     }
 
-    /// Looks up where to start, splits the queues and starts reading.
-    fn assign(&mut self, tpl: TopicPartitionList) -> bool {
-        let assigned = match self.look_up(&tpl) {
+    /// Begins to look up where to start, on a thread of its own: what is read already is polled meanwhile.
+    fn look_up(&mut self, tpl: TopicPartitionList) -> bool {
+        let (partitions, timeout) = (self.partitions(&tpl), self.settings.request_timeout);
+        let (consumer, me, (sender, answer)) = (self.consumer.clone(), thread::current(), mpsc::channel());
+        let started = thread::Builder::new().name("kafka-look-up".into()).spawn(move || {
+            // Without a receiver the consumer is closed.
+            let _ = sender.send(starts_of(&consumer, partitions, timeout));
+            me.unpark();
+        });
+        match started {
+            Ok(_) => self.step = Some(Step::LookUp { tpl, answer }),
+            Err(error) => return self.assign(tpl, Err(unanswered(format!("no thread: {error}")))),
+        }
+        true
+    }
+
+    /// Splits the queues and starts reading.
+    fn assign(&mut self, tpl: TopicPartitionList, starts: Starts) -> bool {
+        let assigned = match starts {
             Ok(assigned) => assigned,
             Err(error) => {
                 warn!(%error, "start positions not known yet");
@@ -190,16 +220,18 @@ impl Worker {
         self.shared.ring();
         true
     }
+}
 
-    fn look_up(&mut self, tpl: &TopicPartitionList) -> Result<Vec<Assigned>, BrokerError> {
-        let partitions = self.partitions(tpl);
-        let committed = committed_of(&self.consumer, &partitions, self.settings.request_timeout)?;
-        let mut assigned = Vec::with_capacity(partitions.len());
-        for (partition, committed) in partitions.into_iter().zip(committed) {
-            let (low, high_watermark) = watermarks_of(&self.consumer, &partition, self.settings.request_timeout)?;
-            let position = committed.as_ref().map_or(low, |committed| committed.offset);
-            assigned.push(Assigned { partition, epoch: next_epoch(), committed, position, high_watermark });
-        }
-        Ok(assigned)
-    }
+fn starts_of(consumer: &BaseConsumer<Context>, partitions: Vec<TopicPartition>, timeout: Duration) -> Starts {
+    let committed = committed_of(consumer, &partitions, timeout)?;
+    let watermarks = all_watermarks_of(consumer, &partitions, timeout)?;
+    let start = |((partition, committed), (low, high_watermark)): ((_, Option<Committed>), _)| {
+        let position = committed.as_ref().map_or(low, |committed| committed.offset);
+        Assigned { partition, epoch: next_epoch(), committed, position, high_watermark }
+    };
+    Ok(partitions.into_iter().zip(committed).zip(watermarks).map(start).collect())
+}
+
+fn unanswered(why: impl Into<String>) -> BrokerError {
+    BrokerError::new(BrokerErrorKind::Retryable, "look up start positions", why)
 }
