@@ -4,6 +4,8 @@
 //! transaction can have several bodies, whose records come and go (a verdict replaces a body; a node forgets a record). None of
 //! them overwrites another: what a record refers to stays what it was, whoever comes late.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 
 use super::{
@@ -11,7 +13,11 @@ use super::{
     check::{self, check_tx, error},
     frame::Framed,
 };
-use crate::{record::Blob, telemetry::BlobOperation, tx::Txid};
+use crate::{
+    record::{Blob, StoredOutput},
+    telemetry::BlobOperation,
+    tx::Txid,
+};
 
 impl BlobStore {
     /// Stores a transaction, unless it is stored, and answers which blob it is. Repeated, it answers the same.
@@ -19,7 +25,7 @@ impl BlobStore {
     /// # Errors
     /// As [`put_tx`](Self::put_tx).
     pub async fn keep_tx(&self, txid: Txid, bytes: Bytes) -> Result<Blob, BlobError> {
-        if self.put_tx(txid, bytes.clone()).await? != Put::OtherStored {
+        if is_first(self.put_tx(txid, bytes.clone()).await)? {
             return Ok(Blob::First);
         }
         self.watched(BlobOperation::PutTx, async {
@@ -44,12 +50,32 @@ impl BlobStore {
         }
     }
 
+    /// These outputs of a transaction as it was kept, as [`tx_outputs`](Self::tx_outputs) reads them; `None`: there is no such blob.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`].
+    pub async fn kept_tx_outputs(
+        &self,
+        txid: Txid,
+        blob: Blob,
+        vouts: &[u32],
+        reuse: Reuse,
+    ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
+        match blob {
+            Blob::First => self.tx_outputs(txid, vouts, reuse).await,
+            Blob::Other(content) => {
+                let name = BlobName::tx(txid).with_content(content);
+                self.watched(BlobOperation::GetTx, self.streamed_outputs(name, vouts)).await
+            }
+        }
+    }
+
     /// Stores the known outputs of a partial transaction, unless they are stored, and answers which blob they are.
     ///
     /// # Errors
     /// As [`put_outputs`](Self::put_outputs).
     pub async fn keep_outputs(&self, partial: &PartialTx) -> Result<Blob, BlobError> {
-        if self.put_outputs(partial).await? != Put::OtherStored {
+        if is_first(self.put_outputs(partial).await)? {
             return Ok(Blob::First);
         }
         self.watched(BlobOperation::PutOutputs, async {
@@ -85,6 +111,19 @@ impl BlobStore {
     }
 }
 
+/// Whether what was put is the first blob of its transaction. One that is there and damaged is not: a good one is kept beside it, and who
+/// refers to the damaged one hears of it when it is read.
+fn is_first(put: Result<Put, BlobError>) -> Result<bool, BlobError> {
+    match put {
+        Ok(put) => Ok(put != Put::OtherStored),
+        Err(error) if error.kind == BlobErrorKind::Corrupt => {
+            tracing::warn!(%error, "a good one is kept beside it");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 async fn content_hash(bytes: &Bytes) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(&Framed::new(bytes.clone()).await.checksum);
@@ -94,7 +133,7 @@ async fn content_hash(bytes: &Bytes) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{blob::conformance::transaction, record::StoredOutput};
+    use crate::blob::conformance::transaction;
 
     /// One transaction, by what it claims.
     fn claiming(satoshis: u64) -> (Txid, Bytes) {
@@ -136,6 +175,22 @@ mod tests {
         assert_eq!(store.keep_outputs(&other).await.unwrap(), blob);
         assert_eq!(store.kept_outputs(first.txid, Blob::First).await.unwrap(), Some(first));
         assert_eq!(store.kept_outputs(other.txid, blob).await.unwrap(), Some(other));
+    }
+
+    #[tokio::test]
+    async fn a_good_one_is_kept_beside_a_damaged_one() {
+        let objects = std::sync::Arc::new(object_store::memory::InMemory::new());
+        let store = BlobStore::new(objects.clone(), Default::default());
+        let (txid, bytes) = claiming(1);
+        store.keep_tx(txid, bytes.clone()).await.unwrap();
+        let damaged = object_store::PutPayload::from_static(b"rotten");
+        object_store::ObjectStoreExt::put(objects.as_ref(), &BlobName::tx(txid).path(), damaged).await.unwrap();
+        let blob = store.keep_tx(txid, bytes.clone()).await.unwrap();
+        assert!(matches!(blob, Blob::Other(_)));
+        assert_eq!(store.keep_tx(txid, bytes.clone()).await.unwrap(), blob, "twice is once");
+        assert_eq!(store.kept_tx(txid, blob, Reuse::Unlikely).await.unwrap(), Some(bytes));
+        let outputs = store.kept_tx_outputs(txid, blob, &[2, 9], Reuse::Likely).await.unwrap().unwrap();
+        assert_eq!(outputs.keys().copied().collect::<Vec<_>>(), [2], "it has five");
     }
 
     #[tokio::test]

@@ -187,7 +187,7 @@ impl BlobStore {
         .await
     }
 
-    /// Stores a transaction in the place of whatever is stored under its id: for `ReplaceBody`, and to mend what is corrupt. Whoever
+    /// Stores a transaction in the place of whatever is stored under its id: to mend by hand what is corrupt. Whoever
     /// calls this must be the only one: a late one takes effect late. Other instances may hold what was there for
     /// [`BlobOptions::keep`].
     ///
@@ -247,14 +247,24 @@ impl BlobStore {
                 }
                 cached => cached,
             };
-            let found = match whole {
-                Some(bytes) => Some(check::transaction(&bytes, vouts).await.map_err(|damage| damage.of(name))?),
-                None => self.stream(name, vouts).await?,
-            };
-            let stored = |(vout, (satoshis, script))| (vout, StoredOutput { satoshis, script: Bytes::from(script) });
-            Ok(found.map(|found| found.outputs.into_iter().map(stored).collect()))
+            match whole {
+                Some(bytes) => {
+                    let found = check::transaction(&bytes, vouts).await.map_err(|damage| damage.of(name))?;
+                    Ok(Some(outputs_of(found)))
+                }
+                None => self.streamed_outputs(name, vouts).await,
+            }
         })
         .await
+    }
+
+    /// These outputs of the transaction in a blob, with a mebibyte of it in memory at a time.
+    pub(super) async fn streamed_outputs(
+        &self,
+        name: BlobName,
+        vouts: &[u32],
+    ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
+        Ok(self.stream(name, vouts).await?.map(outputs_of))
     }
 
     /// Stores the known outputs of a partial transaction, unless some are stored under its id.
@@ -509,4 +519,10 @@ impl BlobStore {
         }
         done
     }
+}
+
+/// As records have them.
+fn outputs_of(found: StreamedTransaction) -> BTreeMap<u32, StoredOutput> {
+    let stored = |(vout, (satoshis, script))| (vout, StoredOutput { satoshis, script: Bytes::from(script) });
+    found.outputs.into_iter().map(stored).collect()
 }

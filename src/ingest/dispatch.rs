@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    pin::Pin,
     time::Duration,
 };
 
@@ -176,7 +177,8 @@ impl Dispatcher {
         let (rows, tokens) = (take_first(&mut self.rows, size), take_first(&mut self.tokens, size));
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
-        let work = apply_until_done(self.store.clone(), self.settings, self.done.clone(), tokens, rows);
+        let batch = Batch { tokens, rows, takes_a_place: true };
+        let work = apply_until_done(self.store.clone(), self.settings, self.done.clone(), batch);
         spawn("writing to the store", &self.done, work);
     }
 
@@ -249,34 +251,34 @@ impl Reporter {
     }
 }
 
+/// Rows that are sent together.
+struct Batch {
+    tokens: Vec<Token>,
+    rows: Vec<Row>,
+    /// It counts among those that may be on their way at once.
+    takes_a_place: bool,
+}
+
 async fn apply_until_done(
     store: Store,
     settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
-    mut tokens: Vec<Token>,
-    mut rows: Vec<Row>,
+    Batch { mut tokens, mut rows, takes_a_place }: Batch,
 ) {
     let mut backoff = backoff(&settings, rows.first().map(|row| &row.key));
-    let mut reporter = Reporter::new(done);
+    let mut reporter = Reporter::new(done.clone());
     loop {
         let results = store.engine.apply(&rows).await;
         let mut outcomes = Vec::with_capacity(results.len());
         let mut again = (Vec::new(), Vec::new());
         let mut error = None;
-        for ((token, mut row), result) in tokens.into_iter().zip(rows).zip(results) {
+        for ((token, row), result) in tokens.into_iter().zip(rows).zip(results) {
             match result {
                 Ok(outcome) => outcomes.push((token, outcome)),
+                // Beside the others, which do not wait for the blob store, and out of their places.
                 Err(why) if why.kind == ErrorKind::TooBig => {
-                    let tell = |failed: Option<&EngineError>| {
-                        reporter.tried(failed);
-                    };
-                    let lighter = Box::pin(store.lighter(&row, tell)).await;
-                    match lighter.and_then(|lighter| lighter.ok_or(why)) {
-                        Ok(lighter) => row = lighter,
-                        Err(why) => error = Some(why),
-                    }
-                    again.0.push(token);
-                    again.1.push(row);
+                    let work = apply_lighter(store.clone(), settings, done.clone(), token, row, why);
+                    spawn("writing to the blob store", &done, work);
                 }
                 Err(why) => {
                     error = Some(why);
@@ -285,13 +287,40 @@ async fn apply_until_done(
                 }
             }
         }
-        let last = again.0.is_empty();
-        if !reporter.tried(error.as_ref()) || !reporter.tell(Done::Rows { outcomes, last }) || last {
+        let ended = again.0.is_empty();
+        let told = Done::Rows { outcomes, last: ended && takes_a_place };
+        if !reporter.tried(error.as_ref()) || !reporter.tell(told) || ended {
             return;
         }
         (tokens, rows) = again;
         backoff.pause().await;
     }
+}
+
+/// What the engine found too big, without its body. Boxed, since it may find the next one so.
+fn apply_lighter(
+    store: Store,
+    settings: DispatchSettings,
+    done: mpsc::UnboundedSender<Done>,
+    token: Token,
+    row: Row,
+    why: EngineError,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
+        let mut reporter = Reporter::new(done.clone());
+        let tell = |failed: Option<&EngineError>| {
+            reporter.tried(failed);
+        };
+        match store.lighter(&row, tell).await.and_then(|lighter| lighter.ok_or(why)) {
+            Ok(row) => {
+                let batch = Batch { tokens: vec![token], rows: vec![row], takes_a_place: false };
+                apply_until_done(store, settings, done, batch).await;
+            }
+            Err(why) => {
+                reporter.tried(Some(&why));
+            }
+        }
+    })
 }
 
 async fn read_until_done(

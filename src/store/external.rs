@@ -3,7 +3,7 @@
 //! `DESIGN.md` section 5 and `semantics.md`, "External"; seed `003_f428a83e5197ea21.txt`, "External Blob Storage". What the blob
 //! store cannot do now is tried again: an event that needs it waits, as it waits for the engine.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse},
@@ -95,11 +95,11 @@ impl Store {
     pub(super) async fn external_outputs(
         &self,
         txid: Txid,
+        blob: Blob,
         vouts: &[u32],
-    ) -> Result<std::collections::BTreeMap<u32, StoredOutput>, BodyError> {
+    ) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
         let blobs = self.blobs.as_ref().ok_or(BodyError::External { txid })?;
-        // Whatever it claims of its inputs, its outputs are the same in all its blobs.
-        let found = self.asked(|| blobs.tx_outputs(txid, vouts, Reuse::Likely)).await;
+        let found = self.asked(|| blobs.kept_tx_outputs(txid, blob, vouts, Reuse::Likely)).await;
         found.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::NoBlob { txid })
     }
 

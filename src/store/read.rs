@@ -372,8 +372,8 @@ impl Store {
     /// These outputs of a stored transaction, those that it has; its body is hashed again. Of a large one only they are held.
     async fn outputs_at(&self, master: &Page, vouts: Vec<u32>) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
         let txid = master.txid;
-        if matches!(master.body(), Some(Body::External(_))) && !master.is_partial() {
-            return Box::pin(self.external_outputs(txid, &vouts)).await;
+        if let (Some(Body::External(blob)), false) = (master.body(), master.is_partial()) {
+            return Box::pin(self.external_outputs(txid, *blob, &vouts)).await;
         }
         let body = self.body(master).await?;
         let body = ParsedBody::parse(txid, &body)?;
