@@ -172,7 +172,8 @@ impl Feed {
 
     /// What has no sequence has its turn when nothing is before it.
     async fn bury_heads(&mut self, source: Source) -> Result<(), BrokerError> {
-        while let Some((Err(why), message)) = self.tap(source).heads.pop_front_if(|(sequence, _)| sequence.is_err()) {
+        while self.tap(source).heads.front().is_some_and(|(sequence, _)| sequence.is_err()) {
+            let Some((Err(why), message)) = self.tap(source).heads.pop_front() else { break };
             self.bury(source, DeadLetterClass::Decode, message, why).await?;
         }
         Ok(())
