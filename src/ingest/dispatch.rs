@@ -1,7 +1,7 @@
 //! Rows to the engine: gathered by size and age, many batches in flight, failures tried again with a growing pause.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     pin::Pin,
     time::Duration,
 };
@@ -101,8 +101,9 @@ pub struct Dispatcher {
     store: Store,
     settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
-    tokens: Vec<Token>,
-    rows: Vec<Row>,
+    /// What waits for its turn, as many as may be in flight: taken from the front, without moving the rest.
+    tokens: VecDeque<Token>,
+    rows: VecDeque<Row>,
     oldest: Option<Instant>,
     reads: Vec<(Reading, Txid)>,
     in_flight: usize,
@@ -115,8 +116,8 @@ impl Dispatcher {
             store,
             settings,
             done,
-            tokens: Vec::new(),
-            rows: Vec::new(),
+            tokens: VecDeque::new(),
+            rows: VecDeque::new(),
             oldest: None,
             reads: Vec::new(),
             in_flight: 0,
@@ -126,8 +127,8 @@ impl Dispatcher {
     /// Adds a row; full batches leave at once.
     pub fn push(&mut self, token: Token, row: Row) {
         self.oldest.get_or_insert_with(Instant::now);
-        self.tokens.push(token);
-        self.rows.push(row);
+        self.tokens.push_back(token);
+        self.rows.push_back(row);
         if self.rows.len() >= self.settings.batch_size && self.in_flight < self.settings.in_flight_batches {
             self.send();
         }
@@ -174,7 +175,7 @@ impl Dispatcher {
 
     fn send(&mut self) {
         let size = self.rows.len().min(self.settings.batch_size);
-        let (rows, tokens) = (take_first(&mut self.rows, size), take_first(&mut self.tokens, size));
+        let (rows, tokens) = (self.rows.drain(..size).collect(), self.tokens.drain(..size).collect());
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
         let batch = Batch { tokens, rows, takes_a_place: true };
@@ -205,14 +206,6 @@ impl Dispatcher {
         let work = read_until_done(self.store.clone(), self.settings, self.done.clone(), reads);
         spawn("reading from the store", &self.done, work);
     }
-}
-
-/// Takes the first `count` out. What stays has room for as many again: the next batch will be much like this one, and
-/// growing by doubling would copy every row once more.
-fn take_first<T>(all: &mut Vec<T>, count: usize) -> Vec<T> {
-    let mut rest = Vec::with_capacity(count.max(all.len() - count));
-    rest.extend(all.drain(count..));
-    std::mem::replace(all, rest)
 }
 
 /// The pauses of a task: by what it begins with, so that two tasks, or two instances, do not try again in step.
