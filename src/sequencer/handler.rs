@@ -307,8 +307,10 @@ impl Handler {
 
     /// Makes stubs of transactions that a node forgot and that do not come again by themselves: their events may wait for a
     /// verdict that stands behind the present event. Whoever waits long looks at his own record, and gives the stub its body.
+    /// Of what is live it is another page that is not there: that is made again from the body.
     pub async fn call_for(&self, at: At, absent: Vec<Txid>) -> Result<(), Stop> {
-        self.contest_holders(at, Phase::Apply, absent).await.map(drop)
+        self.contest_holders(at, Phase::Apply, absent.clone()).await?;
+        self.complete(&absent).await
     }
 
     /// Whether it is live at the frontier of the rebuild that is going on. What is decided against it on the way there is not

@@ -17,7 +17,7 @@ use utxo_store::{
 
 use crate::{
     regressions::held::{Held, is_create_of},
-    world::{Coin, MAY_FORGET, Made, PARTITIONS, World, block_event, coinbase, spend, spend_claiming},
+    world::{Coin, MAY_FORGET, Made, PARTITIONS, World, WorldSettings, block_event, coinbase, spend, spend_claiming},
 };
 
 /// The events of a transaction, with their partition.
@@ -308,6 +308,35 @@ async fn what_a_decision_needs_is_called_for() {
         );
     }
     world.check_without_model("called for").await;
+}
+
+/// A decision gives away an output on a page that a node forgot, while the event that would make the page again waits for what stands
+/// behind the decision (simulator, seed 563).
+#[tokio::test(start_paused = true)]
+async fn a_page_that_a_decision_needs_is_made_again() {
+    let world = World::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(1) }).await;
+    let seed = world.seed(1, 1).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let wide = spend(&[parent.coin(0)], 2, 2);
+    let winner = spend(&[wide.coin(1)], 1, 3);
+    stored_for_good(&world, &[&seed]).await;
+    world.validate(&wide).await;
+    let (_, message) = events_of(&world, &wide).await.remove(0);
+    let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!("no event") };
+    for operation in [Operation::Create(tx.page.clone()), Operation::ClearCreating] {
+        world.store.apply(vec![Row { key: Key::master(wide.txid), operation }]).await.unwrap();
+    }
+    world.validate(&winner).await;
+    contest(&world, &winner, 0, Reason::Found).await;
+    decided(&world, 0, vec![accepted(&winner, &[(&wide.coin(1), &winner)], &[], false)]).await;
+    let running = world.start();
+    while state(&world, &winner).await != Some(TxState::Live) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.validate(&parent).await;
+    world.until_consumed().await;
+    running.stop().await;
+    world.check_without_model("a page that a decision needs").await;
 }
 
 /// A node forgets the record of a transaction; an event that claims wrongly what it spends finds that its slots name it already
