@@ -447,7 +447,13 @@ mod tests {
             for page in &all {
                 let listed = bins.spent_pages.contains(&page.number);
                 prop_assert_eq!(listed, page.number > 0 && page.record_utxos == 0);
-                prop_assert!(page.utxos.as_ref().unwrap().len() <= size as usize);
+                let slots = page.utxos.as_ref().unwrap();
+                prop_assert!(slots.len() <= size as usize);
+                // Gaps have no amount; the master has its outputs, until they are put elsewhere.
+                let first = page.number as usize * size as usize;
+                let of_body = bins.body.as_ref().unwrap().amount_sizes(usize::MAX);
+                let expected = if page.number == 0 { Bytes::new() } else { of_body.slice(first..first + slots.len()) };
+                prop_assert_eq!(&page.amount_sizes, &expected);
             }
         }
     }

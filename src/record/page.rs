@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-use crate::tx::{Txid, UtxoHash};
+use crate::tx::{Transaction, Txid, UtxoHash, amount_size};
 
 /// When the sequencer last changed a record: bin `chainPos`. A record refuses an operation with an earlier stamp; with
 /// an equal one the operation's own compare-and-set decides. So a zombie or a replay can do no harm.
@@ -219,6 +219,17 @@ impl Body {
         };
         size as u64
     }
+
+    /// What `amountSizes` of a master with so many slots would be: of the first outputs. Empty where the body does not tell.
+    pub fn amount_sizes(&self, slots: usize) -> Bytes {
+        match self {
+            Body::Transaction(bytes) => Transaction::parse(bytes).map_or(Bytes::new(), |transaction| {
+                transaction.outputs().take(slots).map(|output| amount_size(output.satoshis)).collect()
+            }),
+            Body::Outputs(outputs) => outputs.iter().take(slots).map(StoredOutput::amount_size_of).collect(),
+            Body::External(_) => Bytes::new(),
+        }
+    }
 }
 
 /// An output of a partial transaction.
@@ -228,6 +239,13 @@ pub struct StoredOutput {
     pub satoshis: u64,
     /// Its locking script.
     pub script: Bytes,
+}
+
+impl StoredOutput {
+    /// 0 in a gap.
+    pub(crate) fn amount_size_of(output: &Option<StoredOutput>) -> u8 {
+        output.as_ref().map_or(0, |output| amount_size(output.satoshis))
+    }
 }
 
 /// An audit entry of a reassignment, with what is needed to check the new owner's spend.
@@ -264,6 +282,11 @@ pub struct Page {
     pub extended_size: u64,
     /// `utxos`: `None` in a stub and in a tombstone
     pub utxos: Option<Vec<Slot>>,
+    /// `amountSizes`: how many bytes each output's amount takes in the hash of its slot ([`amount_size`]), 0 in a gap. There, unless
+    /// the reference system wrote the record, where the outputs are not: with the hash it commits to script and amount each.
+    ///
+    /// [`amount_size`]: crate::tx::amount_size
+    pub amount_sizes: Bytes,
     /// `spentUtxos`: spent slots of this page
     pub spent_utxos: u32,
     /// `recordUtxos`: slots of this page that are not nil, plus one for each reassignment
@@ -350,6 +373,7 @@ impl Page {
             size_in_bytes: 0,
             extended_size: 0,
             utxos: None,
+            amount_sizes: Bytes::new(),
             spent_utxos: 0,
             record_utxos: 0,
             is_coinbase: false,

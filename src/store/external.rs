@@ -181,13 +181,14 @@ fn with_body(operation: &Operation, body: Body) -> Operation {
     }
 }
 
-/// The same master with another body.
+/// The same master with its body elsewhere.
 pub(super) fn page_with_body(page: &Arc<Page>, body: Body) -> Arc<Page> {
-    let mut page = page.clone();
-    if let Some(master) = &mut Arc::make_mut(&mut page).master {
-        master.body = Some(body);
+    let mut page = Page::clone(page);
+    let slots = page.utxos.as_ref().map_or(0, Vec::len);
+    if let Some(inline) = page.master.as_mut().and_then(|master| master.body.replace(body)) {
+        page.amount_sizes = inline.amount_sizes(slots);
     }
-    page
+    Arc::new(page)
 }
 
 /// What keeps a body out of the blob store, to those who wait for the engine: for all but bytes that are not what they should be

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     engine::{EngineError, Set},
     record::{Master, Page, Record, Slot, TxState, Verdict},
-    tx::{Outpoint, Txid, utxo_hash},
+    tx::{Outpoint, Txid, amount_size, utxo_hash},
 };
 
 use super::{
@@ -375,7 +375,9 @@ fn own_slots<'a>(
         let vout = first.saturating_add(offset);
         let Some(hash) = slot.hash().filter(|_| !reassigned.contains(&offset)) else { continue };
         let expected = output.map(|output| utxo_hash(&page.txid, vout, output.script, output.satoshis));
-        if expected != Some(hash) {
+        let size = page.amount_sizes.get(offset as usize).copied();
+        let is_sized = page.amount_sizes.is_empty() || size == output.map(|output| amount_size(output.satoshis));
+        if expected != Some(hash) || !is_sized {
             found(Violation::SlotHash { outpoint: Outpoint { txid: page.txid, vout } });
         }
     }

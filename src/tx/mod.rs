@@ -20,7 +20,7 @@ pub mod varint;
 
 pub use builder::TransactionBuilder;
 pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
-pub use hash::{double_sha256, utxo_hash};
+pub use hash::{amount_size, double_sha256, utxo_hash};
 pub use id::{Outpoint, ParseIdError, Txid, UtxoHash};
 pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
 pub use slots::{Network, UnknownNetwork, has_slot};

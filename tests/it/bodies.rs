@@ -105,6 +105,38 @@ async fn whatever_becomes_of_a_large_transaction() {
     }
 }
 
+/// The hash of a slot runs script and amount into one another: an output of 33 satoshis whose script ends in `fd` and a byte has that
+/// of a shorter script with thousands.
+/// Protects: such a claim is refused wherever the outputs are, with the record, in the blob store or with another page's master.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_moves_bytes_from_the_script_to_the_amount() {
+    for (page_size, limit) in [(8, u64::MAX), (8, 0), (1, u64::MAX), (1, 0)] {
+        let (world, _) = world(page_size, limit).await;
+        let outputs = (0..3).map(|vout| (66, vec![0x52, 0xfd, vout])).collect();
+        let partial = Made { outputs, ..World::partial(1, 3) };
+        world.produce_partial(&partial).await;
+        let whole = spend(&[partial.coin(0)], 2, 0xfd);
+        world.validate(&whole).await;
+        let running = world.start();
+        world.until_consumed().await;
+        for (coin, tag) in [partial.coin(1), partial.coin(2), whole.coin(0), whole.coin(1)].into_iter().zip(1..) {
+            let [script, 0xfd, low] = coin.script[..] else { panic!("{coin:?}") };
+            let claimed = Coin { satoshis: coin.satoshis << 8 | u64::from(low), script: vec![script], ..coin.clone() };
+            assert_eq!(claimed.utxo_hash(), coin.utxo_hash());
+            let (lie, honest) = (spend_claiming(&[coin.clone()], &[claimed], 1, tag), spend(&[coin], 1, tag));
+            world.validate(&lie).await;
+            world.until_consumed().await;
+            let refused = TxState::Conflicting(Verdict::Conflicting(Reason::Mismatch { input: 0 }));
+            assert_eq!(state(&world, &lie).await, refused, "{page_size} a page, limit {limit}");
+            world.validate(&honest).await;
+            world.until_consumed().await;
+            assert_eq!(state(&world, &honest).await, TxState::Live);
+        }
+        running.stop().await;
+        world.check("claims of moved bytes").await;
+    }
+}
+
 /// Protects: what waits for the blob store is no dead letter and is not lost, readiness names the blob store for as long as it lasts,
 /// and the rest goes on.
 #[tokio::test(start_paused = true)]

@@ -40,7 +40,7 @@ use utxo_store::{
         into_page,
     },
     telemetry::Metrics,
-    tx::{Network, Outpoint, Transaction, Txid, varint},
+    tx::{Network, Outpoint, Transaction, Txid, UtxoHash, utxo_hash, varint},
 };
 
 use crate::model::{self, Complaint, Expected, Logs, Model};
@@ -73,6 +73,13 @@ pub struct Coin {
     pub outpoint: Outpoint,
     pub satoshis: u64,
     pub script: Vec<u8>,
+}
+
+impl Coin {
+    /// What its slot commits to.
+    pub fn utxo_hash(&self) -> UtxoHash {
+        utxo_hash(&self.outpoint.txid, self.outpoint.vout, &self.script, self.satoshis)
+    }
 }
 
 /// A transaction that spends `coins` and makes `count` outputs; `tag` sets rivals apart.

@@ -14,8 +14,8 @@ use super::{
 
 /// Batches of writes, and expressions in their rows, with the records of one format in memory and on devices.
 const OLDEST: Release = Release(7, 0);
-/// A slot that is spent: its place in the list, its type and 68 bytes.
-const SPENT_SLOT_BYTES: u64 = 71;
+/// A slot that is spent: its place in the list, its type and 68 bytes; and the size of its amount.
+const SPENT_SLOT_BYTES: u64 = 72;
 /// What a page takes besides its slots, generously.
 const PAGE_BYTES: u64 = 4_096;
 /// The server's own default.

@@ -35,6 +35,8 @@ pub const PRESERVE_UNTIL: &str = "preserveUntil";
 
 /// Ours: the number of a page that is not the master, so that its key is known from a scan, which returns digests.
 pub const PAGE_NUMBER: &str = "pageNumber";
+/// Ours: a byte for each slot, the size of the output's amount in the slot's hash; where the outputs are not.
+pub const AMOUNT_SIZES: &str = "amountSizes";
 /// Ours: milliseconds since the epoch, indexed; there exactly while `creating` is.
 pub const CREATING_AT: &str = "creatingAt";
 /// Ours: slots with a history, ascending.

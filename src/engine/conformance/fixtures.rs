@@ -11,7 +11,7 @@ use crate::{
         Blob, BlockRecord, Body, Consumed, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn, Operation, Page,
         Phase, Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
     },
-    tx::{Txid, UtxoHash},
+    tx::{Txid, UtxoHash, amount_size},
 };
 
 /// The transaction of this number in a family of them; families never meet, and ids are spread as real ones are.
@@ -92,6 +92,19 @@ pub(crate) fn whole(txid: Txid, slots: u32) -> Page {
     page
 }
 
+/// [`page_of`] whose outputs are in the blob store; not of the reference system, which does not note the sizes of amounts.
+pub(crate) fn elsewhere(txid: Txid, slots: u32) -> Page {
+    let mut page = Page { size_in_bytes: 300, amount_sizes: amount_sizes(slots), ..page_of(txid, slots) };
+    if let Some(master) = &mut page.master {
+        master.body = Some(Body::External(Blob::First));
+    }
+    page
+}
+
+fn amount_sizes(slots: u32) -> Bytes {
+    (0..slots).map(|n| amount_size(output(n).satoshis)).collect()
+}
+
 /// A master not all of whose pages are known to be there, since this time.
 pub(crate) fn creating(txid: Txid, slots: u32, since_ms: u64) -> Page {
     let mut page = Page { creating_at: Some(since_ms), ..page_of(txid, slots) };
@@ -104,7 +117,7 @@ pub(crate) fn creating(txid: Txid, slots: u32, since_ms: u64) -> Page {
 
 /// Page 1 of a transaction.
 pub(crate) fn second_page(txid: Txid, slots: u32) -> Page {
-    Page { number: 1, master: None, ..page_of(txid, slots) }
+    Page { number: 1, master: None, amount_sizes: amount_sizes(slots), ..page_of(txid, slots) }
 }
 
 /// A contested transaction, whole.

@@ -35,6 +35,11 @@ fn ways(txid: Txid) -> Vec<(&'static str, Vec<Operation>)> {
         ("absent", vec![]),
         ("live", vec![live()]),
         ("live, whole body", vec![create(whole(txid, 4))]),
+        ("live, body elsewhere", vec![create(elsewhere(txid, 4))]),
+        (
+            "live, body elsewhere, of the reference",
+            vec![create(Page { amount_sizes: Default::default(), ..elsewhere(txid, 4) })],
+        ),
         ("live, no outputs left out", vec![create(nil_between(page_of(txid, 3)))]),
         ("immature coinbase", vec![create(coinbase)]),
         ("locked", vec![create(Page { locked: true, ..page_of(txid, 4) })]),
@@ -87,6 +92,8 @@ fn operations(txid: Txid) -> Vec<Operation> {
 fn fast_path(txid: Txid) -> Vec<Operation> {
     let wrong_hash = SpendSlot { utxo_hash: hash(99), ..claim(0) };
     let wrong_amount = SpendSlot { satoshis: 1, ..claim(0) };
+    // The same hash might be made of it, with a shorter script.
+    let vast_amount = SpendSlot { satoshis: 1 << 40, ..claim(0) };
     let spend = |slots: Vec<SpendSlot>, height, marks| {
         Operation::Spend(Spend { spender: rival(2), height, slots: slots.into(), marks })
     };
@@ -106,6 +113,7 @@ fn fast_path(txid: Txid) -> Vec<Operation> {
         spending(rival(2), &[4]),
         spend(vec![wrong_hash], 200, Marks::Respect),
         spend(vec![wrong_amount], 200, Marks::Respect),
+        spend(vec![vast_amount], 200, Marks::Respect),
         spend(vec![claim(0), claim(1)], 500, Marks::Respect),
         spend(vec![claim(0), claim(1)], 500, Marks::Ignore),
     ]

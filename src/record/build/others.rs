@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::{Setting, count, slot_of};
 use crate::{
     record::{Body, Page, Slot, StoredOutput},
-    tx::{Network, Output, Outputs, Transaction, Txid, has_slot},
+    tx::{Network, Output, Outputs, Transaction, Txid, amount_size, has_slot},
 };
 
 /// What all pages but the master are made from.
@@ -58,7 +58,7 @@ impl OtherPages {
         setting: &Setting,
     ) -> (Option<Self>, BTreeSet<u32>) {
         let others = OtherPages { blank, source: Source::Partial(Arc::new(outputs)), setting: *setting };
-        let empty = others.numbers().filter(|number| count(&others.slots(*number)) == 0).collect();
+        let empty = others.numbers().filter(|number| count(&others.slots(*number).0) == 0).collect();
         (Some(others), empty)
     }
 
@@ -117,33 +117,40 @@ impl OtherPages {
 
     /// Page `number`, `creating` since then; without slots where there is no such page.
     pub fn page(&self, number: u32, creating_at: u64) -> Page {
-        let slots = self.slots(number);
+        let (slots, amount_sizes) = self.slots(number);
         Page {
             number,
             record_utxos: count(&slots),
             utxos: Some(slots),
+            amount_sizes: amount_sizes.into(),
             creating_at: Some(creating_at),
             ..self.blank.clone()
         }
     }
 
-    fn slots(&self, number: u32) -> Vec<Slot> {
+    /// With how many bytes each amount takes in the hash of its slot.
+    fn slots(&self, number: u32) -> (Vec<Slot>, Vec<u8>) {
         let first = number * self.setting.batch_size.max(1);
         match &self.source {
             Source::Whole { bytes, starts, outputs } => {
                 let Some(start) = (number as usize).checked_sub(1).and_then(|place| starts.get(place)) else {
-                    return Vec::new();
+                    return Default::default();
                 };
                 let (mut at, end) = (*start, first.saturating_add(self.setting.batch_size.max(1)).min(*outputs));
                 let slot = |vout| {
                     let (output, next) =
                         Output::read_at(bytes, at).expect("these bytes have been walked up to their end");
                     at = next;
-                    slot_of(&self.blank.txid, vout, output.script, output.satoshis, &self.setting)
+                    let slot = slot_of(&self.blank.txid, vout, output.script, output.satoshis, &self.setting);
+                    (slot, amount_size(output.satoshis))
                 };
-                (first..end).map(slot).collect()
+                (first..end).map(slot).unzip()
             }
-            Source::Partial(outputs) => slots_of_partial(&self.blank.txid, outputs, first, &self.setting),
+            Source::Partial(outputs) => {
+                let slots = slots_of_partial(&self.blank.txid, outputs, first, &self.setting);
+                let sizes = outputs.iter().skip(first as usize).take(slots.len()).map(StoredOutput::amount_size_of);
+                (slots, sizes.collect())
+            }
         }
     }
 }

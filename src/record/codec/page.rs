@@ -35,9 +35,10 @@ mod flag {
     pub const TRANSACTION: u32 = 1 << 21;
     pub const OUTPUTS: u32 = 1 << 22;
     pub const EXTERNAL: u32 = 1 << 23;
+    pub const AMOUNT_SIZES: u32 = 1 << 24;
     /// Those that only a master has.
     pub const OF_MASTER: u32 = EXTERNAL | (EXTERNAL - 1) & !(MINED - 1);
-    pub const ALL: u32 = (EXTERNAL << 1) - 1;
+    pub const ALL: u32 = (AMOUNT_SIZES << 1) - 1;
 }
 
 fn flags(page: &Page) -> u32 {
@@ -57,6 +58,7 @@ fn flags(page: &Page) -> u32 {
     set(flag::DELETE_AT_HEIGHT, page.delete_at_height.is_some());
     set(flag::PRUNED, page.pruned.is_some());
     set(flag::UTXOS, page.utxos.is_some());
+    set(flag::AMOUNT_SIZES, !page.amount_sizes.is_empty());
     if let Some(master) = &page.master {
         set(flag::MASTER, true);
         set(flag::MINED, !master.mined.is_empty());
@@ -85,6 +87,9 @@ pub(super) fn write(page: &Page, w: &mut Writer) {
     if let Some(slots) = &page.utxos {
         w.count(slots.len());
         slots.iter().for_each(|slot| write_slot(slot, w));
+    }
+    if !page.amount_sizes.is_empty() {
+        w.bytes(&page.amount_sizes);
     }
     if let Some(master) = &page.master {
         write_master(master, w);
@@ -242,6 +247,7 @@ pub(super) fn read(txid: Txid, number: u32, r: &mut Reader) -> Result<Page, Code
         delete_at_height: a.option(flag::DELETE_AT_HEIGHT, Reader::u32)?,
         pruned: a.option(flag::PRUNED, Reader::u32)?,
         utxos: a.option(flag::UTXOS, |r| r.list(read_slot))?,
+        amount_sizes: a.option(flag::AMOUNT_SIZES, Reader::bytes)?.unwrap_or_default(),
         master: if has_master { Some(Box::new(read_master(&mut a)?)) } else { None },
     })
 }

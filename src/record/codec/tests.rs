@@ -112,8 +112,9 @@ fn page() -> impl Strategy<Value = Page> {
         btree_map(any::<u32>(), any::<u32>(), 0..4),
         vec(reassignment(), 0..3),
     );
-    (txid(), numbers, options, marks, option::of(vec(slot(), 0..6)), option::of(master())).prop_map(
-        |(txid, numbers, options, marks, utxos, master)| {
+    let slots = (option::of(vec(slot(), 0..6)), vec(any::<u8>(), 0..3));
+    (txid(), numbers, options, marks, slots, option::of(master())).prop_map(
+        |(txid, numbers, options, marks, (utxos, amount_sizes), master)| {
             let ([number, version, lock_time, spent_utxos, record_utxos], sizes, flags) = numbers;
             let (creating_at, chain_pos, [spending_height, delete_at_height, pruned]) = options;
             let (contested, pruned_spenders, utxo_spendable_in, reassignments) = marks;
@@ -128,6 +129,7 @@ fn page() -> impl Strategy<Value = Page> {
                 size_in_bytes,
                 extended_size,
                 utxos,
+                amount_sizes: amount_sizes.into(),
                 spent_utxos,
                 record_utxos,
                 is_coinbase,

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{ClaimedBody, Record, Rejection, Reply, TxState, Verdict};
+use crate::record::{Body, ClaimedBody, Record, Rejection, Reply, TxState, Verdict};
 
 use super::{Effect, master_of, whole_page};
 
@@ -25,7 +25,13 @@ pub(super) fn apply(record: &mut Option<Record>, claimed: &ClaimedBody) -> Resul
     page.fee = claimed.fee;
     page.extended_size = claimed.extended_size;
     if let Some(master) = &mut page.master {
-        master.body = Some(claimed.body.clone());
+        let before = master.body.replace(claimed.body.clone());
+        if let (Some(before), Body::External(_)) = (before, &claimed.body)
+            && page.amount_sizes.is_empty()
+        {
+            // The slots stay, and so does what their hashes were made of.
+            page.amount_sizes = before.amount_sizes(page.utxos.as_ref().map_or(0, Vec::len));
+        }
     }
     Ok(Effect::applied(Reply::State(state)))
 }
@@ -60,6 +66,17 @@ mod tests {
             assert_eq!((&after.utxos, after.verdict()), (&before.utxos, before.verdict()));
             assert_eq!(replace(&mut record), already(state), "twice is once");
         }
+    }
+
+    #[test]
+    fn a_body_that_goes_elsewhere_leaves_the_sizes_of_its_amounts() {
+        let mut record = record(contested(2, Verdict::Pending));
+        let external = ClaimedBody { body: Body::External(Blob::First), ..claimed() };
+        let before = page(&record).body().unwrap().amount_sizes(2);
+        on_master(&mut record, &sequenced(1, Sequenced::ReplaceBody(external)));
+        assert_eq!((page(&record).amount_sizes.len(), &page(&record).amount_sizes), (2, &before));
+        replace(&mut record);
+        assert_eq!(page(&record).amount_sizes, before, "the slots are as they were");
     }
 
     #[test]

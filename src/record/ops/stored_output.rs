@@ -1,11 +1,11 @@
 //! The previous output as it is stored, against what a spender claims it to be.
 
 use crate::record::{Body, Page, SpendSlot, StoredOutput};
-use crate::tx::{Output, Transaction};
+use crate::tx::{Output, Transaction, amount_size};
 
 /// The stored outputs that a set of claims is about.
 pub(super) enum StoredOutputs<'a> {
-    /// Nothing is stored with this page: the hash alone counts.
+    /// They are not with this page.
     Elsewhere,
     /// A partial transaction's outputs.
     Partial(&'a [Option<StoredOutput>]),
@@ -16,7 +16,7 @@ pub(super) enum StoredOutputs<'a> {
 impl<'a> StoredOutputs<'a> {
     /// Finds what the claims name, in one pass over the body.
     pub(super) fn find(page: &'a Page, claims: impl Iterator<Item = u32>) -> Self {
-        // A body lies with the first page only, whose offsets are output indexes. Of other pages the hash has to do.
+        // A body lies with the first page only, whose offsets are output indexes.
         match page.body() {
             Some(Body::Outputs(outputs)) => StoredOutputs::Partial(outputs),
             Some(Body::Transaction(bytes)) => StoredOutputs::in_transaction(bytes, claims),
@@ -36,7 +36,11 @@ impl<'a> StoredOutputs<'a> {
             return same(&latest.output);
         }
         match self {
-            StoredOutputs::Elsewhere => true,
+            // In the slot's hash, which the claim has, script and amount run into one another.
+            StoredOutputs::Elsewhere => match page.amount_sizes.get(claim.offset as usize) {
+                Some(size) => *size == amount_size(claim.satoshis),
+                None => page.amount_sizes.is_empty(),
+            },
             StoredOutputs::Partial(outputs) => {
                 outputs.get(claim.offset as usize).and_then(Option::as_ref).is_some_and(same)
             }
@@ -107,10 +111,20 @@ mod tests {
     }
 
     #[test]
-    fn a_body_elsewhere_leaves_it_to_the_hash() {
+    fn of_a_body_elsewhere_the_size_of_the_amount_tells_what_the_hash_does_not() {
         for body in [Some(Body::External(Blob::First)), None] {
-            let page = page_of(body);
-            assert!(StoredOutputs::find(&page, [0].into_iter()).agree(&page, &claim(0, 5, &[])));
+            let mut page = page_of(body);
+            let agrees =
+                |page: &_, claim: &SpendSlot| StoredOutputs::find(page, [claim.offset].into_iter()).agree(page, claim);
+            assert!(agrees(&page, &claim(0, 5, &[])), "the reference's records leave it to the hash");
+            page.amount_sizes = Bytes::from_static(&[1, 9, 0]);
+            let (small, vast) = (claim(0, 5, &[]), claim(1, u64::MAX, &[]));
+            assert!(agrees(&page, &small) && agrees(&page, &vast));
+            let (as_vast, as_small) = (SpendSlot { offset: 1, ..small.clone() }, SpendSlot { offset: 0, ..vast });
+            assert!(!agrees(&page, &as_vast) && !agrees(&page, &as_small));
+            for offset in [2, 3] {
+                assert!(!agrees(&page, &SpendSlot { offset, ..small.clone() }), "a gap, and beyond the end");
+            }
         }
     }
 

@@ -51,6 +51,7 @@ pub const ALL: &[Difference] = &[
         is_false(theirs) && ours.is_none()
     }),
     difference("page-number", &["pageNumber"], only_ours),
+    difference("amount-sizes", &["amountSizes"], only_ours),
     difference("stamp", &["chainPos"], only_ours),
     difference("history", &["contested"], only_ours),
     difference("verdict", &["verdict", "reason"], only_ours),

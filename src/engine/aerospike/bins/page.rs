@@ -41,6 +41,9 @@ pub fn encode(page: &Page) -> Bins {
     if let Some(slots) = &page.utxos {
         bins.push((names::UTXOS, slot_list(slots)));
     }
+    if !page.amount_sizes.is_empty() {
+        bins.push((names::AMOUNT_SIZES, blob_value(&page.amount_sizes)));
+    }
     encode_marks(page, &mut bins);
     if let Some(master) = &page.master {
         encode_master(page, master, &mut bins);
@@ -279,6 +282,7 @@ pub fn decode(txid: Txid, number: u32, bins: &mut Fields) -> Result<Page, BadRec
         size_in_bytes: bins.number(names::SIZE_IN_BYTES)?,
         extended_size: bins.number(names::EXTENDED_SIZE)?,
         utxos: utxos.map(|slots| slots.into_iter().map(slot).collect()).transpose()?,
+        amount_sizes: bins.optional_blob(names::AMOUNT_SIZES)?.unwrap_or_default().into(),
         spent_utxos: bins.number(names::SPENT_UTXOS)?,
         record_utxos: bins.number(names::RECORD_UTXOS)?,
         is_coinbase: bins.flag(names::IS_COINBASE)?,

@@ -79,6 +79,7 @@ fn full(txid: Txid) -> Page {
     (page.spent_utxos, page.record_utxos) = (1, 70);
     (page.locked, page.conflicting, page.frozen) = (true, true, true);
     (page.creating_at, page.spending_height) = (Some(1_700_000_000_000), Some(u32::MAX));
+    page.amount_sizes = vec![9; 70].into();
     page.contested.extend([0, 69]);
     page.pruned_spenders.extend([0, 1, 7, 8, 69]);
     page.utxo_spendable_in.extend([(2, 900), (4, u32::MAX)]);

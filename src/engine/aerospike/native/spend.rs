@@ -4,7 +4,7 @@
 
 use aerospike::{
     BatchOperation, Bin, Key as ServerKey, Value,
-    expressions::{eq, int_bin, le, or},
+    expressions::{Expression, and, bitwise::get_int, blob_bin, eq, int_bin, int_val, le, or},
     operations::{self, Operation as ServerOperation, lists},
 };
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     record::{Marks, Operation, Outcome, Reply, Rules, Spend, SpendSlot, SpendingData},
-    tx::varint,
+    tx::{amount_size, varint},
 };
 
 /// More slots than this are not taken by one request: the list is walked for each.
@@ -34,8 +34,10 @@ pub struct Templates {
     mature: Template,
     /// Holes: the offset, the hash.
     free: Template,
-    /// Holes: the offset, the output.
+    /// Of a master. Holes: the offset, the output, the offset in bits, the size of its amount.
     as_stored: Template,
+    /// Of another page. Holes: the offset in bits, the size of the output's amount.
+    as_sized: Template,
     due: Option<ServerOperation>,
     told: ServerOperation,
 }
@@ -53,7 +55,12 @@ impl Templates {
             regardless: Conditions::new(&regardless),
             mature: Template::new(&or(vec![absent(height), le(int_bin(height), hole())])),
             free: Template::new(&eq(blob_at(names::UTXOS), hole())),
-            as_stored: Template::new(&or(vec![absent(names::OUTPUTS), eq(blob_at(names::OUTPUTS), hole())])),
+            as_stored: Template::new(&or(vec![
+                eq(blob_at(names::OUTPUTS), hole()),
+                as_sized(),
+                and(vec![absent(names::OUTPUTS), absent(names::AMOUNT_SIZES)]),
+            ])),
+            as_sized: Template::new(&or(vec![as_sized(), absent(names::AMOUNT_SIZES)])),
             due: due::write(rules.retention),
             told: due::read(),
         }
@@ -74,25 +81,27 @@ impl Templates {
 
     fn filter(&self, is_master: bool, marks: Marks, spends: &[&Spend]) -> Packed {
         let slots = || spends.iter().flat_map(|spend| spend.slots.iter());
-        let a_slot = if is_master { 2 } else { 1 };
-        let room = slots().map(|slot| 120 + slot.script.len()).sum::<usize>() + self.mature.size();
+        let room = slots().map(|slot| 240 + slot.script.len()).sum::<usize>() + self.mature.size();
         let mut filter = match marks {
             Marks::Respect => {
-                let mut filter = self.respectful.and(1 + a_slot * slots().count(), room);
+                let mut filter = self.respectful.and(1 + 2 * slots().count(), room);
                 // Mature for the lowest is mature for all.
                 let height = spends.iter().map(|spend| spend.height).min().unwrap_or_default();
                 self.mature.fill(&mut filter, &[Fill::Int(height.into())]);
                 filter
             }
-            Marks::Ignore => self.regardless.and(a_slot * slots().count(), room),
+            Marks::Ignore => self.regardless.and(2 * slots().count(), room),
         };
         for SpendSlot { offset, utxo_hash, satoshis, script, .. } in slots() {
             let at = Fill::Int((*offset).into());
             self.free.fill(&mut filter, &[at, Fill::Blob(&[&utxo_hash.0])]);
+            let sized = [Fill::Int(i64::from(*offset) * 8), Fill::Int(amount_size(*satoshis).into())];
             if is_master {
                 let length = varint::encode(script.len() as u64);
                 let output: [&[u8]; 3] = [&satoshis.to_le_bytes(), length.as_ref(), script];
-                self.as_stored.fill(&mut filter, &[at, Fill::Blob(&output)]);
+                self.as_stored.fill(&mut filter, &[at, Fill::Blob(&output), sized[0], sized[1]]);
+            } else {
+                self.as_sized.fill(&mut filter, &sized);
             }
         }
         filter
@@ -111,6 +120,11 @@ impl Templates {
         operations.push(self.told.clone());
         operations
     }
+}
+
+/// The amount is noted to be as large as claimed. Holes: the offset in bits, the size.
+fn as_sized() -> Expression {
+    eq(get_int(hole(), int_val(8), false, blob_bin(names::AMOUNT_SIZES)), hole())
 }
 
 fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a Spend> {
