@@ -246,7 +246,13 @@ fn operations() -> Vec<(&'static str, Option<Page>, Operation)> {
     let in_block = MinedIn { block_id: 5, height: 700_001, subtree: 3 };
     mined.master.as_mut().expect("a master").mined.push(in_block);
     let spend = |slots: Vec<SpendSlot>| {
-        Operation::Spend(Spend { spender: HOLDER.txid, height: 700_000, slots: slots.into(), marks: Marks::Respect })
+        Operation::Spend(Spend {
+            spender: HOLDER.txid,
+            height: 700_000,
+            slots: slots.into(),
+            marks: Marks::Respect,
+            signals: false,
+        })
     };
     let respend = |checks| {
         let slot = spend_slots(0..1).remove(0);

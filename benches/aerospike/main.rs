@@ -5,11 +5,15 @@
 //! measured.
 
 mod cases;
+#[path = "../macro/measure.rs"]
+#[allow(dead_code)]
+mod measure;
 mod raw;
 #[allow(dead_code, clippy::unwrap_used)]
 #[path = "../../tests/it/aerospike_server.rs"]
 mod server;
 mod timed;
+mod wide;
 
 use std::{env, process::ExitCode, sync::Arc};
 
@@ -33,11 +37,16 @@ fn main() -> ExitCode {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime needs threads and a clock");
-    println!("{:<26} {:>10} {:>12} {:>12} {:>12}", "case", "way", "operations/s", "client µs", "server µs");
+    println!("{:<26} {:>18} {:>12} {:>12} {:>12}", "case", "way", "operations/s", "client µs", "server µs");
     for case in Case::all() {
         let chosen = words.is_empty() || words.iter().any(|word| case.name().contains(word.as_str()));
         if chosen {
             runtime.block_on(measure(&server, &case));
+        }
+    }
+    for outputs in [45_000, 1_000_000] {
+        if words.is_empty() || words.iter().any(|word| format!("wide-{outputs}").contains(word.as_str())) {
+            runtime.block_on(wide::measure(&server, outputs));
         }
     }
     ExitCode::SUCCESS
@@ -48,9 +57,9 @@ async fn measure(server: &AerospikeServer, case: &Case) {
     let rules = Rules { retention: 288 };
     let engine = AerospikeEngine::open(&settings, rules).await.expect("the server was set up for it");
     let engine = Arc::new(engine);
-    let raw = Arc::new(raw::Raw::open(&settings).await);
     let process = server.process_id().expect("the server is ours");
     for way in case.ways() {
+        let raw = Arc::new(raw::Raw::open(&settings, way.care()).await);
         let batches = case.prepare(way, &engine, &raw).await;
         let timed = timed::run(process, batches, IN_FLIGHT).await;
         timed.print(&case.name(), way.name());
@@ -62,5 +71,5 @@ async fn measure(server: &AerospikeServer, case: &Case) {
         "{}: the engine went another way than measured: {work:?}",
         case.name()
     );
-    raw.truncate().await;
+    raw::Raw::open(&settings, raw::Care::None).await.truncate().await;
 }

@@ -1,7 +1,8 @@
 //! The client by hand: what can be had at best, and the floor under it.
 //!
 //! *Best* does what `aerospike.md` measured: a packed filter whose offset and hash are patched in place, the native
-//! operations, a derived bin. It reads nothing back and keeps nothing from the engine but the records' layout.
+//! operations, a derived bin. It reads nothing back and keeps nothing from the engine but the records' layout; or one thing
+//! more ([`Care`]), so that the cost of each is seen.
 
 use std::sync::Arc;
 
@@ -9,8 +10,8 @@ use aerospike::{
     AdminPolicy, BatchOperation, BatchPolicy, BatchReadPolicy, BatchWritePolicy, Bin, Bins, Client, ClientPolicy,
     Expiration, Key, ListPolicy, ListReturnType, RecordExistsAction, Value,
     expressions::{
-        ExpType, Expression, and, bin_type, blob_val, cond, eq, from_packed_bytes, int_bin, int_val, list_bin,
-        lists::get_by_index, lists::get_by_rank, lists::get_by_value, num_add, unknown,
+        ExpType, Expression, and, bin_type, blob_val, cond, eq, from_packed_bytes, int_bin, int_val, le, list_bin,
+        lists::get_by_index, lists::get_by_rank, lists::get_by_value, num_add, or, unknown,
     },
     operations::{self, Operation, exp, lists},
 };
@@ -20,8 +21,38 @@ use utxo_store::{engine::aerospike::AerospikeSettings, record::Page, tx::Txid};
 /// Patched in each row; as wide when packed as any offset of it has to be.
 const OFFSET: u32 = 0x7EED_7EED;
 const HASH: [u8; 32] = [0xEE; 32];
+/// The first output of every transaction of the bench, as it is stored: 1,000 satoshis, a script of 25 bytes.
+const FIRST_OUTPUT: [u8; 34] = {
+    let mut output = [0x51; 34];
+    (output[0], output[1], output[8]) = (0xE8, 3, 25);
+    let mut at = 2;
+    while at < 8 {
+        output[at] = 0;
+        at += 1;
+    }
+    output
+};
+const STAMP: i64 = 21;
+
+/// What the engine does besides, one at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Care {
+    /// Nothing of it.
+    None,
+    /// Spends do not take slots with a history.
+    History,
+    /// Spends are compared with the stored output.
+    StoredOutput,
+    /// Spends say whether everything is spent, and when the record is due.
+    Signals,
+    /// A later stamp of the sequencer is in the way, and is left.
+    Stamp,
+    /// All blocks that list the transaction are told, and of how many pages it is.
+    Blocks,
+}
 
 pub struct Raw {
+    care: Care,
     client: Client,
     namespace: String,
     set: String,
@@ -34,22 +65,26 @@ pub struct Raw {
 /// A packed expression, and where its offset and its hash are.
 struct Patched {
     bytes: Vec<u8>,
-    offset: usize,
+    offsets: Vec<usize>,
     hash: usize,
 }
 
 impl Patched {
     fn new(expression: &Expression) -> Self {
         let bytes = packed(expression);
-        let find = |what: &[u8]| bytes.windows(what.len()).position(|window| window == what);
-        let offset = find(&OFFSET.to_be_bytes()).expect("the offset is in it");
-        let hash = find(&HASH).expect("the hash is in it");
-        Patched { bytes, offset, hash }
+        let find = |what: &[u8]| -> Vec<usize> {
+            let windows = bytes.windows(what.len()).enumerate();
+            windows.filter(|(_, window)| *window == what).map(|(at, _)| at).collect()
+        };
+        let (offsets, hash) = (find(&OFFSET.to_be_bytes()), find(&HASH)[0]);
+        Patched { bytes, offsets, hash }
     }
 
     fn with(&self, offset: u32, hash: &[u8; 32]) -> Expression {
         let mut bytes = self.bytes.clone();
-        bytes[self.offset..self.offset + 4].copy_from_slice(&offset.to_be_bytes());
+        for at in &self.offsets {
+            bytes[*at..at + 4].copy_from_slice(&offset.to_be_bytes());
+        }
         bytes[self.hash..self.hash + 32].copy_from_slice(hash);
         from_packed_bytes(bytes)
     }
@@ -65,24 +100,37 @@ fn absent(bin: &str) -> Expression {
 }
 
 impl Raw {
-    pub async fn open(settings: &AerospikeSettings) -> Self {
+    pub async fn open(settings: &AerospikeSettings, care: Care) -> Self {
         let client = Client::new(&ClientPolicy::default(), &settings.hosts).await.expect("the engine is connected too");
         let slot = get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(OFFSET.into()), list_bin("utxos"), &[]);
         let free = eq(slot, blob_val(HASH.to_vec()));
         let marks = ["creating", "locked", "conflicting", "frozen", "spendingHeight", "utxoSpendableIn"];
-        let filter = and(marks.iter().map(|mark| absent(mark)).chain([free]).collect());
+        let stored =
+            get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(OFFSET.into()), list_bin("outputs"), &[]);
+        let more = match care {
+            Care::History => vec![absent("contested")],
+            Care::StoredOutput => vec![eq(stored, blob_val(FIRST_OUTPUT.to_vec()))],
+            _ => vec![],
+        };
+        let filter = and(marks.iter().map(|mark| absent(mark)).chain(more).chain([free]).collect());
         let height = get_by_rank(ListReturnType::VALUES, ExpType::Int, int_val(-1), list_bin("blockHeights"), &[]);
         let spent = and(vec![eq(int_bin("spentUtxos"), int_bin("recordUtxos")), absent("unminedSince")]);
         let due = from_packed_bytes(packed(&cond(vec![spent, num_add(vec![height, int_val(288)]), unknown()])));
         let listed = get_by_value(ListReturnType::COUNT, int_val(7), list_bin("blockIDs"), &[]);
+        let unlisted = eq(listed, int_val(0));
+        let unlisted = match care {
+            Care::Stamp => and(vec![or(vec![absent("chainPos"), le(int_bin("chainPos"), int_val(STAMP))]), unlisted]),
+            _ => unlisted,
+        };
         Raw {
+            care,
             client,
             namespace: settings.namespace.clone(),
             set: settings.set.clone(),
             policy: BatchPolicy::write_default(),
             filter: Patched::new(&filter),
             due: exp::write_exp("deleteAtHeight", due, exp::ExpWriteFlags::EVAL_NO_FAIL),
-            unlisted: from_packed_bytes(packed(&eq(listed, int_val(0)))),
+            unlisted: from_packed_bytes(packed(&unlisted)),
         }
     }
 
@@ -125,6 +173,8 @@ impl Raw {
 
     /// One slot of each record: its offset and its hash.
     pub async fn spend(self: Arc<Self>, slots: Vec<(Txid, u32, [u8; 32])>) -> usize {
+        let all_spent = from_packed_bytes(packed(&eq(int_bin("spentUtxos"), int_bin("recordUtxos"))));
+        let told = exp::read_exp("told", all_spent, exp::ExpReadFlags::DEFAULT);
         let row = |(txid, offset, hash): &(Txid, u32, [u8; 32])| {
             let policy = BatchWritePolicy {
                 record_exists_action: RecordExistsAction::UpdateOnly,
@@ -133,11 +183,14 @@ impl Raw {
                 ..BatchWritePolicy::default()
             };
             let spent = [&hash[..], &[0xAB; 36]].concat();
-            let operations = vec![
+            let mut operations = vec![
                 lists::set("utxos", (*offset).into(), Value::Blob(spent)),
                 operations::add(&Bin::new("spentUtxos", Value::Int(1))),
                 self.due.clone(),
             ];
+            if self.care == Care::Signals {
+                operations.push(told.clone());
+            }
             BatchOperation::write(&policy, self.key(txid), operations)
         };
         self.send(slots.iter().map(row).collect()).await
@@ -153,7 +206,7 @@ impl Raw {
         };
         let append = |bin, number| lists::append(&ListPolicy::default(), bin, Value::Int(number));
         let gone = |bin| operations::put(&Bin::new(bin, Value::Nil));
-        let operations = vec![
+        let mut operations = vec![
             append("blockIDs", 7),
             append("blockHeights", 150),
             append("subtreeIdxs", 3),
@@ -161,6 +214,11 @@ impl Raw {
             gone("locked"),
             self.due.clone(),
         ];
+        match self.care {
+            Care::Stamp => operations.push(operations::put(&Bin::new("chainPos", Value::Int(STAMP)))),
+            Care::Blocks => operations.extend(["blockIDs", "totalExtraRecs"].map(operations::get_bin)),
+            _ => {}
+        }
         let row = |txid| BatchOperation::write(&policy, self.key(txid), operations.clone());
         self.send(txids.iter().map(row).collect()).await
     }

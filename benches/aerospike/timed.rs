@@ -24,7 +24,7 @@ pub struct Timed {
 }
 
 /// Runs all batches, `in_flight` at once; `server` is the server's process.
-pub async fn run(server: u32, batches: Vec<Batch>, in_flight: usize) -> Timed {
+pub async fn run(server: u32, batches: impl IntoIterator<Item = Batch>, in_flight: usize) -> Timed {
     let before = (Instant::now(), cpu("self"), cpu(&server.to_string()));
     let operations = stream::iter(batches)
         .map(tokio::spawn)
@@ -52,6 +52,6 @@ impl Timed {
     pub fn print(&self, case: &str, way: &str) {
         let each = |time: Duration| time.as_secs_f64() * 1e6 / self.operations as f64;
         let rate = self.operations as f64 / self.wall.as_secs_f64();
-        println!("{case:<26} {way:>10} {rate:>12.0} {:>12.1} {:>12.1}", each(self.client), each(self.server));
+        println!("{case:<26} {way:>18} {rate:>12.0} {:>12.1} {:>12.1}", each(self.client), each(self.server));
     }
 }

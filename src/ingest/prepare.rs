@@ -63,7 +63,8 @@ impl SpendGroup {
 impl PreparedTx {
     /// The operation that takes a group's slots.
     pub fn spend(&self, group: &SpendGroup, marks: Marks) -> Spend {
-        Spend { spender: self.txid, height: self.height, slots: group.slots.clone(), marks }
+        let signals = group.page > 0;
+        Spend { spender: self.txid, height: self.height, slots: group.slots.clone(), marks, signals }
     }
 }
 

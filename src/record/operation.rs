@@ -214,6 +214,9 @@ pub struct Spend {
     pub slots: Arc<Vec<SpendSlot>>,
     /// Whether marks bar the way.
     pub marks: Marks,
+    /// Whether the answer says what followed from it, `ALL_SPENT`, `DAH_SET` ([`Reply::Slots`]): it costs the server and the
+    /// client a read more. The pipeline asks it of pages whose master has to hear of their last spend.
+    pub signals: bool,
 }
 
 /// Whether contested marks, locks and freezes refuse a spend.

@@ -157,8 +157,13 @@ impl Store {
                 satoshis: previous.satoshis,
                 script: Bytes::copy_from_slice(previous.script),
             };
-            let spend =
-                Spend { spender: parsed.txid(), height: 10_000, slots: vec![slot].into(), marks: Marks::Respect };
+            let spend = Spend {
+                spender: parsed.txid(),
+                height: 10_000,
+                slots: vec![slot].into(),
+                marks: Marks::Respect,
+                signals: false,
+            };
             let key = Key::Page(txid, vout / self.settings.utxo_batch_size);
             self.must_apply(key, Operation::Spend(spend)).await;
         }

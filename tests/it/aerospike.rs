@@ -74,6 +74,7 @@ fn spend(number: u32, slot: u32, spender: u32) -> Row {
             height: 200,
             slots: vec![slot].into(),
             marks: Marks::Respect,
+            signals: true,
         }),
     )
 }

@@ -128,8 +128,13 @@ async fn a_slot_that_names_its_winner_by_another_input_halts_the_chain_by_name()
     let Coin { outpoint, satoshis, script } = seed.coin(0);
     let utxo_hash = utxo_store::tx::utxo_hash(&outpoint.txid, outpoint.vout, &script, satoshis);
     let slots = vec![SpendSlot { offset: 0, input: 1, utxo_hash, satoshis, script: script.into() }];
-    let damage =
-        Operation::Spend(Spend { spender: made.txid, height: 200, slots: slots.into(), marks: Marks::Respect });
+    let damage = Operation::Spend(Spend {
+        spender: made.txid,
+        height: 200,
+        slots: slots.into(),
+        marks: Marks::Respect,
+        signals: false,
+    });
     world.store.apply_one(Row { key: Key::master(seed.txid), operation: damage }).await.unwrap();
     world.validate(&made).await;
     let running = world.start();

@@ -82,7 +82,13 @@ fn take_all(work: &Paged, number: u32, outputs: u32) -> Operation {
         script: Bytes::from_static(&[0x51]),
     };
     let slots: Vec<_> = (number * PAGE..outputs.min((number + 1) * PAGE)).map(slot).collect();
-    Operation::Spend(Spend { spender: Txid([9; 32]), height: 200, slots: slots.into(), marks: Marks::Respect })
+    Operation::Spend(Spend {
+        spender: Txid([9; 32]),
+        height: 200,
+        slots: slots.into(),
+        marks: Marks::Respect,
+        signals: true,
+    })
 }
 
 async fn apply(store: &Store, key: Key, operation: Operation) -> Outcome {

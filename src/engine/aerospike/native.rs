@@ -75,6 +75,8 @@ pub struct Native {
 enum Form {
     /// So many spends; the last value is what [`due::reply`] makes.
     Spends(usize),
+    /// So many spends that ask for no signals: nothing to read.
+    Silent(usize),
     /// The last values are all block ids and the number of further pages.
     Mined,
     /// Nothing to read.
@@ -89,6 +91,7 @@ impl Native {
         let results = record.and_then(|record| record.results.as_deref()).unwrap_or_default();
         Some(match self.answer {
             Form::Spends(count) => spend::outcomes(count, results)?,
+            Form::Silent(count) => vec![Outcome::Applied(Reply::None); count],
             Form::Mined => vec![Outcome::Applied(set_mined::reply(results)?)],
             Form::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
             Form::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],

@@ -143,7 +143,7 @@ pub(crate) fn claim(n: u32) -> SpendSlot {
 /// Takes slots for `spender`, at height 200.
 pub(crate) fn spending(spender: Txid, slots: &[u32]) -> Operation {
     let slots: Vec<_> = slots.iter().map(|n| claim(*n)).collect();
-    Operation::Spend(Spend { spender, height: 200, slots: slots.into(), marks: Marks::Respect })
+    Operation::Spend(Spend { spender, height: 200, slots: slots.into(), marks: Marks::Respect, signals: true })
 }
 
 /// Takes slots of `parent`'s master for a transaction by one byte.

@@ -74,7 +74,13 @@ fn on_page(seeded: &mut Seeded, page: Page, step: u64) -> Operation {
             let marks = if seeded.chance(0.9) { Marks::Respect } else { Marks::Ignore };
             let slots: Vec<_> = (0..1 + seeded.below(2)).map(|_| claim(seeded.below(5) as u32)).collect();
             let height = 100 + 50 * seeded.below(8) as u32;
-            Operation::Spend(Spend { spender: rival(seeded.below(3)), height, slots: slots.into(), marks })
+            Operation::Spend(Spend {
+                spender: rival(seeded.below(3)),
+                height,
+                slots: slots.into(),
+                marks,
+                signals: seeded.below(2) == 0,
+            })
         }
         12 => Operation::ClearCreating,
         13 => Operation::SetPageSpent { page: 1, spent: seeded.chance(0.7) },

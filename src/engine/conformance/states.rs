@@ -95,7 +95,14 @@ fn fast_path(txid: Txid) -> Vec<Operation> {
     // The same hash might be made of it, with a shorter script.
     let vast_amount = SpendSlot { satoshis: 1 << 40, ..claim(0) };
     let spend = |slots: Vec<SpendSlot>, height, marks| {
-        Operation::Spend(Spend { spender: rival(2), height, slots: slots.into(), marks })
+        // With and without signals.
+        Operation::Spend(Spend {
+            spender: rival(2),
+            height,
+            slots: slots.into(),
+            marks,
+            signals: marks == Marks::Respect,
+        })
     };
     vec![
         Operation::Create(Arc::new(page_of(txid, 4))),

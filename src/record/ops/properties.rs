@@ -94,7 +94,7 @@ fn contested_page(number: u32) -> impl Strategy<Value = Page> {
 fn fast_path(number: u32) -> impl Strategy<Value = Operation> {
     let marks = prop_oneof![3 => Just(Marks::Respect), 1 => Just(Marks::Ignore)];
     let spend = (spender(), height(), vec(spend_slot(), 1..3), marks).prop_map(|(by, height, slots, marks)| {
-        Operation::Spend(Spend { spender: txid(by), height, slots: slots.into(), marks })
+        Operation::Spend(Spend { spender: txid(by), height, slots: slots.into(), marks, signals: true })
     });
     prop_oneof![
         2 => new_page(number).prop_map(|page| Operation::Create(Arc::new(page))),

@@ -243,9 +243,13 @@ mod tests {
 
     fn operation(taker: Taker, slot: SpendSlot) -> Operation {
         match taker {
-            Taker::Spender(marks) => {
-                Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots: vec![slot].into(), marks })
-            }
+            Taker::Spender(marks) => Operation::Spend(Spend {
+                spender: txid(1),
+                height: HEIGHT,
+                slots: vec![slot].into(),
+                marks,
+                signals: true,
+            }),
             Taker::Sequencer => {
                 let slots = vec![RespendSlot { slot, from: None }];
                 let checks = RespendChecks::Spend { height: HEIGHT };
@@ -322,7 +326,13 @@ mod tests {
         let mut second = claim(1);
         second.utxo_hash = hash(9);
         let spend = |slots: Vec<SpendSlot>| {
-            Operation::Spend(Spend { spender: txid(1), height: HEIGHT, slots: slots.into(), marks: Marks::Respect })
+            Operation::Spend(Spend {
+                spender: txid(1),
+                height: HEIGHT,
+                slots: slots.into(),
+                marks: Marks::Respect,
+                signals: true,
+            })
         };
         let (first, third) = (claim(0), claim(2));
         let told = refused(on_master(&mut record, &spend(vec![first.clone(), third.clone(), second.clone()])));

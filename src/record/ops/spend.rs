@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Body, Page, Record, Rejection, Rules, Spend, SpendSlot, SpendingData};
+use crate::record::{Body, Page, Record, Rejection, Reply, Rules, Spend, SpendSlot, SpendingData};
 
 use super::{
     Effect, any_page, delete_at_height,
@@ -41,14 +41,18 @@ fn with(
     refusal::contradiction(spend.slots.iter().map(|slot| (slot.offset, slot.input)))?;
     let page = any_page(record)?;
     if !check(page, spend, stored)? {
-        return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
+        return Ok(Effect::already(reply(spend, page, None), false));
     }
     let page = Arc::make_mut(page);
     for slot in spend.slots.iter() {
         slots::take(page, slot.offset, taker(spend, slot));
     }
     let changed = delete_at_height::evaluate(rules, page);
-    Ok(Effect::applied(delete_at_height::slots_reply(page, changed)))
+    Ok(Effect::applied(reply(spend, page, changed)))
+}
+
+fn reply(spend: &Spend, page: &Page, changed: Option<Option<u32>>) -> Reply {
+    if spend.signals { delete_at_height::slots_reply(page, changed) } else { Reply::None }
 }
 
 /// Whether there is anything left to take, if nothing is in the way.
@@ -99,6 +103,16 @@ mod tests {
     }
 
     #[test]
+    fn says_what_followed_from_it_where_that_is_asked() {
+        let Operation::Spend(asking) = spend(1, &[0]) else { panic!() };
+        let silent = Operation::Spend(Spend { signals: false, ..asking });
+        let mut record = record(live(1));
+        assert_eq!(on_master(&mut record, &silent).outcome, applied(Reply::None));
+        assert_eq!(on_master(&mut record, &silent).outcome, already(Reply::None));
+        assert_eq!(on_master(&mut record, &spend(1, &[0])).outcome, already(slots_reply(true)));
+    }
+
+    #[test]
     fn many_at_once_are_as_one_after_the_other() {
         let spends: Vec<Spend> =
             [(1, vec![0, 2]), (2, vec![1]), (3, vec![2]), (4, vec![3]), (5, vec![9]), (6, vec![3])]
@@ -145,7 +159,8 @@ mod tests {
         on_master(&mut record, &spend(1, &[0]));
         let mut other = claim(0);
         other.input = 5;
-        let other = Spend { spender: txid(1), height: 200, slots: vec![other].into(), marks: Marks::Respect };
+        let other =
+            Spend { spender: txid(1), height: 200, slots: vec![other].into(), marks: Marks::Respect, signals: true };
         let told = refused(on_master(&mut record, &Operation::Spend(other)));
         assert_eq!(told, Rejection::SpentBy(0, holder(1, 0)));
     }
@@ -153,7 +168,7 @@ mod tests {
     #[test]
     fn two_inputs_cannot_take_one_slot() {
         let slots = vec![claim(0), SpendSlot { input: 5, ..claim(0) }];
-        let twice = Spend { spender: txid(1), height: 200, slots: slots.into(), marks: Marks::Respect };
+        let twice = Spend { spender: txid(1), height: 200, slots: slots.into(), marks: Marks::Respect, signals: true };
         assert_eq!(refused(on_master(&mut record(live(1)), &Operation::Spend(twice))), Rejection::Unexpected);
         assert_eq!(on_master(&mut record(live(1)), &spend(1, &[0, 0])).outcome, applied(slots_reply(true)));
     }
@@ -222,7 +237,13 @@ mod tests {
             let slots = vec![SpendSlot { satoshis, ..claim(0) }];
             on_master(
                 &mut record,
-                &Operation::Spend(Spend { spender: txid(1), height: 1, slots: slots.into(), marks: Marks::Respect }),
+                &Operation::Spend(Spend {
+                    spender: txid(1),
+                    height: 1,
+                    slots: slots.into(),
+                    marks: Marks::Respect,
+                    signals: true,
+                }),
             )
         };
         assert_eq!(refused(with(100)), Rejection::OutputMismatch(0));

@@ -139,7 +139,7 @@ pub(super) fn spend(spender: u8, slots: &[u32]) -> Operation {
 
 pub(super) fn spend_at(spender: u8, slots: &[u32], height: u32, marks: Marks) -> Operation {
     let slots: Vec<_> = slots.iter().map(|n| claim(*n)).collect();
-    Operation::Spend(Spend { spender: txid(spender), height, slots: slots.into(), marks })
+    Operation::Spend(Spend { spender: txid(spender), height, slots: slots.into(), marks, signals: true })
 }
 
 pub(super) fn held(offset: u32, by: u8) -> HeldSlot {

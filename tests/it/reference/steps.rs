@@ -174,7 +174,7 @@ impl Transactions {
         }
         let spend = |(page, slots): (u32, Vec<SpendSlot>)| {
             let spender = self.txid(name);
-            let spend = Spend { spender, height: MINED, slots: slots.into(), marks: Marks::Respect };
+            let spend = Spend { spender, height: MINED, slots: slots.into(), marks: Marks::Respect, signals: true };
             self.at(parent, page, Operation::Spend(spend))
         };
         pages.into_iter().map(spend).collect()

@@ -70,13 +70,16 @@ impl Templates {
     pub fn compile(&self, is_master: bool, key: &ServerKey, operations: &[&Operation]) -> Option<Native> {
         let spends: Vec<&Spend> = operations.iter().map(|operation| as_spend(operation)).collect::<Option<_>>()?;
         let first = spends.first()?;
-        let alike = spends.iter().all(|spend| spend.marks == first.marks && !spend.slots.is_empty());
+        let alike = spends
+            .iter()
+            .all(|spend| (spend.marks, spend.signals) == (first.marks, first.signals) && !spend.slots.is_empty());
         if !alike || !are_distinct(&spends) {
             return None;
         }
         let filter = self.filter(is_master, first.marks, &spends);
         let operation = BatchOperation::write(&behind(filter), key.clone(), self.operations(is_master, &spends));
-        Some(Native { operation: Some(operation), answer: Form::Spends(spends.len()) })
+        let answer = if first.signals { Form::Spends(spends.len()) } else { Form::Silent(spends.len()) };
+        Some(Native { operation: Some(operation), answer })
     }
 
     fn filter(&self, is_master: bool, marks: Marks, spends: &[&Spend]) -> Packed {
@@ -117,7 +120,9 @@ impl Templates {
         if is_master {
             operations.extend(self.due.clone());
         }
-        operations.push(self.told.clone());
+        if spends.iter().any(|spend| spend.signals) {
+            operations.push(self.told.clone());
+        }
         operations
     }
 }

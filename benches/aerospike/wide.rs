@@ -1,0 +1,95 @@
+//! A transaction of many pages: created by the protocol of several writes, its body in a blob store, and spent to the last output.
+
+use std::sync::Arc;
+
+use utxo_store::{
+    blob::{BlobOptions, BlobUrl, Intent, open},
+    clock::Clock,
+    engine::{RecordEngine, aerospike::AerospikeEngine},
+    record::{Key, Rules},
+    store::{
+        Store, StoreSettings,
+        create::{Creator, Identity, Paged, Processes, Starts},
+    },
+    tx::{Network, UtxoHash},
+};
+
+use super::{
+    BATCH, IN_FLIGHT,
+    cases::{PAGE_SIZE, apply, claim, pages, spend},
+    measure::{forget_peak, memory, peak_memory},
+    server::AerospikeServer,
+    timed::{self, Batch},
+};
+
+/// Creates and spends it; says how long that took, what it cost, and by how much memory grew.
+pub async fn measure(server: &AerospikeServer, outputs: u32) {
+    let rules = Rules { retention: 288 };
+    let engine = AerospikeEngine::open(&server.settings(), rules).await.expect("the server was set up for it");
+    let engine = Arc::new(engine);
+    let process = server.process_id().expect("the server is ours");
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let url = BlobUrl::Directory(directory.path().to_owned());
+    let blobs = open(&url, Intent::Write, &Default::default(), BlobOptions::default()).await;
+    let settings = StoreSettings {
+        network: Network::Regtest,
+        rules,
+        utxo_batch_size: PAGE_SIZE,
+        batch_size: BATCH,
+        concurrency: IN_FLIGHT,
+        retry_pause: Default::default(),
+        inline_limit: 0,
+    };
+    let store = Store::new(engine.clone(), settings).with_blobs(Some(blobs.expect("a directory can be opened")));
+    let made = pages(0, outputs, outputs);
+    let others = Arc::new(made.others.expect("it has several pages"));
+    let (txid, last) = (made.master.txid, others.count());
+    let slots = |page: u32| match page {
+        0 => made.master.utxos.clone(),
+        page => others.page(page, 0).utxos,
+    };
+    let hashes: Vec<UtxoHash> =
+        (0..=last).flat_map(slots).flatten().map(|slot| slot.hash().expect("every output has a slot")).collect();
+
+    let before = memory();
+    forget_peak();
+    let identity = Identity { owner: 1, process_id: 1, hostname: "bench".to_owned(), sees: Processes::None };
+    let creator = Creator::new(store, Clock::System, identity);
+    let paged = Paged { master: Arc::new(made.master), others, starts: Starts::Live };
+    let create: Batch = Box::pin(async move {
+        let outcome = creator.create(&paged, |_| {}).await.expect("the server answers");
+        assert!(outcome.is_done(), "{outcome:?}");
+        outputs as usize
+    });
+    let took = timed::run(process, [create], 1).await;
+    let keys = (0..=last + 1).map(|page| Key::Page(txid, page)).collect::<Vec<_>>();
+    let mut records = 0;
+    for key in keys {
+        records += engine.read(&[key]).await.iter().filter(|record| matches!(record, Ok(Some(_)))).count();
+    }
+    took.print(&format!("create-{outputs}-outputs"), &format!("{records} records"));
+    grown("create", before);
+
+    let before = memory();
+    forget_peak();
+    let rows = hashes.into_iter().zip(0..).map(move |(hash, vout)| {
+        let (page, offset) = (vout / PAGE_SIZE, vout % PAGE_SIZE);
+        spend(Key::Page(txid, page), claim(vout, offset, hash), page > 0)
+    });
+    let rows: Vec<_> = rows.collect();
+    let batches = rows.chunks(BATCH).map(|rows| {
+        let (engine, rows) = (engine.clone(), rows.to_vec());
+        Box::pin(async move {
+            let count = rows.len();
+            apply(&engine, rows).await;
+            count
+        }) as Batch
+    });
+    timed::run(process, batches, IN_FLIGHT).await.print(&format!("spend-all-{outputs}-outputs"), "engine");
+    grown("spend", before);
+}
+
+fn grown(what: &str, before: u64) {
+    let grown = peak_memory().saturating_sub(before) >> 20;
+    println!("{:<26} {:>18} {grown:>12} MiB at the most, besides {} before", "", what, before >> 20);
+}
