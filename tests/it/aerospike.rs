@@ -105,6 +105,14 @@ async fn the_way_of_an_uncontested_transaction_needs_no_read() {
     assert_eq!((work.unread, work.native), (100, 300), "{work:?}");
     assert_eq!((work.read, work.refused, work.lost), (0, 0, 0), "{work:?}");
 
+    // More spends of one record than a request takes.
+    must_apply(&engine, &[create(1_000, 300)]).await;
+    must_apply(&engine, &(0..300).map(|slot| spend(1_000, slot, 3_000 + slot)).collect::<Vec<_>>()).await;
+    let wide = engine.read(&[Key::master(txid(1_000))]).await.remove(0).unwrap().unwrap();
+    assert_eq!(wide.page().unwrap().spent_utxos, 300);
+    let work = engine.work();
+    assert_eq!((work.unread, work.native, work.read, work.refused, work.lost), (101, 303, 0, 0, 0), "{work:?}");
+
     // Mined and spent in full: due. And a repeat is recognised.
     let record = engine.read(&[Key::master(txid(0))]).await.remove(0).unwrap().unwrap();
     assert_eq!(record.page().unwrap().delete_at_height, Some(150 + RULES.retention));
@@ -233,6 +241,39 @@ async fn a_server_that_is_killed_and_comes_back() {
     server.restart();
     tokio::time::timeout(Duration::from_secs(120), work).await.unwrap().unwrap();
     engine.close().await.unwrap();
+}
+
+/// A namespace that takes no writes any more, as a full one: what comes waits, readiness says for what, and goes on once there is room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_namespace_is_waited_for() {
+    let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }) else { return };
+    let client = aerospike::Client::new(&Default::default(), &server.settings().hosts).await.unwrap();
+    // The server looks for itself whether there is room, every few seconds.
+    let room = async |percent: u32| {
+        let what = format!("set-config:context=namespace;id=test;stop-writes-sys-memory-pct={percent}");
+        let said = client.info(&Default::default(), &[&what]).await.unwrap();
+        assert!(said.values().all(|said| said.eq_ignore_ascii_case("ok")), "{said:?}");
+    };
+    let world = world_on(&server).await;
+    let seed = world.seed(1, 200).await;
+    let running = world.start();
+    tokio::time::timeout(Duration::from_secs(60), world.until_consumed()).await.unwrap();
+    room(1).await;
+    let is_named =
+        || running.health.ready().reasons.values().any(|why| why.contains("the namespace is full (stop-writes)"));
+    let mut made = Vec::new();
+    while !is_named() {
+        made.push(world::spend(&[seed.coin(made.len() as u32)], 1, 1));
+        world.validate(made.last().unwrap()).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let (waiting, before) = (made.last().unwrap(), made.first().unwrap());
+    assert!(world.page(waiting).await.is_none() && world.page(before).await.is_some(), "reads go on");
+    room(90).await;
+    tokio::time::timeout(Duration::from_secs(60), world.until_consumed()).await.unwrap();
+    assert!(!is_named());
+    running.stop().await;
+    world.check("a full namespace").await;
 }
 
 /// The same for as long as the server lives, an error while it does not answer, and another one afterwards.

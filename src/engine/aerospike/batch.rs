@@ -14,7 +14,7 @@ use foldhash::fast::FixedState;
 use super::{
     Inner,
     errors::{Sent, damaged, engine_error},
-    native::{Compiler, Native},
+    native::{self, Compiler, Native},
     rewrite::{self, Found, Rewritten, rewrite},
 };
 use crate::{
@@ -34,7 +34,7 @@ const ROW_BYTES: usize = 1_024;
 
 pub type Answer = Result<Outcome, EngineError>;
 
-/// Rows on one record: they are done together.
+/// Rows on one record, all of them or as many as go together: they are done together.
 struct Group<'a> {
     key: Key,
     server_key: ServerKey,
@@ -84,11 +84,16 @@ impl Inner {
         let mut places: HashMap<Key, usize, FixedState> =
             HashMap::with_capacity_and_hasher(rows.len(), FixedState::default());
         for (number, row) in rows.iter().enumerate() {
-            let place = *places.entry(row.key).or_insert(groups.len());
-            if place < groups.len() {
-                groups[place].rows.push(number);
-                groups[place].operations.push(&row.operation);
-                continue;
+            let place = places.entry(row.key).or_insert(groups.len());
+            if let Some(group) = groups.get_mut(*place) {
+                if !native::go_together(&group.operations, &row.operation) {
+                    // The rows of one record have no order, so one group need not wait for the other.
+                    *place = groups.len();
+                } else {
+                    group.rows.push(number);
+                    group.operations.push(&row.operation);
+                    continue;
+                }
             }
             match self.place.server_key(&row.key) {
                 Ok(server_key) => groups.push(Group {

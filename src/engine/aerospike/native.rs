@@ -77,8 +77,10 @@ enum Form {
     Spends(usize),
     /// So many spends that ask for no signals: nothing to read.
     Silent(usize),
-    /// The last values are all block ids and the number of further pages.
-    Mined,
+    /// Nothing to read: in this block, and so far in no other.
+    Mined(u32),
+    /// The last values are the block ids that are left and the number of further pages.
+    Unmined,
     /// Nothing to read.
     Live,
     /// Nothing to read.
@@ -92,7 +94,8 @@ impl Native {
         Some(match self.answer {
             Form::Spends(count) => spend::outcomes(count, results)?,
             Form::Silent(count) => vec![Outcome::Applied(Reply::None); count],
-            Form::Mined => vec![Outcome::Applied(set_mined::reply(results)?)],
+            Form::Unmined => vec![Outcome::Applied(unset_mined::reply(results)?)],
+            Form::Mined(block_id) => vec![Outcome::Applied(set_mined::reply(block_id))],
             Form::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
             Form::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],
         })
@@ -141,8 +144,13 @@ impl Compiler<'_> {
             (listing, policy, operations)
         }));
         let operation = BatchOperation::write(policy, server_key.clone(), operations.clone());
-        Native { operation: Some(operation), answer: Form::Mined }
+        Native { operation: Some(operation), answer: Form::Mined(listing.1.block_id) }
     }
+}
+
+/// Whether an operation joins others on its record: but for more spends than one request takes, all do.
+pub fn go_together(before: &[&Operation], next: &Operation) -> bool {
+    spend::leave_room(before, next)
 }
 
 /// Only what is there is changed, behind a filter; a TTL stays as it is.

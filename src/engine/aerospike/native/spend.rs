@@ -139,6 +139,14 @@ fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a Spend> {
     }
 }
 
+/// Whether a spend of a record can still join those before it. Wide records are spent by hundreds of rows of one batch.
+pub fn leave_room(before: &[&Operation], next: &Operation) -> bool {
+    let slots = |operation: &&Operation| as_spend(operation).map(|spend| spend.slots.len());
+    let Some(next) = slots(&next) else { return true };
+    let before: Option<usize> = before.iter().map(slots).sum();
+    before.is_none_or(|before| before + next <= MOST_SLOTS)
+}
+
 fn are_distinct(spends: &[&Spend]) -> bool {
     let offsets = || spends.iter().flat_map(|spend| spend.slots.iter()).map(|slot| slot.offset);
     match offsets().take(MOST_SLOTS + 1).count() {
