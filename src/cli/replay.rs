@@ -53,8 +53,8 @@ pub struct ReplayArgs {
     /// Where to build it: an empty store (store.url is not touched)
     #[arg(long, value_name = "URL")]
     store: StoreUrl,
-    /// Where its bodies of large transactions go, where the configuration names a blob store: an empty place (store.blobs.url is not
-    /// touched)
+    /// Where its bodies of large transactions go, where the configuration names a blob store, or --store is in Aerospike: an empty place
+    /// (store.blobs.url is not touched)
     #[arg(long, value_name = "URL")]
     blobs: Option<BlobUrl>,
     /// Print one JSON object
@@ -88,6 +88,10 @@ impl ReplayArgs {
         let live = config.store.blob_url()?;
         match &self.blobs {
             None if live.is_some() => Err("--blobs must be given, as store.blobs.url is: an empty place".to_owned()),
+            None if self.store.bounds_records() => {
+                Err("--blobs must be given: --store bounds its records, and large bodies go to an empty place"
+                    .to_owned())
+            }
             None => Ok(()),
             Some(url) if live.as_ref() == Some(url) => {
                 Err("--blobs is store.blobs.url: a rebuilt store needs a blob store of its own".to_owned())

@@ -139,6 +139,11 @@ impl<'a> Checker<'a> {
                     "is true, but there is no blob store: set store.blobs.url (or externalStore in store.url)";
                 self.refuse("store.externalize_all_transactions", problem.to_owned());
             }
+            Ok(None) if store.url.bounds_records() => {
+                let problem = "is a store that bounds its records, so large bodies need a blob store: set store.blobs.url (or \
+                               externalStore in store.url)";
+                self.refuse("store.url", problem.to_owned());
+            }
             Ok(None) => {}
         }
         let Blobs { access_key_id, secret_access_key, .. } = &store.blobs;

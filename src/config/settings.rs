@@ -179,8 +179,8 @@ settings! {
 
     /// The state that the log produces.
     ["store"] Store {
-        /// Where it lives: fjall:///absolute/path (embedded, durable), aerospike://host:3000,host2/namespace?set=txmeta,
-        /// memory:// (gone at the end) or null:/// (discards).
+        /// Where it lives: fjall:///absolute/path (embedded, durable), aerospike://host:3000,host2/namespace?set=txmeta (beside
+        /// store.blobs.url: its records are bounded), memory:// (gone at the end) or null:/// (discards).
         url: StoreUrl = "fjall:///var/lib/utxo-store", seed "utxostore";
         /// Network: main, test or regtest. It decides from which height on an output is unspendable by its script.
         network: Network = "main";
@@ -190,7 +190,8 @@ settings! {
         /// Blocks for which a fully spent or conflicting transaction is kept; 0 keeps all.
         block_height_retention: u32 = 288, range 0 to 10_000_000, unit "blocks", seed "BlockHeightRetention";
         /// Bodies of transactions whose extended form is larger go to the blob store, and those of several records; without a
-        /// blob store all are kept with their records. What the store finds too large for a record goes there, too.
+        /// blob store, which Aerospike does not go without, all are kept with their records. What the store finds too large for a
+        /// record goes there, too.
         max_tx_size_in_store: u64 = 1_048_576, range 0 to 4_294_967_295, unit "bytes",
             seed "utxo_store_max_tx_size_in_store (MaxTxSizeInStoreInBytes)";
         /// Keep the body of every transaction in the blob store, whatever its size.

@@ -275,6 +275,10 @@ fn the_blob_store_is_named_in_either_place() {
     for (toml, says) in [
         (format!("[store]\n{aerospike}{}", blobs("file:///b")), "store.url has an externalStore that is another than"),
         ("[store]\nurl = \"aerospike://a/ns?externalStore=blob://b:8080/utxo\"".into(), "unknown blob store `blob://`"),
+        (
+            "[store]\nurl = \"aerospike://a/ns\"".into(),
+            "store.url is a store that bounds its records, so large bodies need a",
+        ),
         (blobs("/b"), "store.blobs.url names no blob store"),
         (blobs("memory://"), "store.blobs.url is memory://, which is gone with the process"),
         (blobs("http://host/a"), "store.blobs.url is a blob store behind a web server"),

@@ -152,6 +152,12 @@ impl StoreUrl {
     pub fn fjall(directory: impl Into<PathBuf>) -> Self {
         StoreUrl::Fjall(directory.into(), FjallOptions::default())
     }
+
+    /// Whether a transaction can be too big for its records ([`ErrorKind::TooBig`](super::ErrorKind::TooBig)): whoever writes into it
+    /// needs a blob store, where bodies of any size go.
+    pub fn bounds_records(&self) -> bool {
+        matches!(self, StoreUrl::Aerospike(_))
+    }
 }
 
 impl fmt::Display for StoreUrl {
