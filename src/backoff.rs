@@ -1,6 +1,6 @@
 //! Pauses between tries.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use crate::seeded::Seeded;
 
@@ -26,6 +26,38 @@ impl Backoff {
         Self::new(pauses, seed)
     }
 
+    /// Asks until there is an answer, with a pause before it asks again; what asking again does not heal is an answer, too.
+    pub async fn until_answered<T, E: fmt::Display, F: Future<Output = Result<T, E>>>(
+        self,
+        heals: impl Fn(&E) -> bool,
+        ask: impl FnMut() -> F,
+    ) -> Result<T, E> {
+        self.until_answered_telling(heals, ask, |_| {}).await
+    }
+
+    /// The same; `told` hears what keeps it from being answered, and `None` when that is over.
+    pub async fn until_answered_telling<T, E: fmt::Display, F: Future<Output = Result<T, E>>>(
+        mut self,
+        heals: impl Fn(&E) -> bool,
+        mut ask: impl FnMut() -> F,
+        mut told: impl FnMut(Option<&E>),
+    ) -> Result<T, E> {
+        loop {
+            match ask().await {
+                Ok(answer) => {
+                    told(None);
+                    return Ok(answer);
+                }
+                Err(error) if heals(&error) => {
+                    tracing::warn!(%error, "tried again");
+                    told(Some(&error));
+                }
+                Err(error) => return Err(error),
+            }
+            self.pause().await;
+        }
+    }
+
     /// Waits before the next try.
     pub async fn pause(&mut self) {
         tokio::time::sleep(self.next_pause()).await;
@@ -42,6 +74,25 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_asked_again_what_heals_and_nothing_else() {
+        let pauses = (Duration::from_secs(1), Duration::from_secs(1));
+        for (last, tries) in [(Ok("done"), 3), (Err("broken"), 3), (Err("broken"), 0)] {
+            let (started, mut asked, mut told) = (tokio::time::Instant::now(), 0, Vec::new());
+            let ask = || {
+                asked += 1;
+                std::future::ready(if asked > tries { last } else { Err("busy") })
+            };
+            let tell = |failed: Option<&&str>| told.push(failed.is_some());
+            let heals = |error: &&str| *error == "busy";
+            assert_eq!(Backoff::of(pauses, b"this").until_answered_telling(heals, ask, tell).await, last);
+            let waited = started.elapsed();
+            assert!((pauses.0 * tries / 2..=pauses.0 * tries).contains(&waited), "{waited:?} for {tries} tries");
+            let expected: Vec<bool> = (0..tries).map(|_| true).chain(last.is_ok().then_some(false)).collect();
+            assert_eq!((asked, told), (tries + 1, expected));
+        }
+    }
 
     #[test]
     fn they_double_to_the_longest_and_differ_by_what_is_tried() {

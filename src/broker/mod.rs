@@ -214,16 +214,9 @@ pub async fn produce_until_acknowledged(
     messages: &[Produce],
     pause: (Duration, Duration),
 ) -> Result<Vec<Delivered>, BrokerError> {
-    let mut backoff = Backoff::of(pause, messages.first().map_or(&[][..], |message| &message.key));
-    loop {
-        match producer.produce_all(messages.to_vec()).await {
-            Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                tracing::warn!(%error, "not produced; tried again");
-                backoff.pause().await;
-            }
-            settled => return settled,
-        }
-    }
+    let pauses = Backoff::of(pause, messages.first().map_or(&[][..], |message| &message.key));
+    let produce = || producer.produce_all(messages.to_vec());
+    pauses.until_answered(|error| error.kind == BrokerErrorKind::Retryable, produce).await
 }
 
 /// A topic to be created.

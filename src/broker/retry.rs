@@ -12,20 +12,11 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_s
 ///
 /// # Errors
 /// What no retry heals.
-pub async fn until_answered<T, F>(mut ask: impl FnMut() -> F) -> Result<T, BrokerError>
+pub async fn until_answered<T, F>(ask: impl FnMut() -> F) -> Result<T, BrokerError>
 where
     F: Future<Output = Result<T, BrokerError>>,
 {
-    let mut backoff = Backoff::new(PAUSE, 0);
-    loop {
-        match ask().await {
-            Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                tracing::warn!(%error, "the log does not answer; asked again");
-                backoff.pause().await;
-            }
-            answer => return answer,
-        }
-    }
+    Backoff::new(PAUSE, 0).until_answered(|error| error.kind == BrokerErrorKind::Retryable, ask).await
 }
 
 /// The next messages, or none after `wait`. A reader that fails is replaced by one that goes on where it stood, as soon as the log

@@ -209,6 +209,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_store_that_bounds_its_records_is_not_rebuilt_without_a_blob_store() {
+        let checked = |store: &str, blobs: Option<&str>| {
+            let (store, blobs) = (store.parse().unwrap(), blobs.map(|url| url.parse().unwrap()));
+            let args = ReplayArgs { rebuild: true, config: ConfigArgs::default(), store, blobs, json: false };
+            args.check_blobs(&Config::default())
+        };
+        assert!(checked("aerospike://a/ns", None).unwrap_err().starts_with("--blobs must be given"));
+        assert_eq!(checked("aerospike://a/ns", Some("file:///b")), Ok(()));
+        assert_eq!(checked("fjall:///f", None), Ok(()));
+    }
+
+    #[test]
     fn what_is_done_is_counted_over_both_logs() {
         let metrics = Metrics::new();
         metrics.completed.of(Completion::Live).inc_by(3);

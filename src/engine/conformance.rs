@@ -109,10 +109,6 @@ impl Answer {
     }
 }
 
-fn may_be_repeated(error: &EngineError) -> bool {
-    matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown)
-}
-
 impl Bench {
     /// A transaction of this check's own.
     fn txid(&self, number: u64) -> crate::tx::Txid {
@@ -142,7 +138,7 @@ impl Bench {
             for (row, result) in open.into_iter().zip(results) {
                 match result {
                     Ok(outcome) => answers[row] = Some(Answer { outcome, repeated: repeated[row] }),
-                    Err(error) if may_be_repeated(&error) => repeated[row] |= error.kind == ErrorKind::Unknown,
+                    Err(error) if error.may_be_retried() => repeated[row] |= error.kind == ErrorKind::Unknown,
                     Err(error) => panic!("{}: {:?}: {error}", self.check, rows[row]),
                 }
             }
@@ -207,7 +203,7 @@ impl Bench {
         for _ in 0..ATTEMPTS {
             match attempt().await {
                 Ok(value) => return value,
-                Err(error) if may_be_repeated(&error) => tokio::time::sleep(PAUSE).await,
+                Err(error) if error.may_be_retried() => tokio::time::sleep(PAUSE).await,
                 Err(error) => panic!("{}: {what}: {error}", self.check),
             }
         }

@@ -93,6 +93,9 @@ pub struct Faults {
     pub delayed: f64,
     /// By at most this much, on tokio's clock.
     pub delay_within: Duration,
+    /// What brings a body of more bytes than this is answered [`ErrorKind::TooBig`], as by a server that bounds its records; the
+    /// rest of its batch goes through. No matter of chance.
+    pub longest_body: Option<u64>,
 }
 
 /// A decorator around any engine.
@@ -253,15 +256,68 @@ impl FaultEngine {
         if fails { Err(error(operation, key, ErrorKind::Retryable, "request lost")) } else { Ok(()) }
     }
 
-    async fn lose_some(&self, rows: &[Row], lost: &[bool]) -> Vec<Result<Outcome, EngineError>> {
-        let arrived: Vec<Row> = rows.iter().zip(lost).filter(|(_, lost)| !**lost).map(|(row, _)| row.clone()).collect();
-        let mut answers = self.inner.apply(&arrived).await.into_iter();
-        let answer = |(row, lost): (&Row, &bool)| {
-            let busy = || Err(error("apply", row.key, ErrorKind::Retryable, "key busy"));
-            if *lost { busy() } else { answers.next().unwrap_or_else(busy) }
-        };
-        rows.iter().zip(lost).map(answer).collect()
+    /// Which rows bring a body that is longer than is taken.
+    fn too_big(&self, rows: &[Row]) -> Vec<bool> {
+        let mut state = self.state();
+        let longest = state.faults.longest_body.unwrap_or(u64::MAX);
+        let is_too_big = |row: &Row| row.operation.body().is_some_and(|body| body.size() > longest);
+        let too_big: Vec<bool> = rows.iter().map(is_too_big).collect();
+        too_big.iter().filter(|is_so| **is_so).for_each(|_| state.count("too big"));
+        too_big
     }
+
+    /// As [`apply`](RecordEngine::apply), of rows that are not too big.
+    async fn apply_fitting(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        let Plan { due, delay, fault, strikes } = self.state().plan(rows);
+        self.deliver(due).await;
+        wait(delay).await;
+        match fault {
+            None => self.inner.apply(rows).await,
+            Some(Fault::LostRequest) => all(rows, ErrorKind::Retryable, "request lost"),
+            Some(Fault::LostReply) => {
+                drop(self.inner.apply(rows).await);
+                all(rows, ErrorKind::Unknown, "reply lost")
+            }
+            Some(Fault::Late(_)) => all(rows, ErrorKind::Unknown, "timed out"),
+            Some(Fault::HalfApplied) => {
+                drop(self.lose_some(rows, &strikes).await);
+                all(rows, ErrorKind::Unknown, "connection lost in the middle")
+            }
+            Some(Fault::KeyBusy) => self.lose_some(rows, &strikes).await,
+            Some(Fault::Repeated) => {
+                let answers = self.inner.apply(rows).await;
+                drop(self.inner.apply(rows).await);
+                answers
+            }
+            Some(Fault::Forgets) => {
+                let answers = self.inner.apply(rows).await;
+                self.forget_by_chance();
+                answers
+            }
+        }
+    }
+
+    async fn lose_some(&self, rows: &[Row], lost: &[bool]) -> Vec<Result<Outcome, EngineError>> {
+        let answers = self.inner.apply(&spared(rows, lost)).await;
+        among(rows, lost, answers, |row| error("apply", row.key, ErrorKind::Retryable, "key busy"))
+    }
+}
+
+/// The rows that nothing strikes.
+fn spared(rows: &[Row], struck: &[bool]) -> Vec<Row> {
+    rows.iter().zip(struck).filter(|(_, struck)| !**struck).map(|(row, _)| row.clone()).collect()
+}
+
+/// The answers to those rows, with the others refused in between.
+fn among(
+    rows: &[Row],
+    struck: &[bool],
+    answers: Vec<Result<Outcome, EngineError>>,
+    refusal: impl Fn(&Row) -> EngineError,
+) -> Vec<Result<Outcome, EngineError>> {
+    let mut answers = answers.into_iter();
+    let mut answer = |row| answers.next().unwrap_or_else(|| Err(refusal(row)));
+    rows.iter().zip(struck).map(|(row, struck)| if *struck { Err(refusal(row)) } else { answer(row) }).collect()
 }
 
 /// Which of so many nodes holds a record; `salt` deals the records anew.
@@ -371,33 +427,12 @@ impl RecordEngine for FaultEngine {
         if self.closed.load(Ordering::Acquire) {
             return self.inner.apply(rows).await;
         }
-        let Plan { due, delay, fault, strikes } = self.state().plan(rows);
-        self.deliver(due).await;
-        wait(delay).await;
-        match fault {
-            None => self.inner.apply(rows).await,
-            Some(Fault::LostRequest) => all(rows, ErrorKind::Retryable, "request lost"),
-            Some(Fault::LostReply) => {
-                drop(self.inner.apply(rows).await);
-                all(rows, ErrorKind::Unknown, "reply lost")
-            }
-            Some(Fault::Late(_)) => all(rows, ErrorKind::Unknown, "timed out"),
-            Some(Fault::HalfApplied) => {
-                drop(self.lose_some(rows, &strikes).await);
-                all(rows, ErrorKind::Unknown, "connection lost in the middle")
-            }
-            Some(Fault::KeyBusy) => self.lose_some(rows, &strikes).await,
-            Some(Fault::Repeated) => {
-                let answers = self.inner.apply(rows).await;
-                drop(self.inner.apply(rows).await);
-                answers
-            }
-            Some(Fault::Forgets) => {
-                let answers = self.inner.apply(rows).await;
-                self.forget_by_chance();
-                answers
-            }
+        let too_big = self.too_big(rows);
+        if !too_big.contains(&true) {
+            return self.apply_fitting(rows).await;
         }
+        let answers = self.apply_fitting(&spared(rows, &too_big)).await;
+        among(rows, &too_big, answers, |row| error("apply", row.key, ErrorKind::TooBig, "record too big"))
     }
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {

@@ -43,6 +43,13 @@ pub struct EngineError {
     pub message: String,
 }
 
+impl EngineError {
+    /// Whether the same operation may be sent again, after a pause.
+    pub fn may_be_retried(&self) -> bool {
+        matches!(self.kind, ErrorKind::Retryable | ErrorKind::Unknown)
+    }
+}
+
 /// Classes of engine errors by what the caller may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -50,7 +57,7 @@ pub enum ErrorKind {
     Retryable,
     /// It may or may not have been done: send the same (idempotent) operation again.
     Unknown,
-    /// The record would be larger than the engine stores; store the body externally.
+    /// The record would be larger than the engine stores; nothing was done. Keep the body elsewhere.
     TooBig,
     /// Sending it again cannot help: damaged data, a missing namespace, a closed engine.
     Fatal,

@@ -42,6 +42,8 @@ pub enum Done {
     },
     /// A transaction that takes more than one write was created, or not.
     Created(Token, Outcome),
+    /// The store takes no record as large as what this asked for, and says what to do.
+    TooBig(Token, EngineError),
     /// Master records were read.
     Reads(Vec<(Reading, Option<Record>)>),
     /// A contest is in the log.
@@ -187,17 +189,18 @@ impl Dispatcher {
     pub fn create(&self, creator: Creator, token: Token, work: Paged) {
         let done = self.done.clone();
         spawn("creating a large transaction", &self.done, async move {
-            let mut reporter = Reporter::new(done.clone());
+            let mut reporter = Reporter::new(done);
             let created = creator
                 .create(&work, |failed| {
                     reporter.tried(failed);
                 })
                 .await;
-            // A pipeline that has ended meanwhile reads the event again when it starts.
-            let _ = done.send(match created {
-                Ok(outcome) => Done::Created(token, outcome),
-                Err(error) => Done::Fatal(PipelineError::Store(error.to_string())),
-            });
+            match created {
+                Ok(outcome) => {
+                    reporter.tell(Done::Created(token, outcome));
+                }
+                Err(error) => reporter.gave_up(token, error),
+            }
         });
     }
 
@@ -229,10 +232,20 @@ impl Reporter {
         self.done.send(done).is_ok()
     }
 
+    /// What cannot be done, however often it is tried.
+    fn gave_up(&mut self, of: Token, error: EngineError) {
+        // That is an answer.
+        self.tried(None);
+        self.tell(match error.kind {
+            ErrorKind::TooBig => Done::TooBig(of, error),
+            _ => Done::Fatal(PipelineError::Store(error.to_string())),
+        });
+    }
+
     /// What came of a try; `true` when what failed can be sent again.
     fn tried(&mut self, failed: Option<&EngineError>) -> bool {
         match failed {
-            Some(error) if !matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
+            Some(error) if !error.may_be_retried() => {
                 self.tell(Done::Fatal(PipelineError::Store(error.to_string())));
                 false
             }
@@ -297,21 +310,19 @@ fn apply_lighter(
     done: mpsc::UnboundedSender<Done>,
     token: Token,
     row: Row,
-    why: EngineError,
+    too_big: EngineError,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
         let mut reporter = Reporter::new(done.clone());
         let tell = |failed: Option<&EngineError>| {
             reporter.tried(failed);
         };
-        match store.lighter(&row, tell).await.and_then(|lighter| lighter.ok_or(why)) {
+        match store.lighter(&row, too_big, tell).await {
             Ok(row) => {
                 let batch = Batch { tokens: vec![token], rows: vec![row], takes_a_place: false };
                 apply_until_done(store, settings, done, batch).await;
             }
-            Err(why) => {
-                reporter.tried(Some(&why));
-            }
+            Err(error) => reporter.gave_up(token, error),
         }
     })
 }

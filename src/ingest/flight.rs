@@ -128,6 +128,9 @@ pub enum Stage {
     },
     /// Waits for its next try.
     Parked,
+    /// The store takes no record as large as one that it needs: its partitions are halted, and it stands until whoever is started
+    /// later reads its events again.
+    Halted,
     /// Its create is on its way.
     Creating,
     /// Its contested create is on its way.

@@ -1,6 +1,7 @@
 //! The loop: poll → decode → plan → apply → complete → commit offsets.
 
 mod commits;
+mod halting;
 mod parts;
 mod proofs;
 
@@ -19,11 +20,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{Commits, Condition},
-    broker::{Assigned, Batch, BrokerError, BrokerErrorKind, Consumer, Message, Polled, TopicPartition},
+    broker::{Assigned, Batch, BrokerError, Consumer, Message, Polled, TopicPartition},
     ingest::{
         arrivals::Arrivals,
         dispatch::{Dispatcher, Done, Reading},
-        partition::{Halt, PartitionState, latest_believed_ms, never_read},
+        partition::{PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, Prepared, check_place, prepare},
         proof::ChainView,
@@ -32,7 +33,6 @@ use crate::{
     },
     record::{Reason, Record},
     telemetry::{Completion, EventKind, Rebalance},
-    tx::Txid,
 };
 
 /// A chain that has stood still for so long may wait for what waits for it here.
@@ -209,35 +209,6 @@ impl Pipeline {
             let why = never_read(&self.settings.group, low);
             self.halt(number, why);
         }
-    }
-
-    /// What is to be read next is no longer in the topic, or is not there yet: skipping it would lose it, so the partitions
-    /// that this befell halt. The rest goes on.
-    async fn on_gone(&mut self, error: BrokerError) -> Result<(), PipelineError> {
-        // Nobody will look at a rebuild: it has failed.
-        if error.kind != BrokerErrorKind::OutOfRange || self.parts.modes.ends().is_some() {
-            return Err(error.into());
-        }
-        let mut found = false;
-        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
-            let Some(position) = self.partitions.get(&number).map(|state| state.tracker.position()) else { continue };
-            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-            let (low, high) = match self.parts.broker.watermarks(&partition).await {
-                Ok(ends) => ends,
-                Err(why) if why.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, %why, "which partition that is, is asked again");
-                    self.gone = Some(error);
-                    return Ok(());
-                }
-                Err(why) => return Err(why.into()),
-            };
-            if !(low..=high).contains(&position) {
-                found = true;
-                let why = format!("offset {position} is next, but the topic holds {low} to {high}");
-                self.halt(number, why);
-            }
-        }
-        if found { Ok(()) } else { Err(error.into()) }
     }
 
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
@@ -419,37 +390,6 @@ impl Pipeline {
         self.parts.publisher.dead_letter(event, message.clone(), poison, self.done_sender.clone());
     }
 
-    /// An event is a dead letter, as was found after it had been read.
-    fn count_root(&mut self, event: EventRef, root: Txid) {
-        let now_ms = self.now_ms();
-        let replayed = self.parts.modes.is_below_frontier(event.partition, event.offset);
-        let state = self.partitions.get_mut(&event.partition);
-        let Some(state) = state.filter(|state| state.epoch == event.epoch && state.halted.is_none() && !replayed)
-        else {
-            return;
-        };
-        if let Some(why) = state.dead_letters.count_root(&self.settings.dead_letter_limits, root, now_ms) {
-            self.halt(event.partition, why);
-        }
-    }
-
-    fn halt(&mut self, number: i32, why: String) {
-        let since_ms = self.parts.clock.now_ms();
-        self.stay_halted(number, Halt { why, since_ms });
-    }
-
-    fn stay_halted(&mut self, number: i32, halt: Halt) {
-        let Halt { why, since_ms } = &halt;
-        tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
-        self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
-        if let Some(state) = self.partitions.get_mut(&number) {
-            state.halted = Some(halt);
-        }
-        self.pause(number);
-        // Whoever has the partition next is to know.
-        self.next_commit = Instant::now();
-    }
-
     fn on_done(&mut self, done: Done) -> Result<(), PipelineError> {
         let now_ms = self.now_ms();
         match done {
@@ -476,6 +416,7 @@ impl Pipeline {
                 self.moved = true;
                 self.planner.outcome(token, outcome, now_ms);
             }
+            Done::TooBig(token, error) => self.on_too_big(token, &error)?,
             Done::ContestPublished(flight) => {
                 self.publishing -= 1;
                 self.planner.contest_published(flight, now_ms);
@@ -617,12 +558,12 @@ impl Pipeline {
     }
 
     /// Whether there is nothing at hand that would have to come to an end by itself: nothing at all, but in a partition that is
-    /// halted; or only what waits, and is tried again.
+    /// halted; or only what waits, and is tried again, or waits for what is halted.
     fn rests(&self) -> bool {
         let running = self.partitions.values().filter(|state| state.halted.is_none());
         let all_done = running.map(|state| state.tracker.unfinished()).sum::<usize>() == 0;
         let moving = self.planner.counts().active + self.unprepared + self.publishing > 0 || !self.dispatcher.is_idle();
-        all_done || (!moving && self.planner.next_due_ms().is_some())
+        all_done || (!moving && (self.planner.next_due_ms().is_some() || self.planner.has_halted()))
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.

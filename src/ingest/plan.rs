@@ -81,6 +81,15 @@ pub enum Token {
     PageSpent(FlightId, u32),
 }
 
+impl Token {
+    /// Whose row it is.
+    pub fn flight(self) -> FlightId {
+        match self {
+            Token::Spend(id, _) | Token::Create(id) | Token::StoreContested(id) | Token::PageSpent(id, _) => id,
+        }
+    }
+}
+
 /// What the pipeline must do next.
 #[derive(Debug)]
 pub enum Action {
@@ -134,7 +143,7 @@ pub struct PlanSettings {
 pub struct PlanCounts {
     /// Transactions that are moving.
     pub active: usize,
-    /// Transactions that wait for a parent.
+    /// Transactions that wait: for a parent, or halted.
     pub parked: usize,
     /// The most that ever waited at once.
     pub parked_max: usize,
@@ -582,7 +591,7 @@ impl Planner {
         for flight in self.flights.iter_mut().flatten() {
             flight.events.retain(|event| event.partition != partition);
             flight.behind.retain(|request| request.event.partition != partition);
-            if flight.events.is_empty() && matches!(flight.stage, Stage::Parked) {
+            if flight.events.is_empty() && matches!(flight.stage, Stage::Parked | Stage::Halted) {
                 dropped.push(flight.id);
             }
         }

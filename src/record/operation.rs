@@ -68,6 +68,26 @@ pub enum Operation {
     Sequenced(Stamp, Sequenced),
 }
 
+impl Operation {
+    /// The page that it puts.
+    pub fn created(&self) -> Option<&Arc<Page>> {
+        match self {
+            Operation::Create(page)
+            | Operation::CreateContested(page)
+            | Operation::Sequenced(_, Sequenced::CreateCoinbase(page)) => Some(page),
+            _ => None,
+        }
+    }
+
+    /// The body that it brings.
+    pub fn body(&self) -> Option<&Body> {
+        match self {
+            Operation::Sequenced(_, Sequenced::ReplaceBody(claimed)) => Some(&claimed.body),
+            other => other.created()?.body(),
+        }
+    }
+}
+
 /// See [`Operation::ReplaceMeta`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplaceMeta {

@@ -9,7 +9,7 @@ use crate::{
     api::Health,
     broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
-    engine::{EngineError, Row},
+    engine::{EngineError, ErrorKind, Row},
     event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
     ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
     record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp, TxState},
@@ -109,7 +109,17 @@ pub enum Stop {
     Broker(BrokerError),
     /// The store.
     #[error(transparent)]
-    Store(#[from] EngineError),
+    Store(EngineError),
+}
+
+impl From<EngineError> for Stop {
+    /// What is too big for the store is so after a restart, too: the chain halts, the rest goes on.
+    fn from(error: EngineError) -> Self {
+        match error.kind {
+            ErrorKind::TooBig => Stop::Halt(error.to_string()),
+            _ => Stop::Store(error),
+        }
+    }
 }
 
 impl From<BrokerError> for Stop {

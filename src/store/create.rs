@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     clock::Clock,
-    engine::{EngineError, ErrorKind, Row},
+    engine::{EngineError, Row},
     record::{
         Key, LockRecord, Operation, Outcome, Page, Rejection, Reply, Sequenced, Stamp, TxState, build::OtherPages,
     },
@@ -154,7 +154,7 @@ impl Creator {
         permits: Option<&Semaphore>,
         mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, EngineError> {
-        let (mut pause, longest) = self.store.settings.retry_pause;
+        let mut pauses = self.store.pauses(Some(Key::master(work.others.txid())));
         let mut waits_for_blobs = false;
         loop {
             // The engine that answers in between does not speak for the blob store.
@@ -169,66 +169,75 @@ impl Creator {
                     Some(permits) => permits.acquire().await.ok(),
                     None => None,
                 };
-                self.drive(creation.clone(), work, tell).await?
+                self.drive(creation.clone(), work, tell).await
             };
             match ended {
-                Ok(outcome) => {
-                    if waits_for_blobs {
-                        told(None);
-                    }
-                    tell_end(work, &outcome);
-                    return Ok(outcome);
-                }
-                Err(error) if error.kind == ErrorKind::Fatal => return Err(error),
-                Err(error) => {
+                // Not of the engine, which was asked until it answered.
+                Err(error) if error.may_be_retried() => {
                     tracing::warn!(%error, "tried again");
                     waits_for_blobs = true;
                     told(Some(&error));
                 }
+                ended => {
+                    if waits_for_blobs {
+                        told(None);
+                    }
+                    return ended.inspect(|outcome| tell_end(work, outcome));
+                }
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
+            pauses.pause().await;
         }
     }
 
-    /// To the end, or to where the blob store does not take the body.
+    /// To the end, or to where the blob store does not take the body, or the engine one of the records.
     async fn drive(
         &self,
         mut creation: Creation,
         work: &Paged,
         mut told: impl FnMut(Option<&EngineError>) + Send,
-    ) -> Result<Result<Outcome, EngineError>, EngineError> {
+    ) -> Result<Outcome, EngineError> {
         let mut work = Cow::Borrowed(work);
-        loop {
-            let step = creation.step().clone();
-            match &step {
-                Step::Ended(outcome) => return Ok(Ok(outcome.clone())),
-                Step::Look => {
-                    let master = self.store.master(work.others.txid()).await?;
-                    creation.looked(Seen::of(master.as_ref(), &create_master(&work, self.clock.now_ms())));
+        let failed = loop {
+            match self.take_step(&mut creation, &mut work, &mut told).await {
+                Ok(None) => {}
+                Ok(Some(outcome)) => return Ok(outcome),
+                Err(error) => break error,
+            }
+        };
+        if creation.holds_lock_record()
+            && let Err(error) = self.store.apply(self.rows(&Step::Release, &work).await).await
+        {
+            tracing::warn!(%error, "whoever comes next waits until the lock record ends");
+        }
+        Err(failed)
+    }
+
+    /// Answers what all of it came to, when that was the last step.
+    async fn take_step(
+        &self,
+        creation: &mut Creation,
+        work: &mut Cow<'_, Paged>,
+        told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Option<Outcome>, EngineError> {
+        match creation.step().clone() {
+            Step::Ended(outcome) => return Ok(Some(outcome)),
+            Step::Look => {
+                let master = self.store.master(work.others.txid()).await?;
+                creation.looked(Seen::of(master.as_ref(), &create_master(work, self.clock.now_ms())));
+            }
+            Step::Body => {
+                if let Some(body) = Box::pin(self.store.placed_once(&work.master)).await.map_err(engine_error)? {
+                    work.to_mut().master = page_with_body(&work.master, body);
                 }
-                Step::Body => match Box::pin(self.store.placed_once(&work.master)).await {
-                    Ok(body) => {
-                        if let Some(body) = body {
-                            work.to_mut().master = page_with_body(&work.master, body);
-                        }
-                        creation.body_stored();
-                    }
-                    Err(error) => {
-                        if creation.holds_lock_record() {
-                            self.store.apply(self.rows(&Step::Release, &work).await).await?;
-                        }
-                        return Ok(Err(engine_error(error)));
-                    }
-                },
-                step => {
-                    let work = &*work;
-                    let outcomes = self.store.apply_telling(self.rows(step, work).await, &mut told).await?;
-                    tell_progress(step, work, &outcomes);
-                    creation.answered(&outcomes);
-                }
+                creation.body_stored();
+            }
+            step => {
+                let outcomes = self.store.apply_telling(self.rows(&step, work).await, told).await?;
+                tell_progress(&step, work, &outcomes);
+                creation.answered(&outcomes);
             }
         }
+        Ok(None)
     }
 
     async fn rows(&self, step: &Step, work: &Paged) -> Vec<Row> {

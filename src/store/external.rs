@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse},
     engine::{EngineError, ErrorKind, Row},
-    record::{Blob, Body, ClaimedBody, Operation, Page, Sequenced, StoredOutput, build::Inline},
+    record::{Blob, Body, ClaimedBody, Key, Operation, Page, Sequenced, StoredOutput, build::Inline},
     tx::Txid,
 };
 
@@ -48,27 +48,26 @@ impl Store {
         }
     }
 
-    /// A row that the engine found too big, with its body in the blob store instead; `None`: it has none, or there is no blob store.
+    /// A row that the engine found too big, with its body in the blob store instead.
     ///
     /// # Errors
-    /// What trying again does not heal.
+    /// `too_big`, where it has no body that could go there, or there is no blob store; and what trying again does not heal.
     pub(crate) async fn lighter(
         &self,
         row: &Row,
+        too_big: EngineError,
         told: impl FnMut(Option<&EngineError>) + Send,
-    ) -> Result<Option<Row>, EngineError> {
-        let Some(blobs) = &self.blobs else { return Ok(None) };
-        let crate::record::Key::Page(txid, _) = row.key else { return Ok(None) };
-        let (page, body) = match &row.operation {
-            Operation::Create(page)
-            | Operation::CreateContested(page)
-            | Operation::Sequenced(_, Sequenced::CreateCoinbase(page)) => (page.clone(), page.body()),
-            Operation::Sequenced(_, Sequenced::ReplaceBody(claimed)) => (Page::empty(txid).into(), Some(&claimed.body)),
-            _ => return Ok(None),
+    ) -> Result<Row, EngineError> {
+        let (Key::Page(txid, _), Some(body)) = (row.key, row.operation.body()) else { return Err(too_big) };
+        let Some(blobs) = &self.blobs else {
+            let message = format!("{}; or give the store a blob store (store.blobs.url)", too_big.message);
+            return Err(EngineError { message, ..too_big });
         };
-        let Some(body) = body else { return Ok(None) };
-        let kept = self.kept(blobs, &page, body, told).await?;
-        Ok(kept.map(|body| Row { key: row.key, operation: with_body(&row.operation, body) }))
+        let page = row.operation.created().cloned().unwrap_or_else(|| Page::empty(txid).into());
+        match self.kept(blobs, &page, body, told).await? {
+            Some(body) => Ok(Row { key: row.key, operation: with_body(&row.operation, body) }),
+            None => Err(too_big),
+        }
     }
 
     /// The body of an external transaction, as a record would have it inline.
@@ -78,7 +77,7 @@ impl Store {
     pub(super) async fn external_body(&self, master: &Page, blob: Blob) -> Result<Body, BodyError> {
         let txid = master.txid;
         let blobs = self.blobs.as_ref().ok_or(BodyError::External { txid })?;
-        let found = self.asked(|| async {
+        let found = self.asked(txid, || async {
             if master.is_partial() {
                 Ok(blobs.kept_outputs(txid, blob).await?.map(|partial| partial.body()))
             } else {
@@ -99,26 +98,16 @@ impl Store {
         vouts: &[u32],
     ) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
         let blobs = self.blobs.as_ref().ok_or(BodyError::External { txid })?;
-        let found = self.asked(|| blobs.kept_tx_outputs(txid, blob, vouts, Reuse::Likely)).await;
-        found.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::NoBlob { txid })
+        let found = self.asked(txid, || blobs.kept_tx_outputs(txid, blob, vouts, Reuse::Likely));
+        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::NoBlob { txid })
     }
 
-    /// Asks the blob store until it answers.
-    async fn asked<T, F>(&self, ask: impl Fn() -> F) -> Result<T, BlobError>
+    /// Asks the blob store about a transaction until it answers.
+    async fn asked<T, F>(&self, txid: Txid, ask: impl Fn() -> F) -> Result<T, BlobError>
     where
         F: Future<Output = Result<T, BlobError>>,
     {
-        let (mut pause, longest) = self.settings.retry_pause;
-        loop {
-            match ask().await {
-                Err(error) if error.may_be_repeated() => {
-                    tracing::warn!(%error, "the blob store is asked again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
-                }
-                answer => return answer,
-            }
-        }
+        self.pauses(Some(Key::master(txid))).until_answered(BlobError::may_be_repeated, ask).await
     }
 
     /// Puts a body into the blob store, for as long as it takes; `told` hears what keeps it from that, and `None` when it is done.
@@ -127,24 +116,10 @@ impl Store {
         blobs: &BlobStore,
         page: &Page,
         body: &Body,
-        mut told: impl FnMut(Option<&EngineError>) + Send,
+        told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Option<Body>, EngineError> {
-        let (mut pause, longest) = self.settings.retry_pause;
-        loop {
-            match keep(blobs, page, body).await.map_err(engine_error) {
-                Ok(kept) => {
-                    told(None);
-                    return Ok(kept);
-                }
-                Err(error) if error.kind == ErrorKind::Fatal => return Err(error),
-                Err(error) => {
-                    tracing::warn!(%error, "tried again");
-                    told(Some(&error));
-                }
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
-        }
+        let put = || async { keep(blobs, page, body).await.map_err(engine_error) };
+        self.pauses(Some(Key::master(page.txid))).until_answered_telling(EngineError::may_be_retried, put, told).await
     }
 }
 

@@ -1,6 +1,5 @@
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use object_store::memory::InMemory;
 
@@ -11,8 +10,11 @@ use crate::{
         fault::{Fault, FaultStore},
     },
     clock::Clock,
-    engine::{Cursor, Index, RecordEngine, ScanPage, Set},
-    record::{Key, Outcome, Record, Reply, TxState, Verdict},
+    engine::{
+        ErrorKind,
+        fault::{FaultEngine, Faults},
+    },
+    record::{Outcome, Reply, TxState, Verdict},
     store::{
         create::{Creator, Identity, Paged, Processes, Starts},
         digest::{StateDigest, SurveyError},
@@ -205,64 +207,15 @@ async fn a_blob_store_that_is_away_is_waited_for_and_named() {
     }
 }
 
-/// Takes no record whose body has more bytes than this.
-struct Narrow(Arc<dyn RecordEngine>, u64);
-
-impl Narrow {
-    fn fits(&self, operation: &Operation) -> bool {
-        let body = match operation {
-            Operation::Create(page) | Operation::CreateContested(page) => page.body(),
-            Operation::Sequenced(_, Sequenced::CreateCoinbase(page)) => page.body(),
-            Operation::Sequenced(_, Sequenced::ReplaceBody(claimed)) => Some(&claimed.body),
-            _ => None,
-        };
-        body.is_none_or(|body| body.size() <= self.1)
-    }
-}
-
-#[async_trait]
-impl RecordEngine for Narrow {
-    fn name(&self) -> &'static str {
-        "narrow"
-    }
-
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
-        let mut answers = Vec::new();
-        for row in rows {
-            answers.push(if self.fits(&row.operation) {
-                self.0.apply(std::slice::from_ref(row)).await.remove(0)
-            } else {
-                let (key, message) = (row.key.to_string(), "too big".to_owned());
-                Err(EngineError { kind: ErrorKind::TooBig, operation: "create", key, message })
-            });
-        }
-        answers
-    }
-
-    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
-        self.0.read(keys).await
-    }
-
-    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.0.query(index, from, to, limit).await
-    }
-
-    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.0.scan(set, cursor, limit).await
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.0.close().await
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn what_the_engine_finds_too_big_goes_to_the_blob_store() {
     let (store, _) = store(u64::MAX);
     let small = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[100]);
     let [large, otherwise] =
         [1_000, 1_001].map(|claimed| transaction(&[(outpoint(Txid([2; 32]), 0), claimed)], &[100, 100]));
-    let store = Store { engine: Arc::new(Narrow(store.engine.clone(), small.len() as u64)), ..store };
+    let longest_body = Some(small.len() as u64);
+    let bounded = FaultEngine::new(store.engine.clone(), 1).with(Faults { longest_body, ..Faults::default() });
+    let store = Store { engine: Arc::new(bounded), ..store };
     for bytes in [&small, &large] {
         let page = testing::page(bytes).contested();
         let row = Row { key: Key::master(page.txid), operation: Operation::CreateContested(page.into()) };
@@ -288,8 +241,12 @@ async fn what_the_engine_finds_too_big_goes_to_the_blob_store() {
 
     let without = Store { blobs: None, ..store.clone() };
     let page = testing::page(&transaction(&[(outpoint(Txid([3; 32]), 0), 1_000)], &[100, 100]));
-    let row = Row { key: Key::master(page.txid), operation: Operation::Create(page.into()) };
-    assert_eq!(without.apply_one(row).await.unwrap_err().kind, ErrorKind::TooBig);
+    let id = page.txid;
+    let row = Row { key: Key::master(id), operation: Operation::Create(page.into()) };
+    let refused = without.apply_one(row).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::TooBig);
+    assert!(refused.to_string().contains("give the store a blob store (store.blobs.url)"), "{refused}");
+    assert_eq!(without.master(id).await.unwrap(), None);
 }
 
 fn replace(of: &Bytes, claimed: ClaimedBody) -> Row {

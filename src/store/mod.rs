@@ -21,6 +21,7 @@ pub(crate) mod testing;
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    backoff::Backoff,
     blob::BlobStore,
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     record::{Key, Outcome, Page, Record, Rules},
@@ -82,8 +83,9 @@ impl Store {
     ) -> Result<Vec<Outcome>, EngineError> {
         let engine = &self.engine;
         // Rare, and a part of every future here: boxed.
-        let lighter = |row: Row| Box::pin(async move { self.lighter(&row, |_| {}).await });
-        self.until_done(rows, |rows| async move { engine.apply(&rows).await }, lighter, told).await
+        let lighter = |row: Row, too_big| Box::pin(async move { self.lighter(&row, too_big, |_| {}).await });
+        let pauses = self.pauses(rows.first().map(|row| row.key));
+        self.until_done(pauses, rows, |rows| async move { engine.apply(&rows).await }, lighter, told).await
     }
 
     /// Applies one operation.
@@ -95,8 +97,9 @@ impl Store {
     /// Reads records; `record[i]` belongs to `keys[i]`.
     pub async fn read(&self, keys: Vec<Key>) -> Result<Vec<Option<Record>>, EngineError> {
         let engine = &self.engine;
-        let lighter = |_: Key| std::future::ready(Ok(None));
-        self.until_done(keys, |keys| async move { engine.read(&keys).await }, lighter, |_| {}).await
+        let lighter = |_: Key, too_big| std::future::ready(Err(too_big));
+        let pauses = self.pauses(keys.first().copied());
+        self.until_done(pauses, keys, |keys| async move { engine.read(&keys).await }, lighter, |_| {}).await
     }
 
     /// Reads master records; `None`: there is none.
@@ -116,23 +119,28 @@ impl Store {
             .and_then(|record| into_page(Some(record))))
     }
 
+    /// The pauses between tries: by what is tried, so that two who fail at once do not come back at once.
+    fn pauses(&self, tried: Option<Key>) -> Backoff {
+        Backoff::of(self.settings.retry_pause, tried.map(|key| key.to_string()).unwrap_or_default().as_bytes())
+    }
+
     async fn until_done<I, O, F, L>(
         &self,
+        mut pauses: Backoff,
         mut items: Vec<I>,
         send: impl Fn(Vec<I>) -> F,
-        lighter: impl Fn(I) -> L,
+        lighter: impl Fn(I, EngineError) -> L,
         mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Vec<O>, EngineError>
     where
         I: Clone,
         F: Future<Output = Vec<Result<O, EngineError>>>,
-        L: Future<Output = Result<Option<I>, EngineError>>,
+        L: Future<Output = Result<I, EngineError>>,
     {
         let mut outputs: Vec<Option<O>> = items.iter().map(|_| None).collect();
         let mut pending: Vec<usize> = (0..items.len()).collect();
-        let (mut pause, longest) = self.settings.retry_pause;
-        loop {
-            let (mut failed, mut too_big) = (Vec::new(), Vec::new());
+        while !pending.is_empty() {
+            let (mut failed, mut too_big, mut in_trouble) = (Vec::new(), Vec::new(), false);
             let batches = pending.chunks(self.settings.batch_size.max(1)).collect::<Vec<_>>();
             for wave in batches.chunks(self.settings.concurrency.max(1)) {
                 let sent = wave.iter().map(|batch| send(batch.iter().map(|&place| items[place].clone()).collect()));
@@ -140,9 +148,10 @@ impl Store {
                     for (&place, result) in batch.iter().zip(results) {
                         match result {
                             Ok(output) => outputs[place] = Some(output),
-                            Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
+                            Err(error) if error.may_be_retried() => {
                                 tracing::warn!(%error, "tried again");
                                 told(Some(&error));
+                                in_trouble = true;
                                 failed.push(place);
                             }
                             Err(error) if error.kind == ErrorKind::TooBig => too_big.push((place, error)),
@@ -152,17 +161,16 @@ impl Store {
                 }
             }
             for (place, error) in too_big {
-                items[place] = lighter(items[place].clone()).await?.ok_or(error)?;
+                items[place] = lighter(items[place].clone(), error).await?;
                 failed.push(place);
             }
-            if failed.is_empty() {
-                told(None);
-                return Ok(outputs.into_iter().flatten().collect());
-            }
             pending = failed;
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
+            if in_trouble {
+                pauses.pause().await;
+            }
         }
+        told(None);
+        Ok(outputs.into_iter().flatten().collect())
     }
 }
 

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::engine::{EngineError, ErrorKind, Incarnation, RecordEngine};
+use crate::{
+    backoff::Backoff,
+    engine::{EngineError, ErrorKind, Incarnation, RecordEngine},
+};
 
 /// The nodes of the store as somebody knows them who works on it. Over an engine that forgets nothing it asks nothing.
 #[derive(Clone)]
@@ -114,17 +117,7 @@ impl Nodes {
     }
 
     async fn ask_until_known(&self) -> Result<Incarnation, EngineError> {
-        let (mut pause, longest) = PAUSE;
-        loop {
-            match self.ask().await {
-                Err(error) if error.kind != ErrorKind::Fatal => {
-                    tracing::warn!(%error, "asked again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
-                }
-                answer => return answer,
-            }
-        }
+        Backoff::new(PAUSE, 0).until_answered(EngineError::may_be_retried, || self.ask()).await
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
 use crate::{
-    engine::{EngineError, ErrorKind, Index},
+    engine::{EngineError, Index},
     record::{Body, Key, Page, Slot, SpendingData, StoredOutput, TxState, Verdict},
     tx::{Outpoint, Output, Transaction, Txid, UtxoHash},
 };
@@ -387,17 +387,8 @@ impl Store {
 
     /// Keys of pages whose `index` lies in `from..=to`, ascending by that value, at most `limit`; what failed and may be retried is.
     pub(super) async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        let (mut pause, longest) = self.settings.retry_pause;
-        loop {
-            match self.engine.query(index, from, to, limit).await {
-                Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
-                    tracing::warn!(%error, "tried again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
-                }
-                result => return result,
-            }
-        }
+        let ask = || self.engine.query(index, from, to, limit);
+        self.pauses(None).until_answered(EngineError::may_be_retried, ask).await
     }
 }
 

@@ -1,7 +1,7 @@
 //! Walking a whole set in bounded memory.
 
 use crate::{
-    engine::{Cursor, EngineError, ErrorKind, Set},
+    engine::{Cursor, EngineError, ScanPage, Set},
     record::{Key, Record},
 };
 
@@ -44,17 +44,8 @@ impl<'a> Scan<'a> {
         Ok(None)
     }
 
-    async fn fetch(&self, cursor: Option<Cursor>) -> Result<crate::engine::ScanPage, EngineError> {
-        let (mut pause, longest) = self.store.settings.retry_pause;
-        loop {
-            match self.store.engine.scan(self.set, cursor.clone(), self.batch).await {
-                Err(error) if matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown) => {
-                    tracing::warn!(%error, "tried again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(longest);
-                }
-                result => return result,
-            }
-        }
+    async fn fetch(&self, cursor: Option<Cursor>) -> Result<ScanPage, EngineError> {
+        let ask = || self.store.engine.scan(self.set, cursor.clone(), self.batch);
+        self.store.pauses(None).until_answered(EngineError::may_be_retried, ask).await
     }
 }

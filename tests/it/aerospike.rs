@@ -197,8 +197,7 @@ async fn apply_until_done(engine: &dyn RecordEngine, rows: &[Row]) -> bool {
     loop {
         let answers = engine.apply(rows).await;
         let errors: Vec<&EngineError> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
-        let may_retry = |error: &&EngineError| matches!(error.kind, ErrorKind::Retryable | ErrorKind::Unknown);
-        assert!(errors.iter().all(may_retry), "{errors:?}");
+        assert!(errors.iter().all(|error| error.may_be_retried()), "{errors:?}");
         if errors.is_empty() {
             assert!(answers.iter().flatten().all(Outcome::is_done), "{answers:?}");
             return again;

@@ -64,7 +64,9 @@ fn kind_of_code(code: ResultCode, sent: Sent) -> ErrorKind {
 fn remedy(error: &Error) -> &'static str {
     match error.server_result_code() {
         Some(ResultCode::FailForbidden) => "; a record with a TTL needs `nsup-period` above 0 in the namespace",
-        Some(ResultCode::RecordTooBig) => "; `max-record-size` of the namespace bounds a record",
+        Some(ResultCode::RecordTooBig) => {
+            "; raise `max-record-size` of the namespace (8M at most), which bounds a record"
+        }
         Some(ResultCode::ServerMemError) => "; the namespace is full (stop-writes)",
         Some(ResultCode::InvalidNamespace) => "; add the namespace to aerospike.conf on every node",
         Some(ResultCode::NotAuthenticated | ResultCode::RoleViolation) => "; check the user and its role (read-write)",

@@ -38,6 +38,21 @@ async fn a_lost_request_is_not_done_and_a_lost_reply_is() {
 }
 
 #[tokio::test]
+async fn what_brings_too_long_a_body_is_refused_and_the_rest_of_its_batch_is_not() {
+    let engine = engine(1);
+    let longest = [1, 2].map(|outputs| page(1, outputs).body().unwrap().size());
+    assert!(longest[0] < longest[1]);
+    engine.set(Faults { longest_body: Some(longest[0]), ..Faults::default() });
+    let answers = engine.apply(&[create(page(1, 1)), create(page(2, 2)), create(page(3, 1))]).await;
+    assert!(answers[0].is_ok() && answers[2].is_ok());
+    assert_eq!(kind(&answers[1]), ErrorKind::TooBig);
+    assert!(is_there(&engine, 3).await && !is_there(&engine, 2).await);
+    assert_eq!(engine.injected_by_kind(), BTreeMap::from([("too big", 1)]));
+    engine.set(Faults { longest_body: Some(longest[1]), ..Faults::default() });
+    assert!(engine.apply(&[create(page(2, 2))]).await[0].is_ok());
+}
+
+#[tokio::test]
 async fn a_late_write_is_done_after_so_many_calls() {
     let engine = engine(1);
     engine.fail_at(1, Fault::Late(Late::Calls(2)));
@@ -110,6 +125,7 @@ const MANY: Faults = Faults {
     failed_read: 0.1,
     delayed: 0.1,
     delay_within: Duration::from_millis(3),
+    longest_body: None,
 };
 
 /// The kinds of a run's answers.

@@ -71,6 +71,7 @@ enum Asked {
 enum Answer {
     Outcome(Token, Row, Outcome),
     Created(Token, Outcome),
+    TooBig(Token),
     Own(FlightId, Option<Record>),
     Parent(FlightId, u32, Option<Record>),
     Published(FlightId),
@@ -109,6 +110,8 @@ struct World {
     to_come: Vec<Content>,
     next_offset: u64,
     epochs: [u64; PARTITIONS as usize],
+    /// A partition was halted.
+    halted: bool,
     asked: Vec<Asked>,
     answers: Vec<Answer>,
     sequencer: Vec<Verdicts>,
@@ -139,15 +142,6 @@ fn partial(page_size: u32, kind: u8, satoshis: u64) -> Content {
     prepared(page_size, seed_txid(kind), Seeded { txid: seed_txid(kind), coinbase: false, height: 1, outputs }.encode())
 }
 
-fn flight_of(token: Token) -> FlightId {
-    match token {
-        Token::Spend(flight, _)
-        | Token::Create(flight)
-        | Token::StoreContested(flight)
-        | Token::PageSpent(flight, _) => flight,
-    }
-}
-
 /// Takes any element out.
 fn any_of<T>(random: &mut Random, items: &mut Vec<T>) -> Option<T> {
     let index = random.below(items.len() as u64) as usize;
@@ -169,6 +163,7 @@ impl World {
             to_come: Vec::new(),
             next_offset: 0,
             epochs: [1; PARTITIONS as usize],
+            halted: false,
             asked: Vec::new(),
             answers: Vec::new(),
             sequencer: Vec::new(),
@@ -241,8 +236,7 @@ impl World {
     }
 
     /// A partition goes, and comes back: what was read of it and has not ended is read again, and some of the rest.
-    fn revoke(&mut self) {
-        let partition = self.random.below(PARTITIONS as u64) as i32;
+    fn revoke(&mut self, partition: i32) {
         let (gone, kept) = std::mem::take(&mut self.log.open).into_iter().partition(|(e, _)| e.partition == partition);
         self.log.open = kept;
         let again: BTreeMap<EventRef, Txid> = gone;
@@ -336,6 +330,13 @@ impl World {
                 self.planner.outcome(token, outcome, self.now_ms);
             }
             Answer::Created(token, outcome) => self.planner.outcome(token, outcome, self.now_ms),
+            Answer::TooBig(token) => {
+                let halted = self.planner.too_big(token, self.now_ms);
+                for event in halted.iter().flat_map(|(_, events)| events) {
+                    assert!(self.log.open.contains_key(event), "{event:?} is nobody's (any more)");
+                    self.halted = true;
+                }
+            }
             Answer::Parent(flight, group, master) => {
                 let master = master.as_ref().and_then(Record::page);
                 self.planner.parent_record(flight, group, master, self.now_ms);
@@ -421,7 +422,7 @@ impl World {
         while let Some(action) = self.planner.next_action() {
             match action {
                 Action::Apply(token, row) => {
-                    let flight = flight_of(token);
+                    let flight = token.flight();
                     let txid = match &row.operation {
                         Operation::SetPageSpent { .. } => {
                             self.asked.push(Asked::Row(token, row));
@@ -438,7 +439,7 @@ impl World {
                     self.asked.push(Asked::Row(token, row));
                 }
                 Action::CreatePaged(token, work) => {
-                    let (flight, txid) = (flight_of(token), work.others.txid());
+                    let (flight, txid) = (token.flight(), work.others.txid());
                     self.check_alive(flight, txid);
                     if let Token::Create(_) = token {
                         self.check_all_held(flight, txid);
@@ -489,11 +490,31 @@ impl World {
         self.log.open.remove(&event).unwrap_or_else(|| panic!("{event:?} is nobody's (any more)"))
     }
 
+    /// The store has room for something no longer.
+    fn refuse(&mut self) {
+        let asked = self.asked.iter().position(|asked| matches!(asked, Asked::Row(..) | Asked::Paged(..)));
+        if let Some(Asked::Row(token, _) | Asked::Paged(token, _)) = asked.map(|asked| self.asked.swap_remove(asked)) {
+            self.answers.push(Answer::TooBig(token));
+        }
+    }
+
+    /// Whoever is started later has every partition anew, and the store room for all.
+    fn lift_halts(&mut self) {
+        if std::mem::take(&mut self.halted) {
+            (0..PARTITIONS).for_each(|partition| self.revoke(partition));
+        }
+    }
+
     /// Something happens; `false`: nothing is left that could.
     fn step(&mut self) -> bool {
         match self.random.below(40) {
-            0 => self.revoke(),
+            0 => {
+                let partition = self.random.below(PARTITIONS as u64) as i32;
+                self.revoke(partition);
+            }
             1 => self.unlock(),
+            3 => self.refuse(),
+            4 => self.lift_halts(),
             2 => self.pass(30),
             _ => {}
         }
@@ -526,6 +547,8 @@ impl World {
         }
         let mut idle = 0;
         loop {
+            while self.quiet_step() {}
+            self.lift_halts();
             while self.quiet_step() {}
             if self.log.open.is_empty() && self.planner.counts().active + self.planner.counts().parked == 0 {
                 return;

@@ -142,6 +142,67 @@ fn a_second_event_joins_and_both_complete() {
     assert_eq!(completed(&mut planner), [(0, Completion::Live), (7, Completion::Live)]);
 }
 
+/// A transaction that the store takes in no way, and a child of it in another partition.
+/// Protects: nobody waits for it at a shutdown, its child waits on, and nothing is left once its partition is taken away.
+#[test]
+fn what_is_too_big_for_the_store_stands_and_so_does_what_waits_for_it() {
+    let mut planner = Planner::new(SETTINGS);
+    let parent = tx(&[outside(0)], 1);
+    planner.submit(event(5), parent.clone(), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    let (create, _) = row(&mut planner);
+    // By its time the child comes first.
+    planner.submit(EventRef { partition: 1, ..event(0) }, tx(&[of(&parent, 1)], 2), Mode::Normal, 0);
+    assert_eq!(planner.too_big(create, 0), Some((parent.txid, vec![event(5)])));
+    planner.submit(event(7), parent.clone(), Mode::Normal, 0);
+    assert_eq!(planner.too_big(create, 0), Some((parent.txid, vec![event(5), event(7)])), "it is counted once");
+    assert_eq!((planner.counts().active, planner.counts().parked), (0, 2));
+
+    planner.retry_due(u64::MAX);
+    planner.parent_came(&parent.txid, 0);
+    planner.look_at_own(0, 0);
+    let Some(Action::ReadOwn(child, _)) = planner.next_action() else { panic!("the child looks, and nobody else") };
+    planner.own_record(child, None, 0);
+    assert!(actions(&mut planner).is_empty() && planner.next_due_ms().is_none());
+    assert!(planner.has_halted() && planner.waiting_for_absent().is_empty(), "its parent is there, and may come");
+
+    planner.revoke(0, 0);
+    assert!(!planner.has_halted());
+    let (_, spend) = row(&mut planner);
+    assert_eq!((spend.key, planner.counts().active), (Key::master(parent.txid), 1), "the child tries by itself");
+}
+
+#[test]
+fn what_is_too_big_stands_whatever_else_it_is_answered() {
+    let mut planner = Planner::new(SETTINGS);
+    let others = [7, 8].map(|tag| Outpoint { txid: Txid([tag; 32]), vout: 0 });
+    planner.submit(event(0), tx(&others, 1), Mode::Normal, 0);
+    let tokens: Vec<Token> = actions(&mut planner)
+        .into_iter()
+        .map(|action| match action {
+            Action::Apply(token, _) => token,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert!(planner.too_big(tokens[0], 0).is_some());
+    planner.outcome(tokens[1], applied(), 0);
+    assert!(planner.too_big(tokens[1], 0).is_some());
+    assert!(actions(&mut planner).is_empty());
+    assert_eq!((planner.counts().active, planner.counts().parked), (0, 1));
+}
+
+#[test]
+fn what_is_too_big_is_nobodys_once_its_partition_was_taken_away() {
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.revoke(0, 0);
+    assert_eq!(planner.too_big(token, 0), None);
+    assert_eq!((planner.counts().active, planner.counts().parked), (0, 0));
+    assert_eq!(planner.too_big(token, 0), None, "it has ended");
+}
+
 /// Submits a transaction whose parent is absent, up to where it is parked.
 fn park(planner: &mut Planner, tx: Arc<PreparedTx>) {
     park_at(planner, 0, tx);

@@ -1,6 +1,6 @@
 //! Transactions that wait: for a parent in flight here, or parked until their next try.
 
-use super::{Action, EventRef, Mode, Planner};
+use super::{Action, EventRef, Mode, Planner, Token};
 use crate::{
     ingest::flight::{Flight, FlightId, Stage},
     record::{Reason, Rejection, Verdict},
@@ -96,6 +96,30 @@ impl Planner {
         }
         self.parked.insert(id, now_ms + pause);
         self.count_waiting(1);
+    }
+
+    /// The store takes no record as large as what was asked for, and asking again does not help: the transaction stands, and so does
+    /// whatever waits for it here. Answers with it and with its events, whose partitions are to be halted: they never end here.
+    pub fn too_big(&mut self, token: Token, now_ms: u64) -> Option<(Txid, Vec<EventRef>)> {
+        let id = token.flight();
+        let flight = self.get(id)?;
+        if flight.events.is_empty() {
+            // Its partitions were taken away: whoever has them now finds out.
+            self.finish(id, Completion::PassedOver);
+            self.settle_ready(now_ms);
+            return None;
+        }
+        let was = std::mem::replace(&mut flight.stage, Stage::Halted);
+        let halted = (flight.txid, flight.events.clone());
+        if was != Stage::Halted {
+            self.count_waiting(1);
+        }
+        Some(halted)
+    }
+
+    /// Whether anything stands until somebody has looked; what waits for that is tried no more than that itself.
+    pub fn has_halted(&self) -> bool {
+        self.flights.iter().flatten().any(|flight| flight.stage == Stage::Halted)
     }
 
     pub(super) fn is_at_bound(&self, id: FlightId) -> bool {

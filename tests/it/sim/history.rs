@@ -50,6 +50,7 @@ pub fn plan(seed: u64) -> Plan {
         batch: *dice.pick(&[1, 2, 16]),
         page_size: swarm::page_size(seed),
         inline_limit: swarm::inline_limit(seed),
+        longest_body: swarm::longest_body(seed),
         faults: swarm::faults(&mut dice).into_iter().chain(swarm::later_faults(&mut faulty_dice)).collect(),
         txs: BTreeMap::new(),
         steps: Vec::new(),

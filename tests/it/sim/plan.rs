@@ -18,6 +18,8 @@ pub struct Plan {
     pub page_size: u32,
     /// Bodies of more bytes go to the blob store, and those of several pages; `None`: there is none.
     pub inline_limit: Option<u64>,
+    /// The engine takes no record with a larger body, so that this goes to the blob store, too; `None`, or no blob store: it takes any.
+    pub longest_body: Option<u64>,
     /// Probabilities of the faults that are on, by name.
     pub faults: BTreeMap<&'static str, f64>,
     /// The transactions that steps may name.

@@ -130,8 +130,8 @@ impl<'a> Simulation<'a> {
         };
         let faults = FaultEngine::new(Arc::new(watched), dice.next_u64())
             .on(world.memory.clone(), world.clock.clone())
-            .with(swarm::engine_faults(&plan.faults, plan.dice));
-        let rebuild_dice = dice.next_u64();
+            .with(Faults { longest_body: self::longest_body(plan), ..swarm::engine_faults(&plan.faults, plan.dice) });
+        let (rebuild_dice, longest_body) = (dice.next_u64(), longest_body(plan));
         // Another interleaving: rows are delayed, repeated and lost in other places than they were.
         world.rebuild_engine = Some(Arc::new(move |engine: Arc<dyn RecordEngine>| {
             let faults = Faults {
@@ -139,6 +139,7 @@ impl<'a> Simulation<'a> {
                 repeated: 0.02,
                 delayed: 0.3,
                 delay_within: Duration::from_millis(30),
+                longest_body,
                 ..Faults::default()
             };
             Arc::new(FaultEngine::new(engine, rebuild_dice).with(faults))
@@ -323,7 +324,7 @@ impl<'a> Simulation<'a> {
     async fn heal(&mut self) -> Result<(), String> {
         self.observer.trace("heal".to_owned());
         self.world.broker.set_faults(MemoryFaults::default());
-        self.faults.set(Faults::default());
+        self.faults.set(Faults { longest_body: longest_body(self.plan), ..Faults::default() });
         self.objects.set(blobs::fault::Faults::default());
         self.slots.iter().flatten().for_each(|running| running.gate.heal());
         // Somebody must be there who has not crashed.
@@ -463,6 +464,11 @@ impl<'a> Simulation<'a> {
             Poison::Chain => self.world.produce("chain", b"no key", garbage).await,
         }
     }
+}
+
+/// Without a blob store it would be the end.
+fn longest_body(plan: &Plan) -> Option<u64> {
+    plan.inline_limit.and(plan.longest_body)
 }
 
 fn both_groups() -> [String; 2] {

@@ -89,6 +89,12 @@ pub fn inline_limit(seed: u64) -> Option<u64> {
     (dice.below(5) < 2 || all).then(|| *dice.pick(&[0, 100, 200, 1_000_000]))
 }
 
+/// The longest body that the engine takes, in some of the histories: it refuses many of those that would go there. Of dice of its own, too.
+pub fn longest_body(seed: u64) -> Option<u64> {
+    let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"too big!"));
+    (dice.below(2) == 0).then(|| *dice.pick(&[20, 90, 120, 160]))
+}
+
 /// What is not simulated yet.
 pub const PENDING: &[&str] = &["reasons of decisions that are about who is live, once a node has forgotten"];
 
@@ -173,6 +179,7 @@ pub fn engine_faults(on: &BTreeMap<&'static str, f64>, dice: u64) -> Faults {
         failed_read: rate("failed-read"),
         delayed: rate("delayed"),
         delay_within: Duration::from_millis(50),
+        longest_body: None,
     }
 }
 

@@ -15,6 +15,7 @@ impl fmt::Display for Plan {
         writeln!(f, "batch {}", self.batch)?;
         writeln!(f, "pages {}", self.page_size)?;
         self.inline_limit.iter().try_for_each(|limit| writeln!(f, "inline {limit}"))?;
+        self.longest_body.iter().try_for_each(|longest| writeln!(f, "longest {longest}"))?;
         for (name, rate) in &self.faults {
             writeln!(f, "fault {name} {rate}")?;
         }
@@ -96,6 +97,7 @@ impl FromStr for Plan {
             batch: 16,
             page_size: ONE_PAGE,
             inline_limit: None,
+            longest_body: None,
             faults: BTreeMap::new(),
             txs: BTreeMap::new(),
             steps: Vec::new(),
@@ -129,6 +131,7 @@ impl Plan {
             "batch" => self.batch = number(words, 1)?,
             "pages" => self.page_size = number(words, 1)?,
             "inline" => self.inline_limit = Some(number(words, 1)?),
+            "longest" => self.longest_body = Some(number(words, 1)?),
             "fault" => {
                 let known = words.get(1).and_then(|name| swarm::fault_named(name));
                 let name = known.ok_or("no such fault")?;
