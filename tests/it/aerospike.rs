@@ -3,13 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
+    blob::BlobStore,
     engine::{
         EngineError, ErrorKind, OpenOptions, RecordEngine, Row,
         aerospike::{AerospikeEngine, AerospikeSettings},
         conformance::{self, RULES},
     },
     record::{
-        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp, Verdict,
+        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp, TxState,
+        Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -351,6 +353,39 @@ async fn the_pipeline_on_aerospike() {
         async { pipeline::poison(world().await).await },
         async { pipeline::a_waiting_block(world().await).await },
     );
+}
+
+/// A transaction above `max-record-size`, and the remedy that needs no other server.
+/// Protects: it halts its partition by its id, not the instance at every start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_above_max_record_size_halts_its_partition_until_there_is_a_blob_store() {
+    let narrow = FIT.replace("max-record-size 8M", "max-record-size 128K");
+    let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: &narrow }) else { return };
+    let mut world = world_on(&server).await;
+    let large = Made { outputs: vec![(1_000_000, vec![0x51; 9_000]); 20], ..World::partial(1, 1) };
+    world.produce_partial(&large).await;
+    let child = world::spend(&[large.coin(0)], 1, 1);
+    world.validate(&child).await;
+    let running = world.start();
+    let why = loop {
+        assert!(!running.task.is_finished());
+        match running.health.ready().reasons.remove("partitions_running") {
+            Some(why) => break why,
+            None => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    assert!(why.contains(&large.txid.to_string()) && why.contains("raise `max-record-size` of the namespace"), "{why}");
+    assert!(why.contains("or give the store a blob store"), "{why}");
+    running.stop().await;
+
+    world.store.blobs = Some(BlobStore::memory());
+    let running = world.start();
+    tokio::time::timeout(Duration::from_secs(120), world.until_consumed()).await.unwrap();
+    running.stop().await;
+    for made in [&large, &child] {
+        assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
+    }
+    world.check("what was too big is in the blob store").await;
 }
 
 /// Offsets wait no longer than they must.

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{Broker, Committed, NewTopic, Polled, Produce, TopicPartition, partitioner::partition_of},
-    engine::memory::MemoryEngine,
+    engine::{
+        fault::{FaultEngine, Faults},
+        memory::MemoryEngine,
+    },
     event::Validated,
     ingest::dead_letters::DeadLetterLimits,
     instance,
@@ -14,7 +17,7 @@ use utxo_store::{
     store::Store,
 };
 
-use crate::world::{GROUP, PARTITIONS, Running, World, spend};
+use crate::world::{GROUP, Made, PARTITIONS, Running, World, WorldSettings, spend, wide_coinbase};
 
 async fn pause() {
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -289,4 +292,131 @@ async fn a_topic_with_another_number_of_partitions_is_refused() {
     let error = instance::run(other.settings.clone(), other.parts(&other.store), CancellationToken::new()).await;
     let error = error.unwrap_err().to_string();
     assert!(error.contains("4 partitions") && error.contains("made from 3"), "{error}");
+}
+
+/// A store with room for a transaction of one output, and not of seven.
+fn bounded() -> Faults {
+    Faults { longest_body: Some(120), ..Faults::default() }
+}
+
+/// A child of the last output of `parent` whose event lies in another partition.
+fn child_elsewhere(parent: &Made) -> Made {
+    let last = parent.outputs.len() as u32 - 1;
+    let mut children = (1..).map(|tag| spend(&[parent.coin(last)], 1, tag));
+    children.find(|child| partition(child) != partition(parent)).unwrap()
+}
+
+fn partition(made: &Made) -> i32 {
+    partition_of(&made.txid.0, PARTITIONS).unwrap()
+}
+
+/// What lies between the committed offset and the end of each partition.
+async fn left(world: &World) -> Vec<u64> {
+    let mut left = Vec::new();
+    for partition in 0..PARTITIONS {
+        let at = TopicPartition { topic: "txs".into(), partition };
+        let committed = world.broker.committed(GROUP, std::slice::from_ref(&at)).await.unwrap()[0].clone();
+        left.push(world.end("txs", partition).await - committed.map_or(0, |committed| committed.offset));
+    }
+    left
+}
+
+/// A transaction that the store takes in no way, of one page and of several; the remedies are room, and a blob store.
+/// Protects: its partition halts by its id, through rebalances and starts; the other partitions go on, but for who waits for it; nobody
+/// takes that for a stall, nor waits for it at a shutdown; and once there is a remedy everything is as if it had never been.
+#[tokio::test(start_paused = true)]
+async fn what_is_too_big_for_the_store_halts_its_partition_until_there_is_room() {
+    for (page_size, gets_blobs) in [(1_000, false), (1_000, true), (3, false), (3, true)] {
+        let mut world = World::with_settings(WorldSettings::with_blobs(page_size, u64::MAX)).await;
+        let blobs = world.store.blobs.take();
+        let seed = world.seed(1, 9).await;
+        world.run_until_consumed().await;
+        world.nodes.set(bounded());
+        let large = spend(&[seed.coin(0)], 7, 1);
+        let child = child_elsewhere(&large);
+        let small: Vec<Made> = (1..9).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
+        let expected = |left: &[u64]| {
+            let of = |number| (number == partition(&large) || number == partition(&child)) as u64;
+            left.iter().zip(0..).all(|(left, number)| (*left > 0) as u64 == of(number))
+        };
+
+        let (first, second) = (world.start(), world.start());
+        for made in [&large, &child].into_iter().chain(&small) {
+            world.validate(made).await;
+        }
+        for _ in 0..2 {
+            pause().await;
+            let why = reason(&first).or_else(|| reason(&second)).expect("it stands");
+            let named = format!("partition {}: {} cannot be stored: ", partition(&large), large.txid);
+            assert!(why.starts_with(&named) && why.contains("give the store a blob store"), "{why}");
+            assert!(expected(&left(&world).await), "{:?}", left(&world).await);
+            world.broker.rebalance(GROUP);
+        }
+        second.stop().await;
+        // Longer than anything may stand that ought to move.
+        tokio::time::sleep(Duration::from_secs(700)).await;
+        assert!(reason(&first).is_some() && first.health.live().ok, "{:?}", first.health.live());
+        assert_eq!((world.page(&large).await, world.page(&child).await), (None, None));
+        assert_eq!(world.count("chain").await, 0, "nothing is proven missing");
+        let stopping = tokio::time::Instant::now();
+        first.stop().await;
+        assert!(stopping.elapsed() < world.settings.pipeline.drain_timeout, "{:?}", stopping.elapsed());
+
+        let again = world.start();
+        pause().await;
+        let stopping = tokio::time::Instant::now();
+        assert!(reason(&again).is_some(), "there is no remedy yet");
+        again.stop().await;
+        assert!(stopping.elapsed() < world.settings.pipeline.drain_timeout, "{:?}", stopping.elapsed());
+
+        match gets_blobs {
+            true => world.store.blobs = blobs,
+            false => world.nodes.set(Faults::default()),
+        }
+        world.run_until_consumed().await;
+        for made in [&large, &child].into_iter().chain(&small) {
+            assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
+        }
+        assert_eq!((world.count("chain").await, world.count("dead-letters").await), (0, 0));
+        world.check("there is room now").await;
+    }
+}
+
+/// A coinbase that the store takes in no way.
+#[tokio::test(start_paused = true)]
+async fn what_is_too_big_for_the_store_halts_the_chain_until_there_is_room() {
+    for page_size in [1_000, 3] {
+        let world = World::with_settings(WorldSettings::paged(page_size)).await;
+        world.nodes.set(bounded());
+        let coinbase = wide_coinbase(1, 20);
+        let running = world.start();
+        world.mine_with(1, 1, 101, &coinbase, &[]).await;
+        let seed = world.seed(1, 1).await;
+        pause().await;
+        let why = running.health.ready().reasons.remove("chain_running").expect("it stands");
+        assert!(why.contains(&coinbase.txid.to_string()) && why.contains("give the store a blob store"), "{why}");
+        assert_eq!(world.page(&seed).await.unwrap().state(), TxState::Live, "the rest goes on");
+        running.stop().await;
+        world.nodes.set(Faults::default());
+        world.run_until_consumed().await;
+        assert_eq!(world.page(&coinbase).await.unwrap().state(), TxState::Live);
+        world.check("there is room now").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_too_big_for_the_store_fails_its_rebuild_by_name() {
+    for page_size in [1_000, 3] {
+        let world = World::with_settings(WorldSettings::paged(page_size)).await;
+        let seed = world.seed(1, 1).await;
+        let large = spend(&[seed.coin(0)], 7, 1);
+        world.validate(&large).await;
+        world.run_until_consumed().await;
+        let engine = FaultEngine::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), 1);
+        engine.set(bounded());
+        let store = Store::new(Arc::new(engine), world.store.settings);
+        let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.starts_with(&format!("store: {} cannot be stored: ", large.txid)), "{refused}");
+    }
 }
