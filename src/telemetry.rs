@@ -114,8 +114,6 @@ labels! {
     BlobOperation {
         /// Stores a transaction.
         PutTx = "put_tx",
-        /// Stores a transaction in the place of another body of it.
-        ReplaceTx = "replace_tx",
         /// Reads a transaction, or some of its outputs.
         GetTx = "get_tx",
         /// Stores outputs of a partial transaction.

@@ -87,7 +87,6 @@ async fn what_is_not_claimed_takes_nothing_and_misses_nothing() {
     for store in [writer(root.path()).await, server(objects, None)] {
         for error in [
             store.put_tx(txid, bytes.clone()).await.unwrap_err(),
-            store.replace_tx(txid, bytes.clone()).await.unwrap_err(),
             store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
             store.delete(BlobName::tx(txid)).await.unwrap_err(),
         ] {

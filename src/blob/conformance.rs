@@ -35,7 +35,6 @@ pub const CHECKS: &[Check] = checks![
     a_large_one,
     twice_is_once,
     the_first_one_stays,
-    replaced_on_purpose,
     what_is_not_there,
     what_its_name_does_not_say_is_not_stored,
     partial_transactions,
@@ -211,20 +210,6 @@ async fn the_first_one_stays(bench: Bench) {
     bench.must_put_tx(txid, &first, Put::AlreadyStored).await;
 }
 
-async fn replaced_on_purpose(bench: Bench) {
-    let (txid, first) = bench.transaction(0, 1);
-    let (_, second) = bench.transaction(0, 2);
-    bench.must_put_tx(txid, &first, Put::Stored).await;
-    bench.must_get_tx(txid, Some(&first)).await;
-    bench.retried(|| bench.store.replace_tx(txid, second.clone())).await;
-    bench.must_get_tx(txid, Some(&second)).await;
-    bench.must_put_tx(txid, &first, Put::OtherStored).await;
-
-    let (other, large) = transaction(bench.number(1), LARGE.0, LARGE.1, 1);
-    bench.retried(|| bench.store.replace_tx(other, large.clone())).await;
-    bench.must_get_tx(other, Some(&large)).await;
-}
-
 async fn what_is_not_there(bench: Bench) {
     let (txid, _) = bench.transaction(0, 1);
     bench.must_get_tx(txid, None).await;
@@ -246,11 +231,8 @@ async fn what_its_name_does_not_say_is_not_stored(bench: Bench) {
     Transaction::parse(&bytes).expect("parsed before").write_standard(&mut standard);
     let cut = bytes.slice(..bytes.len() - 1);
     for (txid, bytes) in [(other, bytes), (txid, standard.into()), (txid, cut), (txid, Bytes::new())] {
-        for done in [bench.store.put_tx(txid, bytes.clone()).await.map(drop), bench.store.replace_tx(txid, bytes).await]
-        {
-            let error = done.expect_err("other bytes were stored");
-            assert_eq!(error.kind, BlobErrorKind::Invalid, "{error}");
-        }
+        let error = bench.store.put_tx(txid, bytes).await.expect_err("other bytes were stored");
+        assert_eq!(error.kind, BlobErrorKind::Invalid, "{error}");
         bench.must_get_tx(txid, None).await;
     }
 }

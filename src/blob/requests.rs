@@ -80,18 +80,8 @@ pub(super) enum Created {
 impl Requests {
     /// Writes an object that is not there yet, all at once.
     pub async fn create(&self, path: &Path, blob: &Framed) -> Result<Created, BlobError> {
-        self.put(path, blob, PutMode::Create).await
-    }
-
-    /// Writes an object, whether it is there or not: readers see the one or the other, whole.
-    pub async fn overwrite(&self, path: &Path, blob: &Framed) -> Result<(), BlobError> {
-        self.put(path, blob, PutMode::Overwrite).await.map(drop)
-    }
-
-    async fn put(&self, path: &Path, blob: &Framed, mode: PutMode) -> Result<Created, BlobError> {
-        let payload = blob.whole();
         self.metrics.blob_bytes.of(Direction::Written).inc_by(blob.len() as u64);
-        let put = self.store.put_opts(path, payload, PutOptions::from(mode));
+        let put = self.store.put_opts(path, blob.whole(), PutOptions::from(PutMode::Create));
         created(self.within("write", path, blob.len() as u64, put).await)
     }
 

@@ -88,7 +88,7 @@ impl Default for BlobOptions {
 ///
 /// # Contract
 /// - A blob is seen whole or not at all, and what [`Put`] says has been stored survives a kill of the machine.
-/// - Nobody overwrites: the first one put stays, until [`replace_tx`](Self::replace_tx) or [`delete`](Self::delete).
+/// - Nobody overwrites: the first one put stays, until [`delete`](Self::delete).
 /// - What is handed out is what was put, by its checksum, and belongs to the id that was asked for: a `.tx` hashes to it, a `.outputs`
 ///   names it. What does not is read once more, in case it was damaged on its way; then it is [`BlobErrorKind::Corrupt`].
 /// - Every request may be repeated; after [`BlobErrorKind::Unknown`] it must be. A dropped future leaves a blob stored or not
@@ -183,29 +183,6 @@ impl BlobStore {
             let name = BlobName::tx(txid);
             check_tx(name, &bytes).await?;
             self.put(name, bytes).await
-        })
-        .await
-    }
-
-    /// Stores a transaction in the place of whatever is stored under its id: to mend by hand what is corrupt. Whoever
-    /// calls this must be the only one: a late one takes effect late. Other instances may hold what was there for
-    /// [`BlobOptions::keep`].
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`]: `Invalid` where the bytes are not that transaction.
-    pub async fn replace_tx(&self, txid: Txid, bytes: Bytes) -> Result<(), BlobError> {
-        self.watched(BlobOperation::ReplaceTx, async {
-            let name = BlobName::tx(txid);
-            check_tx(name, &bytes).await?;
-            self.must_take_writes(name).await?;
-            let (path, blob) = (name.path(), Framed::new(bytes).await);
-            let replaced = match self.part_of(&blob) {
-                Some(part) => self.0.requests.overwrite_in_parts(&path, &blob, part).await,
-                None => self.0.requests.overwrite(&path, &blob).await,
-            };
-            self.0.cache.remove(&txid);
-            replaced?;
-            self.settle(name, &blob).await
         })
         .await
     }

@@ -143,7 +143,6 @@ async fn a_store_that_denies_is_asked_again_once_it_allows() {
     faults.fail_all(Some(Fault::Denied));
     for error in [
         store.put_tx(txid, bytes.clone()).await.unwrap_err(),
-        store.replace_tx(txid, bytes.clone()).await.unwrap_err(),
         store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
         store.exists(BlobName::tx(txid)).await.unwrap_err(),
         store.delete(BlobName::tx(txid)).await.unwrap_err(),
@@ -184,7 +183,8 @@ async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
     }
     assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt).get(), 24);
 
-    store.replace_tx(txid, bytes.clone()).await.unwrap();
+    store.delete(name).await.unwrap();
+    store.put_tx(txid, bytes.clone()).await.unwrap();
     for _ in 0..200 {
         faults.fail_at(1, Fault::OtherBytes);
         assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
@@ -441,11 +441,9 @@ async fn a_directory_is_opened_again_and_to_read_only_where_it_is_one() {
     directory(&root).await.put_tx(txid, bytes.clone()).await.unwrap();
     let reader = attempt(Intent::Read).await.unwrap();
     assert_eq!(reader.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes.clone()));
-    for error in [
-        reader.put_tx(txid, bytes.clone()).await.unwrap_err(),
-        reader.replace_tx(txid, bytes.clone()).await.unwrap_err(),
-        reader.delete(BlobName::tx(txid)).await.unwrap_err(),
-    ] {
+    for error in
+        [reader.put_tx(txid, bytes.clone()).await.unwrap_err(), reader.delete(BlobName::tx(txid)).await.unwrap_err()]
+    {
         assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
     }
     assert_eq!(directory(&root).await.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
