@@ -157,7 +157,6 @@ pub async fn run(
     let group = settings.pipeline.group.clone();
     let partitions = check_topics(&settings, &parts).await?;
     settings.pipeline.partitions = Some(partitions);
-    settings.pipeline.prepare.inline = parts.store.inline();
     let frontier = Frontier::committed(&settings, &parts).await?;
     frontier.look_for_halts(&parts.earlier_halts);
     let mut nodes = nodes(&settings, &parts)?;
@@ -229,7 +228,6 @@ pub async fn rebuild(
 ) -> Result<Rebuilt, InstanceError> {
     let partitions = check_topics(&settings, &parts).await?;
     settings.pipeline.partitions = Some(partitions);
-    settings.pipeline.prepare.inline = parts.store.inline();
     if parts.store.meta().await?.is_some() {
         return Err(InstanceError::NotEmpty);
     }

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     api::Health,
     broker::{Broker, BrokerError, Message, NewTopic, memory::MemoryBroker, memory::MemorySettings},
+    cli::wiring,
     clock::Clock,
     config::Config,
     engine::{
@@ -22,11 +23,7 @@ use utxo_store::{
         null::NullEngine,
     },
     ingest::{
-        dead_letters::DeadLetterLimits,
-        dispatch::DispatchSettings,
-        partition::PartitionBounds,
         pipeline::{ChainProgress, Pipeline, PipelineParts, PipelineSettings},
-        plan::PlanSettings,
         prepare::{PrepareSettings, Prepared, prepare},
         proof::ChainView,
         publish::Publisher,
@@ -34,7 +31,7 @@ use utxo_store::{
     },
     record::{Key, Operation, Page, Rules, build::Inline},
     store::{
-        Store, StoreSettings,
+        Store,
         create::{Creator, Identity, Processes},
         nodes::Nodes,
         whole::Unaccounted,
@@ -59,7 +56,6 @@ const TOPIC: &str = "utxo.validated-txs";
 pub const POLLED: usize = 500;
 const PREPARE: PrepareSettings =
     PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineKind {
@@ -211,7 +207,9 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (O
     let metrics = Arc::new(Metrics::new());
     let topic: Arc<str> = TOPIC.into();
     let consumer = Box::new(Feed::new(&topic, chunks(case), case.transactions));
-    let pipeline = Pipeline::new(settings(topic), parts(engine.clone(), metrics.clone()).await, consumer);
+    let config = Config::default();
+    let parts = parts(&config, engine.clone(), metrics.clone()).await;
+    let pipeline = Pipeline::new(settings(&config), parts, consumer);
     let shutdown = CancellationToken::new();
 
     measure::forget_peak();
@@ -242,43 +240,18 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (O
     (outcome, engine.take_notes())
 }
 
-/// The defaults of the configuration (`deploy/utxo-store.toml`, `[ingest]`).
-fn settings(topic: Arc<str>) -> PipelineSettings {
-    let ingest = Config::default().ingest;
-    let ms = |ms: u64| Duration::from_millis(ms);
-    PipelineSettings {
-        topic,
-        partitions: None,
-        group: "bench".into(),
-        prepare: PREPARE,
-        plan: PlanSettings {
-            retry_min_ms: ingest.retry_pause_ms,
-            retry_max_ms: ingest.retry_pause_max_ms,
-            flag_grace_ms: ingest.flag_grace_ms,
-            rules: RULES,
-        },
-        dispatch: DispatchSettings {
-            batch_size: size("MACRO_BATCH", ingest.batch_size.into()) as usize,
-            batch_age: ms(ingest.batch_age_ms),
-            in_flight_batches: ingest.in_flight_batches as usize,
-            retry_pause: PAUSE,
-        },
-        max_active: size("MACRO_MAX_ACTIVE", ingest.max_in_flight_transactions.into()) as usize,
-        bounds: PartitionBounds {
-            span: ingest.max_uncommitted_span.into(),
-            bytes: size("MACRO_PARKED_BYTES", ingest.unfinished_bytes),
-        },
-        dead_letter_limits: DeadLetterLimits {
-            consecutive: ingest.dead_letter_consecutive,
-            ratio: ingest.dead_letter_ratio.0,
-        },
-        missing_parent_grace_ms: ingest.missing_parent_grace_ms,
-        commit_interval: ms(ingest.commit_interval_ms),
-        drain_timeout: ms(ingest.drain_timeout_ms),
-    }
+/// The defaults of the configuration (`deploy/utxo-store.toml`).
+fn settings(config: &Config) -> PipelineSettings {
+    let mut settings = wiring::instance(config).pipeline;
+    let dispatch = &mut settings.dispatch;
+    dispatch.batch_size = size("MACRO_BATCH", dispatch.batch_size as u64) as usize;
+    settings.max_active = size("MACRO_MAX_ACTIVE", settings.max_active as u64) as usize;
+    settings.bounds.bytes = size("MACRO_PARKED_BYTES", settings.bounds.bytes);
+    settings
 }
 
-async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
+async fn parts(config: &Config, engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
+    let store = Store::new(engine.clone(), wiring::store(config));
     let clock = Clock::System;
     let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
     let topics = [TOPIC, "utxo.chain", "utxo.dead-letters"];
@@ -289,22 +262,12 @@ async fn parts(engine: Arc<Counting>, metrics: Arc<Metrics>) -> PipelineParts {
         source_topic: TOPIC.into(),
         chain_topic: "utxo.chain".into(),
         dead_letter_topic: "utxo.dead-letters".into(),
-        retry_pause: PAUSE,
+        retry_pause: store.settings.retry_pause,
         metrics: metrics.clone(),
-    };
-    let rules = Rules { retention: 288 };
-    let settings = StoreSettings {
-        network: Network::Main,
-        rules,
-        utxo_batch_size: 20_000,
-        batch_size: 256,
-        concurrency: 4,
-        retry_pause: PAUSE,
-        inline_limit: u64::MAX,
     };
     let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None };
     PipelineParts {
-        creator: Creator::new(Store::new(engine.clone(), settings), clock.clone(), identity),
+        creator: Creator::new(store, clock.clone(), identity),
         earlier_halts: Arc::default(),
         broker: Arc::new(broker),
         nodes: Nodes::new(engine.clone(), Duration::ZERO),

@@ -9,10 +9,10 @@ use crate::{
     engine::{OpenOptions, aerospike::Access},
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds,
-        pipeline::PipelineSettings, plan::PlanSettings, prepare::PrepareSettings,
+        pipeline::PipelineSettings, plan::PlanSettings,
     },
     instance::InstanceSettings,
-    record::{Rules, build::Inline},
+    record::Rules,
     sequencer::{SequencerSettings, SequencerTopics},
     store::StoreSettings,
     telemetry::Metrics,
@@ -127,12 +127,6 @@ fn pipeline(config: &Config) -> PipelineSettings {
         topic: config.kafka.topics.validated_txs.as_str().into(),
         partitions: None,
         group: config.kafka.group.clone(),
-        // Which bodies go elsewhere the store says.
-        prepare: PrepareSettings {
-            network: config.store.network,
-            utxo_batch_size: config.store.utxo_batch_size,
-            inline: Inline::All,
-        },
         plan: PlanSettings {
             retry_min_ms: ingest.retry_pause_ms,
             retry_max_ms: ingest.retry_pause_max_ms,
@@ -225,7 +219,6 @@ mod tests {
 
         let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled, durability_lag } = instance(&config);
         assert_eq!((&*pipeline.topic, &*pipeline.group), ("txs", "g"));
-        assert_eq!((pipeline.prepare.network, pipeline.prepare.utxo_batch_size), (Network::Regtest, 11));
         assert_eq!(pipeline.plan.rules, Rules { retention: 12 });
         let dispatch = pipeline.dispatch;
         assert_eq!((dispatch.batch_size, dispatch.batch_age, dispatch.in_flight_batches), (13, ms(14), 15));

@@ -26,7 +26,7 @@ use crate::{
         dispatch::{Dispatcher, Done, Reading},
         partition::{PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
-        prepare::{Poison, Prepared, check_place, prepare},
+        prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
         proof::ChainView,
         publish::mismatch,
         replay::Modes,
@@ -50,6 +50,7 @@ struct Chunk {
 /// One instance of the pipeline.
 pub struct Pipeline {
     settings: PipelineSettings,
+    prepare: PrepareSettings,
     parts: PipelineParts,
     consumer: Box<dyn Consumer>,
     planner: Planner,
@@ -111,6 +112,7 @@ impl Pipeline {
             next_commit: now + settings.commit_interval,
             next_proof: now,
             report: PipelineReport::default(),
+            prepare: PrepareSettings::of(parts.creator.store()),
             settings,
             parts,
             consumer,
@@ -256,7 +258,7 @@ impl Pipeline {
             self.planner.bound_reached(number, now_ms);
         }
         self.unprepared += messages.len();
-        let (settings, partitions) = (self.settings.prepare, self.settings.partitions);
+        let (settings, partitions) = (self.prepare, self.settings.partitions);
         let count = messages.len();
         let oldest_ms = messages.iter().map(|message| message.timestamp_ms).min().unwrap_or(i64::MIN);
         let oldest = (oldest_ms, messages.first().map_or(0, |message| message.offset));

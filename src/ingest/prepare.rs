@@ -11,6 +11,7 @@ use crate::{
         Key, Marks, Page, Spend, SpendSlot, StoredOutput,
         build::{self, Inline, OtherPages, Pages},
     },
+    store::{Store, StoreSettings},
     tx::{Network, Transaction, Txid, utxo_hash},
 };
 
@@ -23,6 +24,14 @@ pub struct PrepareSettings {
     pub utxo_batch_size: u32,
     /// Which bodies are kept with their masters.
     pub inline: Inline,
+}
+
+impl PrepareSettings {
+    /// For events whose transactions go into this store.
+    pub fn of(store: &Store) -> Self {
+        let StoreSettings { network, utxo_batch_size, .. } = store.settings;
+        PrepareSettings { network, utxo_batch_size, inline: store.inline() }
+    }
 }
 
 /// A transaction that is ready to be worked on.
@@ -193,9 +202,9 @@ pub fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) ->
     for (index, input) in tx.inputs().enumerate() {
         let Some(previous) = input.previous else { continue };
         let outpoint = input.outpoint;
-        let (parent, page) = (outpoint.txid, outpoint.vout / utxo_batch_size);
+        let (parent, (page, offset)) = (outpoint.txid, outpoint.place(utxo_batch_size));
         let slot = SpendSlot {
-            offset: outpoint.vout % utxo_batch_size,
+            offset,
             input: index as u32,
             utxo_hash: utxo_hash(&parent, outpoint.vout, previous.script, previous.satoshis),
             satoshis: previous.satoshis,

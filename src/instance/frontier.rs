@@ -23,7 +23,7 @@ use crate::{
         halts::EarlierHalts,
         partition::consumed_of,
         plan::TxidMap,
-        prepare::{Prepared, prepare},
+        prepare::{PrepareSettings, Prepared, prepare},
         replay::{LastVerdicts, Raised, Rebuild},
     },
     record::{Consumed, Reason},
@@ -164,12 +164,13 @@ async fn raised(
         parents: Vec<Txid>,
     }
     let wants_parents = |txid: &Txid| rebuild.mode_of(txid).ends_live();
+    let preparing = PrepareSettings::of(&parts.store);
     let mut above: TxidMap<Above> = TxidMap::default();
     for (&number, &end) in ends {
         let partition = validated_of(settings, number);
         let from = rebuild.frontier.get(&number).copied().unwrap_or(0);
         read(parts.broker.as_ref(), &partition, from, end, |message| {
-            if let Some((txid, parents)) = relations(settings, &message) {
+            if let Some((txid, parents)) = relations(&preparing, &message) {
                 let entry = above.entry(txid).or_default();
                 entry.events.push((number, message.offset));
                 entry.parents.extend(parents.into_iter().filter(|_| wants_parents(&txid)));
@@ -181,7 +182,7 @@ async fn raised(
     for (&number, &end) in &rebuild.frontier {
         let partition = validated_of(settings, number);
         read(parts.broker.as_ref(), &partition, 0, end, |message| {
-            if let Some((_, parents)) = relations(settings, &message).filter(|(txid, _)| wants_parents(txid)) {
+            if let Some((_, parents)) = relations(&preparing, &message).filter(|(txid, _)| wants_parents(txid)) {
                 open.extend(parents.into_iter().filter(|parent| above.contains_key(parent)));
             }
         })
@@ -207,8 +208,8 @@ async fn raised(
 }
 
 /// A transaction and its parents; what cannot be prepared is a dead letter and relates to nobody.
-fn relations(settings: &InstanceSettings, message: &Message) -> Option<(Txid, Vec<Txid>)> {
-    let prepared = prepare(&settings.pipeline.prepare, message).ok()?;
+fn relations(settings: &PrepareSettings, message: &Message) -> Option<(Txid, Vec<Txid>)> {
+    let prepared = prepare(settings, message).ok()?;
     let parents = match &prepared {
         Prepared::Validated(tx) => tx.groups.iter().map(|group| group.parent).collect(),
         Prepared::Seeded(_) => Vec::new(),

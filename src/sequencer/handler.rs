@@ -186,8 +186,8 @@ impl Handler {
 
     /// The page and slot of an outpoint.
     pub fn place(&self, outpoint: Outpoint) -> (Key, u32) {
-        let size = self.parts.store.settings.utxo_batch_size;
-        (Key::Page(outpoint.txid, outpoint.vout / size), outpoint.vout % size)
+        let (page, slot) = self.parts.store.place(outpoint);
+        (Key::Page(outpoint.txid, page), slot)
     }
 
     /// Height of the tip; 0 before the first block.

@@ -16,7 +16,6 @@ use crate::{
         waiting::Waiting,
     },
     store::{
-        StoreSettings,
         canonical::BodyHash,
         create::{Paged, Starts},
     },
@@ -70,9 +69,7 @@ impl Handler {
             return Ok(());
         }
         let message = self.source(&contest.position).await?;
-        let StoreSettings { network, utxo_batch_size, .. } = self.parts.store.settings;
-        let settings = PrepareSettings { network, utxo_batch_size, inline: self.parts.store.inline() };
-        let prepared = prepare(&settings, &message);
+        let prepared = prepare(&PrepareSettings::of(&self.parts.store), &message);
         let (page, others) = match prepared.map_err(|poison| Stop::Halt(poison.message))? {
             Prepared::Validated(tx) => (tx.page.clone(), tx.others.clone()),
             Prepared::Seeded(seed) => (seed.page.clone(), seed.others.clone()),

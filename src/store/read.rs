@@ -320,9 +320,8 @@ impl Store {
     }
 
     /// The page that an output's slot lies on, and its place there.
-    pub(super) fn place(&self, outpoint: Outpoint) -> (u32, u32) {
-        let size = self.settings.utxo_batch_size.max(1);
-        (outpoint.vout / size, outpoint.vout % size)
+    pub(crate) fn place(&self, outpoint: Outpoint) -> (u32, u32) {
+        outpoint.place(self.settings.utxo_batch_size.max(1))
     }
 
     async fn with_fields(&self, master: Arc<Page>, fields: Fields) -> Result<StoredTransaction, ReadError> {

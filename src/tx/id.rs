@@ -26,6 +26,13 @@ pub struct Outpoint {
     pub vout: u32,
 }
 
+impl Outpoint {
+    /// The page that its slot lies on, and its place there, with so many slots a page.
+    pub fn place(self, slots_a_page: u32) -> (u32, u32) {
+        (self.vout / slots_a_page, self.vout % slots_a_page)
+    }
+}
+
 impl fmt::Display for Txid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = self.0;

@@ -9,7 +9,7 @@ use utxo_store::{
     event::{Action, Command, Contest, DecidedInput, Decision, DecisionBody, Event, Position},
     ingest::{
         dead_letters::DeadLetterLimits,
-        prepare::{Prepared, prepare},
+        prepare::{PrepareSettings, Prepared, prepare},
     },
     record::{Body, Key, Operation, Phase, Reason, Sequenced, SpendingData, Stamp, TxState, Verdict},
     store::canonical::BodyHash,
@@ -322,7 +322,7 @@ async fn a_page_that_a_decision_needs_is_made_again() {
     stored_for_good(&world, &[&seed]).await;
     world.validate(&wide).await;
     let (_, message) = events_of(&world, &wide).await.remove(0);
-    let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!("no event") };
+    let Ok(Prepared::Validated(tx)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!("no event") };
     for operation in [Operation::Create(tx.page.clone()), Operation::ClearCreating] {
         world.store.apply(vec![Row { key: Key::master(wide.txid), operation }]).await.unwrap();
     }
@@ -403,7 +403,7 @@ async fn a_reconsider_of_what_is_live_waits_for_a_forgotten_parent() {
     stored_for_good(&world, &[&seed]).await;
     world.validate(&child).await;
     let (_, message) = events_of(&world, &child).await.remove(0);
-    let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!("no event") };
+    let Ok(Prepared::Validated(tx)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!("no event") };
     let create = Operation::Create(tx.page.clone());
     world.store.apply(vec![Row { key: Key::master(child.txid), operation: create }]).await.unwrap();
     let action = Action::Reconsider { txid: child.txid };

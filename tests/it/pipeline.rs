@@ -6,7 +6,7 @@ use utxo_store::{
     broker::{Message, memory::MemoryFaults},
     engine::Row,
     event::Validated,
-    ingest::prepare::{Prepared, prepare},
+    ingest::prepare::{PrepareSettings, Prepared, prepare},
     record::{
         HeldSlot, Key, Marks, Operation, Outcome, Page, Phase, Reason, Sequenced, Slot, SpendingData, Stamp, TxState,
         Verdict,
@@ -290,7 +290,7 @@ async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
     let event = Validated { tx: &loser.extended, height: 200, locked: false }.encode();
     let key = bytes::Bytes::copy_from_slice(&loser.txid.0);
     let message = Message { offset: 0, timestamp_ms: 1, key, payload: event.into(), headers: vec![] };
-    let Ok(Prepared::Validated(tx)) = prepare(&world.settings.pipeline.prepare, &message) else { panic!() };
+    let Ok(Prepared::Validated(tx)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!() };
     let mut taken = tx.spend(&tx.groups[0], Marks::Respect);
     Arc::make_mut(&mut taken.slots).truncate(1);
     let mut page = Page::clone(&tx.page);

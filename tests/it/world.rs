@@ -28,11 +28,10 @@ use utxo_store::{
         partition::PartitionBounds,
         pipeline::{ChainProgress, PipelineReport, PipelineSettings},
         plan::PlanSettings,
-        prepare::PrepareSettings,
         proof::ChainView,
     },
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
-    record::{Body, Page, Record, Rules, build::Inline},
+    record::{Body, Page, Record, Rules},
     sequencer::{SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress},
     store::{
         Store, StoreSettings,
@@ -282,7 +281,6 @@ impl World {
                 topic: "txs".into(),
                 partitions: None,
                 group: GROUP.into(),
-                prepare: PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size, inline: Inline::All },
                 plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
                 dispatch: DispatchSettings {
                     batch_size,
@@ -596,7 +594,7 @@ impl World {
         replay: fn(&Logs, &model::Rules) -> Result<Expected, Vec<Complaint>>,
     ) -> Expected {
         let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
-        let settings = self.settings.pipeline.prepare;
+        let settings = self.store.settings;
         let rules = model::Rules {
             network: settings.network,
             utxo_batch_size: settings.utxo_batch_size,

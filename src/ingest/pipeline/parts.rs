@@ -8,7 +8,7 @@ use crate::{
     clock::Clock,
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, halts::EarlierHalts, partition::PartitionBounds,
-        plan::PlanSettings, prepare::PrepareSettings, proof::ChainView, publish::Publisher, replay::Modes,
+        plan::PlanSettings, proof::ChainView, publish::Publisher, replay::Modes,
     },
     store::{create::Creator, nodes::Nodes, whole::WholeStore},
     telemetry::Metrics,
@@ -23,8 +23,6 @@ pub struct PipelineSettings {
     pub partitions: Option<i32>,
     /// Group whose committed offsets count.
     pub group: String,
-    /// What events are prepared for.
-    pub prepare: PrepareSettings,
     /// Bounds and pauses of the planner.
     pub plan: PlanSettings,
     /// Batching.

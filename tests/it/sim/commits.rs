@@ -34,7 +34,7 @@ pub struct CommitCheck {
 impl CommitCheck {
     pub fn new(world: &World, observer: Arc<Observer>) -> Self {
         let (broker, store, memory) = (world.broker.clone(), world.store.clone(), world.memory.clone());
-        let settings = world.settings.pipeline.prepare;
+        let settings = PrepareSettings::of(&world.store);
         CommitCheck { broker, store, memory, settings, observer, checked: Mutex::default() }
     }
 

@@ -55,7 +55,7 @@ impl Watched {
         if became_live && after.master.is_some() {
             let body = self.store.body(after).await.map_err(|error| error.to_string())?;
             for (outpoint, input) in checks::inputs_of(&body) {
-                let (number, offset) = (outpoint.vout / self.page_size, outpoint.vout % self.page_size);
+                let (number, offset) = outpoint.place(self.page_size);
                 let parent = utxo_store::store::into_page(self.look(Key::Page(outpoint.txid, number)).await);
                 if !checks::names(parent.as_deref(), offset, after.txid, input) {
                     return Err(format!("{} became live, though {outpoint} does not name it", after.txid));
