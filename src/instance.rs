@@ -371,7 +371,7 @@ fn pipeline_parts(
             source_topic: settings.pipeline.topic.clone(),
             chain_topic: settings.topics.chain.clone(),
             dead_letter_topic: settings.topics.dead_letters.clone(),
-            retry_pause: settings.pipeline.dispatch.retry_pause,
+            retry_pause: parts.store.settings.retry_pause,
             metrics: parts.metrics.clone(),
         },
         chain: Arc::new(CommittedProgress::new(

@@ -76,7 +76,7 @@ pub fn store(config: &Config) -> StoreSettings {
         utxo_batch_size: config.store.utxo_batch_size,
         batch_size: config.sequencer.mined_batch_size as usize,
         concurrency: config.sequencer.concurrency as usize,
-        retry_pause: retry_pause(config),
+        retry_pause: (ms(config.ingest.retry_pause_ms), ms(config.ingest.retry_pause_max_ms)),
         inline_limit: inline_limit(config),
     }
 }
@@ -137,7 +137,6 @@ fn pipeline(config: &Config) -> PipelineSettings {
             batch_size: ingest.batch_size as usize,
             batch_age: ms(ingest.batch_age_ms),
             in_flight_batches: ingest.in_flight_batches as usize,
-            retry_pause: retry_pause(config),
         },
         max_active: ingest.max_in_flight_transactions as usize,
         bounds: PartitionBounds { span: ingest.max_uncommitted_span.into(), bytes: ingest.unfinished_bytes },
@@ -161,10 +160,6 @@ fn topics(config: &Config) -> SequencerTopics {
         outcomes: topics.outcomes.to_string(),
         dead_letters: topics.dead_letters.to_string(),
     }
-}
-
-fn retry_pause(config: &Config) -> (Duration, Duration) {
-    (ms(config.ingest.retry_pause_ms), ms(config.ingest.retry_pause_max_ms))
 }
 
 fn ms(count: u64) -> Duration {
@@ -222,7 +217,6 @@ mod tests {
         assert_eq!(pipeline.plan.rules, Rules { retention: 12 });
         let dispatch = pipeline.dispatch;
         assert_eq!((dispatch.batch_size, dispatch.batch_age, dispatch.in_flight_batches), (13, ms(14), 15));
-        assert_eq!(dispatch.retry_pause, (ms(21), ms(22)));
         assert_eq!(pipeline.max_active, 16);
         assert_eq!((pipeline.bounds.bytes, pipeline.bounds.span), (1_048_577, 18));
         assert_eq!(pipeline.missing_parent_grace_ms, 19);

@@ -9,7 +9,6 @@ use std::{
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    backoff::Backoff,
     engine::{EngineError, ErrorKind, Row},
     ingest::{
         flight::FlightId,
@@ -94,8 +93,6 @@ pub struct DispatchSettings {
     pub batch_age: Duration,
     /// Batches on their way at once.
     pub in_flight_batches: usize,
-    /// First and longest pause before a failed row is sent again.
-    pub retry_pause: (Duration, Duration),
 }
 
 /// Gathers rows into batches and sends them.
@@ -181,7 +178,7 @@ impl Dispatcher {
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
         let batch = Batch { tokens, rows, takes_a_place: true };
-        let work = apply_until_done(self.store.clone(), self.settings, self.done.clone(), batch);
+        let work = apply_until_done(self.store.clone(), self.done.clone(), batch);
         spawn("writing to the store", &self.done, work);
     }
 
@@ -206,14 +203,9 @@ impl Dispatcher {
 
     fn send_reads(&mut self) {
         let reads = std::mem::take(&mut self.reads);
-        let work = read_until_done(self.store.clone(), self.settings, self.done.clone(), reads);
+        let work = read_until_done(self.store.clone(), self.done.clone(), reads);
         spawn("reading from the store", &self.done, work);
     }
-}
-
-/// The pauses of a task: by what it begins with, so that two tasks, or two instances, do not try again in step.
-fn backoff(settings: &DispatchSettings, first: Option<&Key>) -> Backoff {
-    Backoff::of(settings.retry_pause, first.map(|key| key.to_string()).unwrap_or_default().as_bytes())
 }
 
 /// Where one task tells how the store answers it: each trouble once, and its end once.
@@ -267,11 +259,10 @@ struct Batch {
 
 async fn apply_until_done(
     store: Store,
-    settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
     Batch { mut tokens, mut rows, takes_a_place }: Batch,
 ) {
-    let mut backoff = backoff(&settings, rows.first().map(|row| &row.key));
+    let mut pauses = store.pauses(rows.first().map(|row| row.key));
     let mut reporter = Reporter::new(done.clone());
     loop {
         let results = store.engine.apply(&rows).await;
@@ -283,7 +274,7 @@ async fn apply_until_done(
                 Ok(outcome) => outcomes.push((token, outcome)),
                 // Beside the others, which do not wait for the blob store, and out of their places.
                 Err(why) if why.kind == ErrorKind::TooBig => {
-                    let work = apply_lighter(store.clone(), settings, done.clone(), token, row, why);
+                    let work = apply_lighter(store.clone(), done.clone(), token, row, why);
                     spawn("writing to the blob store", &done, work);
                 }
                 Err(why) => {
@@ -299,14 +290,13 @@ async fn apply_until_done(
             return;
         }
         (tokens, rows) = again;
-        backoff.pause().await;
+        pauses.pause().await;
     }
 }
 
 /// What the engine found too big, without its body. Boxed, since it may find the next one so.
 fn apply_lighter(
     store: Store,
-    settings: DispatchSettings,
     done: mpsc::UnboundedSender<Done>,
     token: Token,
     row: Row,
@@ -320,20 +310,15 @@ fn apply_lighter(
         match store.lighter(&row, too_big, tell).await {
             Ok(row) => {
                 let batch = Batch { tokens: vec![token], rows: vec![row], takes_a_place: false };
-                apply_until_done(store, settings, done, batch).await;
+                apply_until_done(store, done, batch).await;
             }
             Err(error) => reporter.gave_up(token, error),
         }
     })
 }
 
-async fn read_until_done(
-    store: Store,
-    settings: DispatchSettings,
-    done: mpsc::UnboundedSender<Done>,
-    mut reads: Vec<(Reading, Txid)>,
-) {
-    let mut backoff = backoff(&settings, reads.first().map(|(_, txid)| Key::master(*txid)).as_ref());
+async fn read_until_done(store: Store, done: mpsc::UnboundedSender<Done>, mut reads: Vec<(Reading, Txid)>) {
+    let mut pauses = store.pauses(reads.first().map(|(_, txid)| Key::master(*txid)));
     let mut reporter = Reporter::new(done);
     loop {
         // A thousand children of one wide parent ask for the same record, of megabytes.
@@ -356,7 +341,7 @@ async fn read_until_done(
             return;
         }
         reads = again;
-        backoff.pause().await;
+        pauses.pause().await;
     }
 }
 
@@ -367,12 +352,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_good_part_of_a_batch_leaves_while_little_is_on_its_way() {
-        let settings = DispatchSettings {
-            batch_size: 16,
-            batch_age: Duration::from_secs(3_600),
-            in_flight_batches: 8,
-            retry_pause: (Duration::ZERO, Duration::ZERO),
-        };
+        let settings = DispatchSettings { batch_size: 16, batch_age: Duration::from_secs(3_600), in_flight_batches: 8 };
         let (done, _outcomes) = mpsc::unbounded_channel();
         let mut dispatcher = Dispatcher::new(testing::store(1), settings, done);
         let mut gathered = |rows| {

@@ -119,8 +119,8 @@ impl Store {
             .and_then(|record| into_page(Some(record))))
     }
 
-    /// The pauses between tries: by what is tried, so that two who fail at once do not come back at once.
-    fn pauses(&self, tried: Option<Key>) -> Backoff {
+    /// The pauses between tries: by what is tried first, so that two tasks, or two instances, do not try again in step.
+    pub(crate) fn pauses(&self, tried: Option<Key>) -> Backoff {
         Backoff::of(self.settings.retry_pause, tried.map(|key| key.to_string()).unwrap_or_default().as_bytes())
     }
 

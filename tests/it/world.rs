@@ -282,12 +282,7 @@ impl World {
                 partitions: None,
                 group: GROUP.into(),
                 plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
-                dispatch: DispatchSettings {
-                    batch_size,
-                    batch_age: Duration::from_millis(2),
-                    in_flight_batches: 4,
-                    retry_pause: PAUSE,
-                },
+                dispatch: DispatchSettings { batch_size, batch_age: Duration::from_millis(2), in_flight_batches: 4 },
                 max_active: 1_000,
                 bounds: PartitionBounds { span: 10_000, bytes: 1 << 24 },
                 dead_letter_limits: DeadLetterLimits { consecutive: 100, ratio: 0.05 },
