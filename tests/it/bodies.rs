@@ -1,7 +1,7 @@
 //! Bodies in a blob store, through pipeline, sequencer and rebuild: nothing shows where a body is but its record; and what the
 //! blob store cannot do is waited for and said, or halts by name.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use utxo_store::{
     blob::{
@@ -123,7 +123,7 @@ async fn a_claim_that_moves_bytes_from_the_script_to_the_amount() {
             let [script, 0xfd, low] = coin.script[..] else { panic!("{coin:?}") };
             let claimed = Coin { satoshis: coin.satoshis << 8 | u64::from(low), script: vec![script], ..coin.clone() };
             assert_eq!(claimed.utxo_hash(), coin.utxo_hash());
-            let (lie, honest) = (spend_claiming(&[coin.clone()], &[claimed], 1, tag), spend(&[coin], 1, tag));
+            let (lie, honest) = (spend_claiming(slice::from_ref(&coin), &[claimed], 1, tag), spend(&[coin], 1, tag));
             world.validate(&lie).await;
             world.until_consumed().await;
             let refused = TxState::Conflicting(Verdict::Conflicting(Reason::Mismatch { input: 0 }));
