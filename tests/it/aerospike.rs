@@ -248,6 +248,8 @@ async fn a_server_that_is_killed_and_comes_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_namespace_is_waited_for() {
     let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }) else { return };
+    let world = world_on(&server).await;
+    // The engine has waited until the server is ready.
     let client = aerospike::Client::new(&Default::default(), &server.settings().hosts).await.unwrap();
     // The server looks for itself whether there is room, every few seconds.
     let room = async |percent: u32| {
@@ -255,7 +257,6 @@ async fn a_full_namespace_is_waited_for() {
         let said = client.info(&Default::default(), &[&what]).await.unwrap();
         assert!(said.values().all(|said| said.eq_ignore_ascii_case("ok")), "{said:?}");
     };
-    let world = world_on(&server).await;
     let seed = world.seed(1, 200).await;
     let running = world.start();
     tokio::time::timeout(Duration::from_secs(60), world.until_consumed()).await.unwrap();
