@@ -19,6 +19,7 @@ use crate::{
     store::{
         Store,
         create::{Creator, Paged},
+        recovery::CompleteError,
     },
     tasks,
     tx::Txid,
@@ -41,8 +42,8 @@ pub enum Done {
     },
     /// A transaction that takes more than one write was created, or not.
     Created(Token, Outcome),
-    /// The store takes no record as large as what this asked for, and says what to do.
-    TooBig(Token, EngineError),
+    /// What this asked for cannot be stored until somebody has looked, and why.
+    Stands(Token, String),
     /// Master records were read.
     Reads(Vec<(Reading, Option<Record>)>),
     /// A contest is in the log.
@@ -224,13 +225,15 @@ impl Reporter {
         self.done.send(done).is_ok()
     }
 
-    /// What cannot be done, however often it is tried.
-    fn gave_up(&mut self, of: Token, error: EngineError) {
+    /// What cannot be done, however often it is tried: too big, or beside what is damaged.
+    fn gave_up(&mut self, of: Token, error: CompleteError) {
         // That is an answer.
         self.tried(None);
-        self.tell(match error.kind {
-            ErrorKind::TooBig => Done::TooBig(of, error),
-            _ => Done::Fatal(PipelineError::Store(error.to_string())),
+        self.tell(match error {
+            CompleteError::Engine(error) if error.kind != ErrorKind::TooBig => {
+                Done::Fatal(PipelineError::Store(error.to_string()))
+            }
+            stands => Done::Stands(of, stands.to_string()),
         });
     }
 
@@ -312,7 +315,7 @@ fn apply_lighter(
                 let batch = Batch { tokens: vec![token], rows: vec![row], takes_a_place: false };
                 apply_until_done(store, done, batch).await;
             }
-            Err(error) => reporter.gave_up(token, error),
+            Err(error) => reporter.gave_up(token, error.into()),
         }
     })
 }

@@ -128,7 +128,7 @@ pub enum Stage {
     },
     /// Waits for its next try.
     Parked,
-    /// The store takes no record as large as one that it needs: its partitions are halted, and it stands until whoever is started
+    /// What it needs cannot be stored until somebody has looked: its partitions are halted, and it stands until whoever is started
     /// later reads its events again.
     Halted,
     /// Its create is on its way.

@@ -418,7 +418,7 @@ impl Pipeline {
                 self.moved = true;
                 self.planner.outcome(token, outcome, now_ms);
             }
-            Done::TooBig(token, error) => self.on_too_big(token, &error)?,
+            Done::Stands(token, why) => self.on_standing(token, &why)?,
             Done::ContestPublished(flight) => {
                 self.publishing -= 1;
                 self.planner.contest_published(flight, now_ms);

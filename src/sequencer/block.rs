@@ -336,9 +336,7 @@ impl Handler {
     /// Whether all parents are live and unlocked: one that this block lists too may have won only now, and is locked until it
     /// is set mined.
     async fn parents_are_ready(&self, page: &Page) -> Result<bool, Stop> {
-        let parents = self.inputs_of(page).await?.into_iter().map(|(outpoint, _)| outpoint.txid);
-        let parents = crate::sequencer::handler::distinct(parents);
-        let masters = self.masters(&parents).await?;
+        let masters = self.masters(&self.parents_of(page).await?).await?;
         Ok(masters.iter().all(|master| {
             master.as_ref().is_some_and(|page| match page.state() {
                 TxState::Live => !page.locked,

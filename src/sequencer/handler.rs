@@ -1,6 +1,6 @@
 //! What the handlers of chain events share.
 
-use std::{borrow::Cow, collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{sync::Mutex, time::Instant};
@@ -12,8 +12,9 @@ use crate::{
     engine::{EngineError, ErrorKind, Row},
     event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
     ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
-    record::{Body, Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, SpendSlot, Stamp, TxState},
+    record::{Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, Stamp, TxState},
     sequencer::{
+        bodies::ReadBodies,
         decisions::DecisionError,
         reread::Readers,
         state::ChainState,
@@ -22,7 +23,7 @@ use crate::{
     },
     store::{Store, create::Creator, nodes::Nodes, whole::WholeStore},
     telemetry::{Metrics, VerdictKind},
-    tx::{Outpoint, Transaction, Txid, utxo_hash},
+    tx::{Outpoint, Txid},
 };
 
 /// Topics that the sequencer reads and writes.
@@ -172,6 +173,8 @@ pub struct Handler {
     pub state: ChainState,
     /// For events that are read again.
     pub(super) readers: Mutex<Readers>,
+    /// What the present event has read of the blob store.
+    pub(super) bodies: Mutex<ReadBodies>,
     /// With parents that a node forgot before the chain was taken hold of: they come again by themselves. One for all of them,
     /// since some never do.
     pub(super) returning: Patience,
@@ -181,7 +184,7 @@ impl Handler {
     /// Handles what comes after `state`.
     pub fn new(parts: SequencerParts, state: ChainState) -> Self {
         let returning = Patience::new(parts.nodes.may_forget());
-        Handler { parts, state, readers: Mutex::default(), returning }
+        Handler { parts, state, readers: Mutex::default(), bodies: Mutex::default(), returning }
     }
 
     /// The page and slot of an outpoint.
@@ -193,44 +196,6 @@ impl Handler {
     /// Height of the tip; 0 before the first block.
     pub fn height(&self) -> u32 {
         self.state.tip.map_or(0, |tip| tip.height)
-    }
-
-    /// The inputs of a stored transaction as slots to take, with what they spend. A partial transaction has none.
-    pub async fn inputs_of(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
-        match self.body_of(page).await?.as_deref() {
-            Some(Body::Transaction(body)) => self.inputs_in(&page.txid, body),
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    /// The body of a stored transaction, wherever it is; of a stub or a tombstone none.
-    pub async fn body_of<'a>(&self, page: &'a Page) -> Result<Option<Cow<'a, Body>>, Stop> {
-        let Some(Body::External(_)) = page.body() else { return Ok(page.body().map(Cow::Borrowed)) };
-        // Rare, and a part of every future here: boxed.
-        let body = Box::pin(self.answer("the blob store", self.parts.store.body(page))).await;
-        // Whoever mends it lets the chain go on.
-        body.map(Some).map_err(|error| Stop::Halt(format!("the store is damaged: {error}")))
-    }
-
-    /// The same of a body, wherever it was read.
-    pub fn inputs_in(&self, txid: &Txid, body: &Bytes) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
-        let tx = Transaction::parse(body)
-            .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
-        if tx.is_coinbase() {
-            return Ok(Vec::new());
-        }
-        let slots = tx.inputs().zip(0..).filter_map(|(input, index)| {
-            let (outpoint, previous) = (input.outpoint, input.previous?);
-            let slot = SpendSlot {
-                offset: self.place(outpoint).1,
-                input: index,
-                utxo_hash: utxo_hash(&outpoint.txid, outpoint.vout, previous.script, previous.satoshis),
-                satoshis: previous.satoshis,
-                script: body.slice_ref(previous.script),
-            };
-            Some((outpoint, slot))
-        });
-        Ok(slots.collect())
     }
 
     /// Applies rows; a refusal because of a later stamp counts as done (that later event has seen to it).

@@ -4,6 +4,7 @@
 //! read as if it decided everything itself. [`feed`] brings blocks and reorgs into the chain, in sequence.
 
 mod block;
+mod bodies;
 mod contest;
 pub mod decisions;
 pub mod evaluate;

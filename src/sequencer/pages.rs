@@ -12,7 +12,7 @@ use crate::{
         Stop,
         handler::{At, Handler, distinct},
     },
-    store::{create::Paged, into_page, recovery::CompleteError},
+    store::{create::Paged, into_page, recovery::{CompleteError, NotRestored}},
     tx::{Outpoint, Txid},
 };
 
@@ -25,20 +25,29 @@ impl Handler {
     /// Completes transactions that are half created: their masters are there, so they are as good as live.
     pub(super) async fn complete(&self, txids: &[Txid]) -> Result<(), Stop> {
         for txid in txids {
-            match self.answer("the store", self.parts.store.complete(*txid)).await {
-                Ok(_) => {}
-                Err(CompleteError::Engine(error)) => return Err(error.into()),
-                Err(error @ CompleteError::MissingPage { .. }) => {
-                    return Err(Stop::Halt(format!("the store is damaged: {error}")));
-                }
-            }
+            self.completed(self.parts.store.complete(*txid)).await?;
         }
         Ok(())
     }
 
+    /// The answer of the store to who completes a transaction. What is missing of it halts the chain, unless a node has restarted
+    /// since the nodes were met: then everything that it may have forgotten is done again.
+    async fn completed<T>(&self, work: impl Future<Output = Result<T, CompleteError>>) -> Result<T, Stop> {
+        match self.answer("the store", work).await {
+            Ok(done) => Ok(done),
+            Err(CompleteError::Engine(error)) => Err(error.into()),
+            Err(missing @ CompleteError::MissingPage { .. }) => {
+                if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
+                    return Err(Stop::NodeRestarted);
+                }
+                Err(Stop::Halt(format!("the store is damaged: {missing}")))
+            }
+        }
+    }
+
     /// Creates a transaction of several pages, or completes it. The answer is that of one page.
     pub(super) async fn create_paged(&self, work: &Paged) -> Result<Outcome, Stop> {
-        Ok(self.answer("the store", self.parts.creator.create_now(work)).await?)
+        self.completed(self.parts.creator.create_now(work)).await
     }
 
     /// Applies rows that take or free slots. What a page leaves to its master is asked there: why it refuses; and it is told when all
@@ -197,14 +206,14 @@ impl Handler {
             return Ok(());
         }
         let txid = master.txid;
-        let restored = self.answer("the store", self.parts.store.restore_pages(master, missing)).await?;
-        if restored.is_none() || !self.apply_to(at, txid, missing, operation).await?.is_empty() {
-            if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
-                return Err(Stop::NodeRestarted);
+        self.completed(self.parts.store.restore_pages(master, missing)).await?;
+        match self.apply_to(at, txid, missing, operation).await?.first() {
+            None => Ok(()),
+            Some(page) => {
+                let gone = CompleteError::MissingPage { txid, page: *page, why: NotRestored::GoneAgain };
+                self.completed(std::future::ready(Err(gone))).await
             }
-            return Err(Stop::Halt(format!("the store is damaged: pages {missing:?} of {txid} are missing")));
         }
-        Ok(())
     }
 
     /// The slots of these outpoints, given the masters of their transactions; those that are there. A few pages beyond the first are in memory at
@@ -259,5 +268,40 @@ fn first_offset(row: &Row) -> u32 {
         Operation::Sequenced(_, Sequenced::Respend(respend)) => respend.slots.first().map_or(0, |it| it.slot.offset),
         Operation::Sequenced(_, Sequenced::Settle(held)) => held.first().map_or(0, |held| held.offset),
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock::Clock,
+        engine::{conformance::RULES, fault::FaultEngine, memory::MemoryEngine},
+        record::{Blob, Body, build::Start},
+        sequencer::{SequencerParts, state::ChainState, tests::parts},
+        store::{Store, nodes::Nodes, testing},
+    };
+
+    /// Its page cannot be made again, since its body is not to be had either.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_missing_halts_the_chain_unless_a_node_has_restarted() {
+        let clock = Clock::simulated(1_000);
+        let second = std::time::Duration::from_secs(1);
+        let memory = Arc::new(MemoryEngine::forgetful(RULES, clock.clone(), second));
+        let engine = Arc::new(FaultEngine::forgetful(memory, clock, 1));
+        let mut nodes = Nodes::new(engine.clone(), 5 * second);
+        nodes.meet().await.unwrap();
+        let parts = parts().await;
+        let store = Store { engine: engine.clone(), ..parts.store.clone() };
+        let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 3]);
+        let mut master = testing::pages(&bytes, &Start::default(), 2).remove(0);
+        testing::master(&mut master).body = Some(Body::External(Blob::First));
+        store.plant(master).await;
+        let handler = Handler::new(SequencerParts { store, nodes, ..parts }, ChainState::default());
+        let txid = testing::txid(&bytes);
+        let stop = handler.complete(&[txid]).await.unwrap_err();
+        assert!(matches!(&stop, Stop::Halt(why) if why.contains(&format!("page 1 of {txid}"))), "{stop}");
+        engine.forget(second, |_| false);
+        assert!(matches!(handler.complete(&[txid]).await, Err(Stop::NodeRestarted)));
     }
 }

@@ -26,10 +26,9 @@ pub(super) enum Proof {
 impl Handler {
     /// The transaction as its parents' stored outputs prove it.
     pub(super) async fn prove_claims(&self, page: &Page) -> Result<Proof, Stop> {
-        let body = self.body_of(page).await?;
-        let Some(Body::Transaction(stored)) = body.as_deref() else { return Ok(Proof::AsStored) };
+        let Some(stored) = self.transaction_of(page).await? else { return Ok(Proof::AsStored) };
         let txid = page.txid;
-        let tx = Transaction::parse(stored)
+        let tx = Transaction::parse(&stored)
             .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
         let outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
             Ok(outputs) => outputs,

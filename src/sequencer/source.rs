@@ -26,9 +26,8 @@ impl Handler {
     /// The transaction as the contested event has it, where that is not how it is stored. Two events for one transaction
     /// can claim different previous outputs; which of them was stored first is an accident, which one is decided on is not.
     pub(super) async fn other_claims(&self, contest: &Contest, page: &Page) -> Result<Option<ClaimedBody>, Stop> {
-        let stored = self.body_of(page).await?;
-        let Some(stored @ Body::Transaction(_)) = stored.as_deref() else { return Ok(None) };
-        if BodyHash::of(stored).hash() == contest.body {
+        let Some(stored) = self.transaction_of(page).await? else { return Ok(None) };
+        if BodyHash::of(&Body::Transaction(stored)).hash() == contest.body {
             return Ok(None);
         }
         let message = self.source(&contest.position).await?;

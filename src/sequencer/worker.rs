@@ -110,6 +110,7 @@ impl Worker {
                     continue;
                 }
                 self.handle_with_others(log, &message).await?;
+                self.handler.let_go_of_bodies().await;
                 let next = message.offset + 1;
                 self.position = next;
                 let state = &mut self.handler.state;

@@ -18,6 +18,7 @@ use crate::{
     store::{
         Store,
         external::{engine_error, page_with_body},
+        recovery::{CompleteError, NotRestored},
     },
     tx::Txid,
 };
@@ -124,7 +125,7 @@ impl Creator {
         &self,
         work: &Paged,
         mut told: impl FnMut(Option<&EngineError>) + Send,
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<Outcome, CompleteError> {
         let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_ONCE);
         match self.until_ended(&creation, work, Some(&self.permits), &mut told).await? {
             Outcome::Rejected(Rejection::Held(held)) if self.identity.knows_dead(&held) => {
@@ -140,7 +141,7 @@ impl Creator {
     ///
     /// # Errors
     /// As [`create`](Self::create).
-    pub async fn create_now(&self, work: &Paged) -> Result<Outcome, EngineError> {
+    pub async fn create_now(&self, work: &Paged) -> Result<Outcome, CompleteError> {
         let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
         self.until_ended(&creation, work, None, |_| {}).await
     }
@@ -153,7 +154,7 @@ impl Creator {
         work: &Paged,
         permits: Option<&Semaphore>,
         mut told: impl FnMut(Option<&EngineError>) + Send,
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<Outcome, CompleteError> {
         let mut pauses = self.store.pauses(Some(Key::master(work.others.txid())));
         let mut waits_for_blobs = false;
         loop {
@@ -173,7 +174,7 @@ impl Creator {
             };
             match ended {
                 // Not of the engine, which was asked until it answered.
-                Err(error) if error.may_be_retried() => {
+                Err(CompleteError::Engine(error)) if error.may_be_retried() => {
                     tracing::warn!(%error, "tried again");
                     waits_for_blobs = true;
                     told(Some(&error));
@@ -195,7 +196,7 @@ impl Creator {
         mut creation: Creation,
         work: &Paged,
         mut told: impl FnMut(Option<&EngineError>) + Send,
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<Outcome, CompleteError> {
         let mut work = Cow::Borrowed(work);
         let failed = loop {
             match self.take_step(&mut creation, &mut work, &mut told).await {
@@ -218,7 +219,7 @@ impl Creator {
         creation: &mut Creation,
         work: &mut Cow<'_, Paged>,
         told: impl FnMut(Option<&EngineError>) + Send,
-    ) -> Result<Option<Outcome>, EngineError> {
+    ) -> Result<Option<Outcome>, CompleteError> {
         match creation.step().clone() {
             Step::Ended(outcome) => return Ok(Some(outcome)),
             Step::Look => {
@@ -232,12 +233,27 @@ impl Creator {
                 creation.body_stored();
             }
             step => {
+                if let (Step::Others(pages), true) = (&step, creation.pages_were_there()) {
+                    self.must_be_there(work.others.txid(), pages).await?;
+                }
                 let outcomes = self.store.apply_telling(self.rows(&step, work).await, told).await?;
                 tell_progress(&step, work, &outcomes);
                 creation.answered(&outcomes);
             }
         }
         Ok(None)
+    }
+
+    /// Over a store that forgets nothing a page that is gone would come again with its slots free, though they may have been spent.
+    async fn must_be_there(&self, txid: Txid, pages: &Range<u32>) -> Result<(), CompleteError> {
+        if self.store.may_forget() {
+            return Ok(());
+        }
+        let there = self.store.pages(txid, pages.start, pages.end).await?;
+        match there.iter().zip(pages.clone()).find(|(page, _)| page.is_none()) {
+            Some((_, page)) => Err(CompleteError::MissingPage { txid, page, why: NotRestored::Lasting }),
+            None => Ok(()),
+        }
     }
 
     async fn rows(&self, step: &Step, work: &Paged) -> Vec<Row> {

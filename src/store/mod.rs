@@ -69,6 +69,11 @@ impl Store {
         Store { blobs, ..self }
     }
 
+    /// Whether its nodes may forget what they have acknowledged.
+    pub fn may_forget(&self) -> bool {
+        !self.engine.may_forget().is_zero()
+    }
+
     /// Applies rows of which no two need an order, in batches; what failed and may be retried is sent again until it has
     /// an outcome, and what is too big without its body. `outcome[i]` belongs to `rows[i]`.
     pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, EngineError> {

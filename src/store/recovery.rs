@@ -17,7 +17,7 @@ use crate::{
     tx::Txid,
 };
 
-use super::{Store, create::clear, digest::PAGES_AT_A_TIME, into_page, scan::Scan};
+use super::{Store, body::BodyError, create::clear, digest::PAGES_AT_A_TIME, into_page, scan::Scan};
 
 /// Older than that, ms, and whoever is at it should have come to its end long ago.
 const LONG_AGO_MS: u64 = 3_600_000;
@@ -85,20 +85,38 @@ pub enum CompleteError {
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The store is damaged, or has forgotten: a page that the master tells of is not there, and what is stored does not tell
-    /// what it was.
-    #[error("page {page} of {txid} is missing, and its body does not tell what it was")]
+    /// The store is damaged, or has forgotten: a page that was written before its master is not there.
+    #[error("page {page} of {txid} is missing: {why}")]
     MissingPage {
         /// Whose.
         txid: Txid,
         /// Which.
         page: u32,
+        /// Why it is not made again.
+        why: NotRestored,
     },
 }
 
+/// Why a page that is missing is not made again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotRestored {
+    /// Its slots would be free, though they may have been spent. Where a node forgot the page, those who spent them come again.
+    #[error("no node of this store can have forgotten it, and what was spent of it is not known")]
+    Lasting,
+    /// It is made from the body, which cannot be had.
+    #[error(transparent)]
+    Body(BodyError),
+    /// The body is of a transaction with another number of pages.
+    #[error("its body does not tell what it was")]
+    OtherPages,
+    /// It was made again.
+    #[error("it was made again, and is gone again")]
+    GoneAgain,
+}
+
 impl Store {
-    /// Completes a transaction whose master has slots and is not contested: a page that is missing (which a store that forgets
-    /// can cause) is made from the body, and `creating` is cleared, the master's last. Answers its master as it is then; anything
+    /// Completes a transaction whose master has slots and is not contested: a page that is missing, which a node may have
+    /// forgotten, is made from the body, and `creating` is cleared, the master's last. Answers its master as it is then; anything
     /// else is left as it is.
     ///
     /// # Errors
@@ -207,12 +225,15 @@ impl Store {
 
     async fn clear_others(&self, master: &Page, pages: u32) -> Result<(), CompleteError> {
         let missing = self.clear_pages(master.txid, (1..=pages).collect()).await?;
-        let Some(first) = missing.first().copied() else { return Ok(()) };
-        let cannot = || CompleteError::MissingPage { txid: master.txid, page: first };
-        self.restore_pages(master, &missing).await?.ok_or_else(cannot)?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        self.restore_pages(master, &missing).await?;
         match self.clear_pages(master.txid, missing).await?.first() {
             None => Ok(()),
-            Some(page) => Err(CompleteError::MissingPage { txid: master.txid, page: *page }),
+            Some(page) => {
+                Err(CompleteError::MissingPage { txid: master.txid, page: *page, why: NotRestored::GoneAgain })
+            }
         }
     }
 
@@ -224,9 +245,14 @@ impl Store {
         Ok(missing.filter(|(_, it)| *it == Outcome::Rejected(Rejection::NotFound)).map(|(number, _)| number).collect())
     }
 
-    /// Makes these pages again, `creating`, from the body that the master has. `None`: it does not tell.
-    pub(crate) async fn restore_pages(&self, master: &Page, missing: &[u32]) -> Result<Option<()>, EngineError> {
-        let Some(others) = self.other_pages(master).await else { return Ok(None) };
+    /// Makes these pages again, `creating`, from the body that the master has, over a store that may forget.
+    ///
+    /// # Errors
+    /// The engine failed for good; or they cannot be made, or must not.
+    pub(crate) async fn restore_pages(&self, master: &Page, missing: &[u32]) -> Result<(), CompleteError> {
+        let page = missing.first().copied().unwrap_or_default();
+        let cannot = |why| CompleteError::MissingPage { txid: master.txid, page, why };
+        let others = self.other_pages(master).await.map_err(cannot)?;
         tracing::warn!(txid = %master.txid, ?missing, "pages that are not there are made again from the body");
         for numbers in missing.chunks(PAGES_AT_A_TIME as usize) {
             let row = |number: &u32| {
@@ -235,13 +261,16 @@ impl Store {
             };
             self.apply(numbers.iter().map(row).collect()).await?;
         }
-        Ok(Some(()))
+        Ok(())
     }
 
-    async fn other_pages(&self, master: &Page) -> Option<OtherPages> {
-        let body =
-            self.body(master).await.inspect_err(|error| tracing::warn!(%error, "no pages without a body")).ok()?;
-        OtherPages::of_stored(master, &body, self.settings.network, self.settings.utxo_batch_size)
+    async fn other_pages(&self, master: &Page) -> Result<OtherPages, NotRestored> {
+        if !self.may_forget() {
+            return Err(NotRestored::Lasting);
+        }
+        let body = self.body(master).await.map_err(NotRestored::Body)?;
+        let others = OtherPages::of_stored(master, &body, self.settings.network, self.settings.utxo_batch_size);
+        others.ok_or(NotRestored::OtherPages)
     }
 }
 

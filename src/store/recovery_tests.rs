@@ -1,6 +1,12 @@
+use object_store::memory::InMemory;
+
 use super::*;
 use crate::{
-    record::{Reason, Sequenced, Verdict, build::Start},
+    blob::{
+        BlobOptions, BlobStore,
+        fault::{Fault, FaultStore},
+    },
+    record::{Blob, Body, Reason, Sequenced, Slot, Verdict, build::Start},
     store::{read::Fields, testing},
 };
 
@@ -33,32 +39,56 @@ async fn what_is_half_created_is_completed_from_wherever_it_stands() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_page_that_a_node_forgot_is_made_again() {
-    let store = testing::store(2);
-    let txid = half_created(&store, 0).await;
-    let whole = store.get(txid, Fields::ALL).await.unwrap().unwrap().slots;
-    let other = testing::store(2);
-    for page in store.pages(txid, 0, 3).await.unwrap().into_iter().flatten().filter(|page| page.number != 2) {
-        other.plant(Page::clone(&page)).await;
+/// A half-created transaction without its page 2, and all its slots as they were.
+async fn with_a_page_gone(store: &Store) -> (Txid, Vec<Slot>) {
+    let whole = testing::store(2);
+    let txid = half_created(&whole, 0).await;
+    for page in whole.pages(txid, 0, 3).await.unwrap().into_iter().flatten().filter(|page| page.number != 2) {
+        store.plant(Page::clone(&page)).await;
     }
-    other.complete(txid).await.unwrap();
-    assert!(are_live(&other, txid).await);
-    assert_eq!(other.get(txid, Fields::ALL).await.unwrap().unwrap().slots, whole);
+    (txid, whole.get(txid, Fields::ALL).await.unwrap().unwrap().slots)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_page_that_cannot_be_had_is_named_and_nothing_is_live() {
+async fn a_page_that_a_node_forgot_is_made_again() {
+    let store = testing::forgetful_store(2);
+    let (txid, slots) = with_a_page_gone(&store).await;
+    store.complete(txid).await.unwrap();
+    assert!(are_live(&store, txid).await);
+    assert_eq!(store.get(txid, Fields::ALL).await.unwrap().unwrap().slots, slots);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_nobody_can_have_forgotten_is_named_and_not_made_again() {
     let store = testing::store(2);
+    let (txid, _) = with_a_page_gone(&store).await;
+    let told = store.complete(txid).await.unwrap_err();
+    assert!(matches!(told, CompleteError::MissingPage { page: 2, why: NotRestored::Lasting, .. }), "{told}");
+    assert_eq!(store.pages(txid, 2, 3).await.unwrap(), [None]);
+    assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
+    let swept = store.sweep(NOW).await.unwrap();
+    assert_eq!(swept.damaged, [Damaged { txid, problem: told.to_string() }]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_cannot_be_made_is_named_with_what_is_wrong_and_nothing_is_live() {
     let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
-    let mut pages = testing::pages(&bytes, &Start::default(), 2);
-    testing::master(&mut pages[0]).body = Some(crate::record::Body::External(crate::record::Blob::First));
-    pages[0].creating_at = Some(7);
-    store.plant(pages.remove(0)).await;
-    let told = store.complete(testing::txid(&bytes)).await.unwrap_err();
-    assert!(matches!(told, CompleteError::MissingPage { page: 1, .. }), "{told}");
-    let master = store.master(testing::txid(&bytes)).await.unwrap().unwrap();
-    assert_eq!(master.state(), TxState::Creating);
+    let txid = testing::txid(&bytes);
+    let (blobs, objects) = (BlobStore::memory(), FaultStore::new(Arc::new(InMemory::new()), 1));
+    let damaged = BlobStore::new(Arc::new(objects.clone()), BlobOptions::default());
+    damaged.put_tx(txid, bytes.clone()).await.unwrap();
+    objects.fail_all(Some(Fault::OtherBytes));
+    for (blobs, words) in [(None, "this store has none"), (Some(blobs), "not in the blob store"), (Some(damaged), "corrupt")] {
+        let store = testing::forgetful_store(2).with_blobs(blobs);
+        let mut master = testing::pages(&bytes, &Start::default(), 2).remove(0);
+        testing::master(&mut master).body = Some(Body::External(Blob::First));
+        master.creating_at = Some(7);
+        store.plant(master).await;
+        let told = store.complete(txid).await.unwrap_err();
+        assert!(matches!(told, CompleteError::MissingPage { page: 1, why: NotRestored::Body(_), .. }), "{told}");
+        assert!(told.to_string().contains(words), "{told}");
+        assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::{Store, StoreSettings};
 use crate::{
+    clock::Clock,
     engine::{Row, memory::MemoryEngine},
     record::{
         BlockRecord, Body, Key, Marks, Master, MinedIn, Operation, Outcome, Page, Phase, Rules, Sequenced, Spend,
@@ -18,19 +19,30 @@ use crate::{
 /// The height at which everything here is created.
 pub(crate) const HEIGHT: u32 = 100;
 
+const RULES: Rules = Rules { retention: 288 };
+
 /// An empty store on a memory engine.
 pub(crate) fn store(utxo_batch_size: u32) -> Store {
-    let rules = Rules { retention: 288 };
+    store_on(MemoryEngine::new(RULES), utxo_batch_size)
+}
+
+/// The same on one that may forget, within a second.
+pub(crate) fn forgetful_store(utxo_batch_size: u32) -> Store {
+    let engine = MemoryEngine::forgetful(RULES, Clock::simulated(0), Duration::from_secs(1));
+    store_on(engine, utxo_batch_size)
+}
+
+fn store_on(engine: MemoryEngine, utxo_batch_size: u32) -> Store {
     let settings = StoreSettings {
         network: Network::Regtest,
-        rules,
+        rules: RULES,
         utxo_batch_size,
         batch_size: 3,
         concurrency: 2,
         retry_pause: (Duration::from_millis(1), Duration::from_millis(10)),
         inline_limit: u64::MAX,
     };
-    Store::new(Arc::new(MemoryEngine::new(rules)), settings)
+    Store::new(Arc::new(engine), settings)
 }
 
 pub(crate) fn script(vout: u32) -> Bytes {

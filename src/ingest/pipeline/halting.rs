@@ -6,7 +6,6 @@ use super::{Pipeline, PipelineError};
 use crate::{
     api::Condition,
     broker::{BrokerError, BrokerErrorKind, TopicPartition},
-    engine::EngineError,
     ingest::{
         partition::Halt,
         plan::{EventRef, Token},
@@ -58,11 +57,11 @@ impl Pipeline {
         }
     }
 
-    /// What is too big for the store halts the partitions of who needs it, until an operator has made room.
-    pub(super) fn on_too_big(&mut self, token: Token, error: &EngineError) -> Result<(), PipelineError> {
+    /// What cannot be stored halts the partitions of who needs it, until an operator has made room, or mended what is damaged.
+    pub(super) fn on_standing(&mut self, token: Token, why: &str) -> Result<(), PipelineError> {
         let now_ms = self.now_ms();
-        let Some((txid, events)) = self.planner.too_big(token, now_ms) else { return Ok(()) };
-        let why = format!("{txid} cannot be stored: {error}");
+        let Some((txid, events)) = self.planner.halt(token, now_ms) else { return Ok(()) };
+        let why = format!("{txid} cannot be stored: {why}");
         // Nobody will look at a rebuild: it has failed.
         if self.parts.modes.ends().is_some() {
             return Err(PipelineError::Store(why));

@@ -98,9 +98,9 @@ impl Planner {
         self.count_waiting(1);
     }
 
-    /// The store takes no record as large as what was asked for, and asking again does not help: the transaction stands, and so does
-    /// whatever waits for it here. Answers with it and with its events, whose partitions are to be halted: they never end here.
-    pub fn too_big(&mut self, token: Token, now_ms: u64) -> Option<(Txid, Vec<EventRef>)> {
+    /// What was asked for cannot be stored, and asking again does not help: the transaction stands, and so does whatever waits for it
+    /// here. Answers with it and with its events, whose partitions are to be halted: they never end here.
+    pub fn halt(&mut self, token: Token, now_ms: u64) -> Option<(Txid, Vec<EventRef>)> {
         let id = token.flight();
         let flight = self.get(id)?;
         if flight.events.is_empty() {

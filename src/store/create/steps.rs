@@ -143,6 +143,11 @@ impl Creation {
         self.holds_lock_record
     }
 
+    /// Whether the master is there, and tells of as many pages: then all of them were written.
+    pub fn pages_were_there(&self) -> bool {
+        self.fits
+    }
+
     /// The outcomes of what [`step`](Self::step) asked for, in order.
     pub fn answered(&mut self, outcomes: &[Outcome]) {
         match (self.step.clone(), outcomes) {

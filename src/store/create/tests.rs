@@ -63,6 +63,25 @@ async fn a_transaction_is_live_on_all_its_pages_and_twice_is_once() {
     assert_eq!(store.get_spend(beyond, None, None).await.unwrap(), crate::store::read::SpendStatus::NoSuchOutput);
 }
 
+/// Its master is there, so all its pages were written, and somebody may have spent what was on the one that is gone.
+#[tokio::test(start_paused = true)]
+async fn a_page_that_is_gone_is_made_again_only_where_a_node_may_have_forgotten_it() {
+    for (store, forgets) in [(testing::store(PAGE), false), (testing::forgetful_store(PAGE), true)] {
+        let txid = paged(Starts::Live).others.txid();
+        for step in [Step::Others(1..2), Step::Master] {
+            store.apply(rows_of_pages(&step, &paged(Starts::Live), 1)).await.unwrap();
+        }
+        let told = creator(&store, 1).create(&paged(Starts::Live), |_| {}).await;
+        match told {
+            Ok(outcome) => assert!(forgets && outcome.is_done(), "{outcome:?}"),
+            Err(CompleteError::MissingPage { page: 2, why: NotRestored::Lasting, .. }) => assert!(!forgets),
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(states(&store).await[2].is_some(), forgets);
+        assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "others need not wait for it");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_contested_one_bars_its_pages_by_its_master() {
     let store = testing::store(PAGE);

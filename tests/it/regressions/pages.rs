@@ -334,3 +334,32 @@ async fn a_block_lists_a_transaction_of_which_a_node_forgot_that_a_page_was_clea
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live); 2]);
     world.check("a page that is half created again").await;
 }
+
+/// A page of a live transaction is gone, with the spend on it, from a store that forgets nothing.
+/// Protects: it is not made again with its slots free; the chain halts and names it, and goes on once it is back.
+#[tokio::test(start_paused = true)]
+async fn a_page_that_nobody_can_have_forgotten_halts_the_chain_by_name() {
+    let world = paged(2).await;
+    let wide = spend(&[world.seed(1, 1).await.coin(0)], 4, 1);
+    let child = spend(&[wide.coin(3)], 1, 2);
+    let running = world.start();
+    for made in [&wide, &child] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    let last = Key::Page(wide.txid, 1);
+    let whole = world.store.read(vec![last]).await.unwrap().remove(0);
+    world.memory.put(last, None);
+    world.mine(1, &[&wide]).await;
+    let named = format!("page 1 of {} is missing", wide.txid);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let reasons = format!("{:?}", running.health.ready().reasons);
+    assert!(reasons.contains(&named), "{reasons}");
+    running.stop().await;
+    assert_eq!(world.store.read(vec![last]).await.unwrap(), [None]);
+
+    world.memory.put(last, whole);
+    world.run_until_consumed().await;
+    assert_eq!(holder(&world, &wide.coin(3)).await, Some(child.txid));
+    world.check("a page that was put back").await;
+}
