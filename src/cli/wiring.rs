@@ -21,6 +21,9 @@ use crate::{
 /// How long a commit of offsets, or leaving a group, may take; less where the group grants less.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A minute at 17,000 transactions a second; some 200 MB.
+const MAX_NOT_SAFE: usize = 1 << 20;
+
 /// What record operations are to do.
 pub fn rules(config: &Config) -> Rules {
     Rules { retention: config.store.block_height_retention }
@@ -139,6 +142,7 @@ fn pipeline(config: &Config) -> PipelineSettings {
             in_flight_batches: ingest.in_flight_batches as usize,
         },
         max_active: ingest.max_in_flight_transactions as usize,
+        max_not_safe: MAX_NOT_SAFE,
         bounds: PartitionBounds { span: ingest.max_uncommitted_span.into(), bytes: ingest.unfinished_bytes },
         dead_letter_limits: DeadLetterLimits {
             consecutive: ingest.dead_letter_consecutive,

@@ -118,6 +118,11 @@ impl OffsetTracker {
         self.window.get(self.completed).map_or(self.position, |entry| entry.offset)
     }
 
+    /// Messages of the completed prefix that are not safe.
+    pub fn not_safe(&self) -> usize {
+        self.completed
+    }
+
     /// Offset of the next message to be delivered.
     pub fn position(&self) -> u64 {
         self.position

@@ -277,18 +277,26 @@ impl Pipeline {
         self.throttle();
     }
 
-    /// Reads nothing more while too much moves; resumes at half. Nor while too many wait for what moves, as long as enough
-    /// does: what was read long before its turn has to be fetched from far memory, again and again.
+    /// Reads nothing more while too much moves, or may be forgotten; resumes at half. Nor while too many wait for what moves, as long
+    /// as enough does: what was read long before its turn has to be fetched from far memory, again and again.
     fn throttle(&mut self) {
         let PlanCounts { active, parked, .. } = self.planner.counts();
         let moving = active + self.unprepared;
-        let limit = self.settings.max_active;
-        let too_many = |limit: usize| moving >= limit || (moving + parked >= limit && moving >= self.enough());
-        if !self.throttled && too_many(limit) {
+        let not_safe: usize = self.partitions.values().map(|state| state.tracker.not_safe()).sum();
+        let PipelineSettings { max_active, max_not_safe, .. } = self.settings;
+        let too_many = |max_active: usize, max_not_safe: usize| {
+            not_safe >= max_not_safe
+                || moving >= max_active
+                || (moving + parked >= max_active && moving >= self.enough())
+        };
+        if !self.throttled && too_many(max_active, max_not_safe) {
+            if not_safe >= max_not_safe {
+                tracing::warn!(not_safe, "nothing more is read until it is known what the nodes of the store remember");
+            }
             self.throttled = true;
             let all: Vec<i32> = self.partitions.keys().copied().collect();
             all.into_iter().for_each(|number| self.pause(number));
-        } else if self.throttled && !too_many(limit / 2 + 1) {
+        } else if self.throttled && !too_many(max_active / 2 + 1, max_not_safe / 2 + 1) {
             self.throttled = false;
             self.resume_all();
         }

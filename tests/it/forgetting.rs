@@ -87,6 +87,35 @@ async fn an_offset_is_committed_only_once_it_cannot_be_forgotten() {
     running.stop().await;
 }
 
+/// Nobody knows whether a node has restarted, and writes go on.
+/// Protects: only so much is done that may have to be done again, and is remembered for that; the rest once it is known.
+#[tokio::test(start_paused = true)]
+async fn only_so_much_is_done_that_may_be_forgotten() {
+    const MOST: usize = 50;
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.max_not_safe = MOST;
+    let seed = world.seed(1, 300).await;
+    let running = world.start();
+    world.until_consumed().await;
+    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    let made: Vec<Made> = (0..300).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
+    for made in &made {
+        world.validate(made).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let mut stored = 0;
+    for made in &made {
+        stored += usize::from(is_stored(&world, made).await);
+    }
+    // What the log delivers at once is done.
+    assert!((MOST..3 * MOST).contains(&stored), "{stored}");
+    world.nodes.set(Faults::default());
+    world.until_consumed().await;
+    running.stop().await;
+    world.check("what had to wait").await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_leaves_what_is_not_safe_to_whoever_comes_next() {
     let world = World::forgetful().await;

@@ -284,6 +284,7 @@ impl World {
                 plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
                 dispatch: DispatchSettings { batch_size, batch_age: Duration::from_millis(2), in_flight_batches: 4 },
                 max_active: 1_000,
+                max_not_safe: 1_000_000,
                 bounds: PartitionBounds { span: 10_000, bytes: 1 << 24 },
                 dead_letter_limits: DeadLetterLimits { consecutive: 100, ratio: 0.05 },
                 missing_parent_grace_ms: 3_000,

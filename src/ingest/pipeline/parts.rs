@@ -30,6 +30,10 @@ pub struct PipelineSettings {
     /// Transactions that move at once; beyond it nothing more is read (it resumes at half). Those that wait count, too, as
     /// long as a sixteenth of it moves.
     pub max_active: usize,
+    /// Messages that are done and that the store may still forget; beyond it nothing more is read (it resumes at half). What is known
+    /// of each, so that it can be done again, takes some two hundred bytes, and grows for as long as nobody knows whether a node has
+    /// restarted. So no more than this go through within the durability lag.
+    pub max_not_safe: usize,
     /// What may be unfinished in a partition before it is paused.
     pub bounds: PartitionBounds,
     /// When dead letters halt a partition.
