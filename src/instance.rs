@@ -228,7 +228,7 @@ pub async fn rebuild(
 ) -> Result<Rebuilt, InstanceError> {
     let partitions = check_topics(&settings, &parts).await?;
     settings.pipeline.partitions = Some(partitions);
-    if parts.store.meta().await?.is_some() {
+    if !parts.store.takes_rebuild().await? {
         return Err(InstanceError::NotEmpty);
     }
     // Whatever may be refused comes before the store is anybody's: then it can be tried again.
@@ -239,12 +239,7 @@ pub async fn rebuild(
     let producer = parts.broker.producer().await?;
     let (rebuild, chain_frontier, undecided) = committed.raise(&settings, &parts, producer.clone()).await?;
 
-    if let Some(blobs) = &parts.store.blobs {
-        blobs.claim(parts.store_id, true).await?;
-    }
-    let meta = parts.store.open_meta(expectations(&parts.store), false, parts.store_id).await?;
-    parts.store.begin_rebuild(chain_frontier).await?;
-    claim_blobs(&parts.store, &meta).await?;
+    begin_rebuild(&parts, nodes.clone(), chain_frontier).await?;
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
@@ -272,6 +267,18 @@ pub async fn rebuild(
         end_rebuild(&parts.store, nodes, &consumed).await?;
     }
     Ok(Rebuilt { pipeline: report, undecided })
+}
+
+/// Says in the store that its rebuild begins, and then whose its blobs are, once no node can forget the id that they are marked with:
+/// without it nobody could begin again here.
+async fn begin_rebuild(parts: &InstanceParts, mut nodes: Nodes, frontier: u64) -> Result<(), InstanceError> {
+    nodes.meet().await.map_err(MetaError::from)?;
+    loop {
+        let meta = parts.store.begin_rebuild(expectations(&parts.store), frontier, parts.store_id).await?;
+        if parts.store.blobs.is_none() || nodes.outlast().await.map_err(MetaError::from)? {
+            return claim_blobs(&parts.store, &meta).await.map(drop);
+        }
+    }
 }
 
 /// Says in the store that its rebuild has ended, and waits until no node can forget that any more.

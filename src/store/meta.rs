@@ -70,6 +70,9 @@ pub enum MetaError {
          use an empty set, or run `replay --rebuild` into one"
     )]
     Unowned,
+    /// A rebuild goes into a store of its own.
+    #[error("the store is in use: a rebuild needs an empty one")]
+    Owned,
     /// Offsets of the chain topic mean something else than when they were stored.
     #[error(
         "the chain topic was recreated: the record at its offset 0 has id {found}, the store was made from {store}; \
@@ -188,7 +191,7 @@ impl Store {
         let meta = match self.meta().await? {
             Some(meta) => meta,
             None if group_has_offsets => return Err(MetaError::NamespaceLost),
-            None => self.create_meta(&expected, store_id).await?,
+            None => self.create_meta(&expected, store_id, None).await?,
         };
         check(&meta, &expected)?;
         if let Some(frontier) = meta.frontier {
@@ -249,10 +252,42 @@ impl Store {
         self.change_meta(|meta| Ok(MetaRecord { has_blobs: true, ..meta })).await
     }
 
+    /// Whether a rebuild can begin here: there is nothing, or only the meta record of one that was killed before it wrote anything else.
+    ///
+    /// # Errors
+    /// The engine's; or the meta record is none.
+    pub async fn takes_rebuild(&self) -> Result<bool, MetaError> {
+        match self.meta().await? {
+            Some(meta) if meta.frontier.is_some() => Ok(!self.holds_records().await?),
+            Some(_) => Ok(false),
+            None => Ok(true),
+        }
+    }
+
     /// A rebuild of this set begins, which ends at `frontier` (chain offset, next to read). Until it has, nobody may work on
-    /// the set.
-    pub async fn begin_rebuild(&self, frontier: u64) -> Result<MetaRecord, MetaError> {
-        self.change_meta(|meta| Ok(MetaRecord { frontier: Some(frontier), ..meta })).await
+    /// the set. It is made the store's with this `store_id` in the same write, before it has a blob store: so one that is killed
+    /// begins again under the same id, which is what the blob store is marked with.
+    ///
+    /// # Errors
+    /// See [`MetaError`]; nothing was changed then.
+    pub async fn begin_rebuild(
+        &self,
+        expected: MetaExpectations,
+        frontier: u64,
+        store_id: [u8; 16],
+    ) -> Result<MetaRecord, MetaError> {
+        let meta = match self.meta().await? {
+            Some(meta) => meta,
+            None => self.create_meta(&expected, store_id, Some(frontier)).await?,
+        };
+        check(&meta, &expected)?;
+        self.check_blobs(&meta)?;
+        self.change_meta(|meta| match meta.frontier {
+            Some(_) => Ok(MetaRecord { frontier: Some(frontier), retention: expected.retention, ..meta }),
+            // Somebody else has begun to work on it, or has ended a rebuild of his own.
+            None => Err(MetaError::Owned),
+        })
+        .await
     }
 
     /// The rebuild of this set has ended: all of `consumed` is in it.
@@ -280,7 +315,12 @@ impl Store {
         }
     }
 
-    async fn create_meta(&self, expected: &MetaExpectations, store_id: [u8; 16]) -> Result<MetaRecord, MetaError> {
+    async fn create_meta(
+        &self,
+        expected: &MetaExpectations,
+        store_id: [u8; 16],
+        frontier: Option<u64>,
+    ) -> Result<MetaRecord, MetaError> {
         if self.holds_records().await? {
             // Somebody else may have made the store his between the two reads.
             return self.meta().await?.ok_or(MetaError::Unowned);
@@ -293,7 +333,7 @@ impl Store {
             retention: expected.retention,
             prune_horizon: 0,
             chain_id: None,
-            frontier: None,
+            frontier,
             partitions: None,
             has_blobs: false,
             consumed: Consumed::default(),
@@ -431,9 +471,7 @@ mod tests {
     #[tokio::test]
     async fn changes_made_meanwhile_are_kept() {
         let store = store(5);
-        assert!(matches!(store.begin_rebuild(1).await, Err(MetaError::Absent)));
-        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        store.begin_rebuild(7).await.unwrap();
+        store.begin_rebuild(EXPECTED, 7, [1; 16]).await.unwrap();
         let (other, interfered) = (store.clone(), std::sync::atomic::AtomicBool::new(false));
         let meta = store
             .change_meta(|meta| {
@@ -463,12 +501,31 @@ mod tests {
     #[tokio::test]
     async fn nobody_works_on_a_rebuild_before_its_end() {
         let store = store(5);
-        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        store.begin_rebuild(7).await.unwrap();
+        store.begin_rebuild(EXPECTED, 7, [1; 16]).await.unwrap();
         let error = store.open_meta(EXPECTED, true, [2; 16]).await.unwrap_err();
         assert!(matches!(error, MetaError::Unfinished { frontier: 7 }) && error.to_string().contains("rebuild"));
         let consumed = Consumed { chain: 7, validated: [(0, 3)].into() };
         store.end_rebuild(&consumed).await.unwrap();
         assert_eq!(store.open_meta(EXPECTED, true, [2; 16]).await.unwrap().consumed, consumed);
+    }
+
+    #[tokio::test]
+    async fn a_rebuild_begins_again_under_its_id_until_there_is_a_record_and_nowhere_else() {
+        let store = store(5);
+        for (frontier, store_id) in [(7, [1; 16]), (9, [2; 16])] {
+            assert!(store.takes_rebuild().await.unwrap());
+            let meta = store.begin_rebuild(EXPECTED, frontier, store_id).await.unwrap();
+            assert_eq!((meta.store_id, meta.frontier), ([1; 16], Some(frontier)));
+        }
+        let other = MetaExpectations { utxo_batch_size: 6, ..EXPECTED };
+        assert!(matches!(store.begin_rebuild(other, 9, [1; 16]).await, Err(MetaError::OtherBatchSize { .. })));
+        store.plant(seeded(1, 2)).await;
+        assert!(!store.takes_rebuild().await.unwrap());
+
+        let store = self::store(5);
+        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        assert!(!store.takes_rebuild().await.unwrap());
+        assert!(matches!(store.begin_rebuild(EXPECTED, 7, [2; 16]).await, Err(MetaError::Owned)));
+        assert_eq!(store.meta().await.unwrap().unwrap().frontier, None);
     }
 }

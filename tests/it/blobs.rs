@@ -8,10 +8,15 @@ use utxo_store::{
     engine::memory::MemoryEngine,
     instance::{self, InstanceError, InstanceParts},
     record::Rules,
-    store::{Store, meta::MetaError},
+    store::{
+        Store,
+        meta::{MetaError, MetaExpectations},
+    },
 };
 
 use crate::world::{MAY_FORGET, World, spend};
+
+const RULES: Rules = Rules { retention: 288 };
 
 async fn blobs(root: &Path) -> BlobStore {
     let url = BlobUrl::Directory(root.to_owned());
@@ -88,27 +93,60 @@ async fn no_node_can_forget_that_a_store_has_blobs_once_anything_begins() {
     assert!(world.store.meta().await.unwrap().unwrap().has_blobs);
 }
 
+/// A store for a rebuild of this world, in this engine.
+fn target(world: &World, engine: &Arc<MemoryEngine>, blobs: BlobStore) -> Store {
+    Store::new(engine.clone(), world.store.settings).with_blobs(Some(blobs))
+}
+
+/// One try of a rebuild: each would name a new store differently.
+async fn rebuild(world: &World, store: &Store, id: u8) -> Result<(), InstanceError> {
+    let parts = InstanceParts { store_id: [id; 16], ..world.parts(store) };
+    instance::rebuild(world.settings.clone(), parts, CancellationToken::new()).await.map(drop)
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rebuild_has_a_blob_store_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("blobs");
     let world = lived(&root).await;
-    let rebuild = |blobs: BlobStore| {
-        let engine = Arc::new(MemoryEngine::new(Rules { retention: 288 }));
-        let store = Store::new(engine, world.store.settings).with_blobs(Some(blobs));
-        let parts = InstanceParts { store_id: [8; 16], ..world.parts(&store) };
-        let settings = world.settings.clone();
-        async move { (store, instance::rebuild(settings, parts, CancellationToken::new()).await) }
-    };
-    let (store, refused) = rebuild(blobs(&root).await).await;
-    let error = refused.unwrap_err();
+    let engine = Arc::new(MemoryEngine::new(RULES));
+    let error = rebuild(&world, &target(&world, &engine, blobs(&root).await), 8).await.unwrap_err();
     assert!(matches!(&error, InstanceError::Blobs(OpenBlobError::OtherStore { .. })), "{error}");
-    assert_eq!(store.meta().await.unwrap(), None, "it can be tried again");
 
     let own = folder.path().join("own");
-    let (store, rebuilt) = rebuild(blobs(&own).await).await;
-    rebuilt.unwrap();
+    let store = target(&world, &engine, blobs(&own).await);
+    rebuild(&world, &store, 9).await.expect("it can be tried again");
     let meta = store.meta().await.unwrap().unwrap();
     assert!(meta.has_blobs && meta.frontier.is_none());
     blobs(&own).await.claim(meta.store_id, false).await.unwrap();
+    let error = rebuild(&world, &store, 10).await.unwrap_err();
+    assert!(matches!(&error, InstanceError::NotEmpty), "{error}");
+}
+
+/// Killed before it has said whose the blobs are, before the store knows that it has some, and before the first record.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_that_was_killed_as_it_began_is_repeated_into_the_same_place() {
+    for killed_after in 1..=3 {
+        let folder = tempfile::tempdir().unwrap();
+        let world = lived(&folder.path().join("blobs")).await;
+        let (engine, own) = (Arc::new(MemoryEngine::new(RULES)), folder.path().join("own"));
+        let store = target(&world, &engine, blobs(&own).await);
+        let settings = store.settings;
+        let expected =
+            MetaExpectations { network: settings.network, utxo_batch_size: settings.utxo_batch_size, retention: 288 };
+        let meta = store.begin_rebuild(expected, 1, [8; 16]).await.unwrap();
+        if killed_after > 1 {
+            blobs(&own).await.claim(meta.store_id, true).await.unwrap();
+        }
+        if killed_after > 2 {
+            store.note_blobs().await.unwrap();
+        }
+        rebuild(&world, &target(&world, &engine, blobs(&own).await), 9).await.unwrap();
+        blobs(&own).await.claim([8; 16], false).await.unwrap();
+
+        // Another store of records does not get these blobs, whatever it holds.
+        let other = target(&world, &Arc::new(MemoryEngine::new(RULES)), blobs(&own).await);
+        let error = rebuild(&world, &other, 9).await.unwrap_err();
+        assert!(matches!(&error, InstanceError::Blobs(OpenBlobError::OtherStore { .. })), "{error}");
+    }
 }
