@@ -372,7 +372,7 @@ fn pipeline_parts(
 ) -> PipelineParts {
     PipelineParts {
         broker: parts.broker.clone(),
-        creator: creator(parts),
+        creator: creator(parts, &parts.store),
         publisher: Publisher {
             producer,
             source_topic: settings.pipeline.topic.clone(),
@@ -396,8 +396,8 @@ fn pipeline_parts(
     }
 }
 
-fn creator(parts: &InstanceParts) -> Creator {
-    Creator::new(parts.store.clone(), parts.clock.clone(), parts.identity.clone())
+fn creator(parts: &InstanceParts, store: &Store) -> Creator {
+    Creator::new(store.clone(), parts.clock.clone(), parts.identity.clone())
 }
 
 fn sequencer_parts(
@@ -407,11 +407,12 @@ fn sequencer_parts(
     nodes: Nodes,
     pipeline: &Pipeline,
 ) -> SequencerParts {
+    let store = parts.store.apart();
     SequencerParts {
         broker: parts.broker.clone(),
         producer,
-        store: parts.store.clone(),
-        creator: creator(parts),
+        creator: creator(parts, &store),
+        store,
         topics: settings.topics.clone(),
         settings: settings.sequencer,
         clock: parts.clock.clone(),

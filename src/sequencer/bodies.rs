@@ -83,7 +83,7 @@ impl Handler {
             return Ok(Some(bytes.clone()));
         }
         // Rare, and a part of every future here: boxed.
-        let body = Box::pin(self.answer("the blob store", self.parts.store.body(page))).await;
+        let body = Box::pin(self.answer("the store", self.parts.store.body(page))).await;
         // Whoever mends it lets the chain go on.
         let body = body.map_err(|error| Stop::Halt(format!("the store is damaged: {error}")))?;
         let Body::Transaction(bytes) = body.into_owned() else { return Ok(None) };

@@ -54,7 +54,7 @@ impl Handler {
     /// record changes over to it.
     pub(super) async fn replace_body(&self, at: At, txid: Txid, claimed: ClaimedBody) -> Result<(), Stop> {
         let page = self.master(txid).await?.unwrap_or_else(|| Page::empty(txid).into());
-        let placed = Box::pin(self.answer("the blob store", self.parts.store.placed(&page, claimed))).await?;
+        let placed = Box::pin(self.answer("the store", self.parts.store.placed(&page, claimed))).await?;
         let row = at.row(Phase::Apply, Key::master(txid), Sequenced::ReplaceBody(placed));
         self.apply_decided(at, vec![row]).await
     }

@@ -49,14 +49,20 @@ impl<'a> Waiting<'a> {
         self.pause = (self.pause * 2).min(self.longest);
     }
 
-    /// Waits for work that tries again by itself, for as long as it takes.
+    /// Waits for work that tries again by itself, for as long as it takes; says so where it is the blob store that does not answer.
     pub async fn until_done<T>(mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
-        match tokio::time::timeout(self.limit(), work.as_mut()).await {
-            Ok(done) => done,
-            Err(_) => {
-                self.tell("an answer");
-                work.await
+        if let Ok(done) = tokio::time::timeout(self.limit(), work.as_mut()).await {
+            return done;
+        }
+        let mut trouble = self.parts.store.trouble.watched();
+        loop {
+            let blobs = trouble.borrow_and_update().as_ref().map(|why| format!("the blob store ({why})"));
+            self.tell(blobs.as_deref().unwrap_or("an answer"));
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                Ok(()) = trouble.changed() => {}
             }
         }
     }

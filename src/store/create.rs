@@ -157,6 +157,7 @@ impl Creator {
     ) -> Result<Outcome, CompleteError> {
         let mut pauses = self.store.pauses(Some(Key::master(work.others.txid())));
         let mut waits_for_blobs = false;
+        let mut asking = None;
         loop {
             // The engine that answers in between does not speak for the blob store.
             let tell = |failed: Option<&EngineError>| {
@@ -177,6 +178,7 @@ impl Creator {
                 Err(CompleteError::Engine(error)) if error.may_be_retried() => {
                     tracing::warn!(%error, "tried again");
                     waits_for_blobs = true;
+                    asking.get_or_insert_with(|| self.store.trouble.asking()).heard(Some(&error));
                     told(Some(&error));
                 }
                 ended => {

@@ -27,7 +27,10 @@ impl Store {
     pub(crate) async fn placed_once(&self, master: &Page) -> Result<Option<Body>, BlobError> {
         let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
         match (&self.blobs, master.body()) {
-            (Some(blobs), Some(body)) if !self.inline().takes(body, others) => keep(blobs, master, body).await,
+            (Some(blobs), Some(body)) if !self.inline().takes(body, others) => {
+                let _asking = self.trouble.asking();
+                keep(blobs, master, body).await
+            }
             _ => Ok(None),
         }
     }
@@ -107,7 +110,10 @@ impl Store {
     where
         F: Future<Output = Result<T, BlobError>>,
     {
-        self.pauses(Some(Key::master(txid))).until_answered(BlobError::may_be_repeated, ask).await
+        let asking = self.trouble.asking();
+        let told = |failed: Option<&BlobError>| asking.heard(failed);
+        let pauses = self.pauses(Some(Key::master(txid)));
+        pauses.until_answered_telling(BlobError::may_be_repeated, ask, told).await
     }
 
     /// Puts a body into the blob store, for as long as it takes; `told` hears what keeps it from that, and `None` when it is done.
@@ -116,9 +122,14 @@ impl Store {
         blobs: &BlobStore,
         page: &Page,
         body: &Body,
-        told: impl FnMut(Option<&EngineError>) + Send,
+        mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Option<Body>, EngineError> {
         let put = || async { keep(blobs, page, body).await.map_err(engine_error) };
+        let asking = self.trouble.asking();
+        let told = |failed: Option<&EngineError>| {
+            asking.heard(failed);
+            told(failed);
+        };
         self.pauses(Some(Key::master(page.txid))).until_answered_telling(EngineError::may_be_retried, put, told).await
     }
 }

@@ -11,6 +11,7 @@ pub mod nodes;
 pub mod read;
 pub mod recovery;
 pub mod stats;
+pub mod trouble;
 pub mod verify;
 pub mod whole;
 
@@ -27,6 +28,8 @@ use crate::{
     record::{Key, Outcome, Page, Record, Rules},
     tx::{Network, Txid},
 };
+
+use trouble::BlobTrouble;
 
 /// What a store is set up for.
 #[derive(Debug, Clone, Copy)]
@@ -56,17 +59,24 @@ pub struct Store {
     pub settings: StoreSettings,
     /// Where bodies of large transactions are, if anywhere.
     pub blobs: Option<BlobStore>,
+    /// What it waits for there.
+    pub trouble: BlobTrouble,
 }
 
 impl Store {
     /// A store on an engine that is open, without blobs.
     pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
-        Store { engine, settings, blobs: None }
+        Store { engine, settings, blobs: None, trouble: BlobTrouble::default() }
     }
 
     /// The same records, with this blob store beside them.
     pub fn with_blobs(self, blobs: Option<BlobStore>) -> Self {
         Store { blobs, ..self }
+    }
+
+    /// The same store for who says by himself what he waits for.
+    pub fn apart(&self) -> Self {
+        Store { trouble: BlobTrouble::default(), ..self.clone() }
     }
 
     /// Whether its nodes may forget what they have acknowledged.

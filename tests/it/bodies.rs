@@ -175,47 +175,129 @@ async fn a_blob_store_that_is_away_or_read_only_is_waited_for() {
     }
 }
 
+/// The blob store is away, refuses, or does not answer.
+const AWAY: [Fault; 3] = [Fault::LostRequest, Fault::Denied, Fault::Slow(Duration::from_secs(3_600))];
+
+/// How readiness says that the chain waits for the blob store.
+const WAITS: &str = "the store: still waiting for the blob store";
+
 /// A contest that needs a body, while the blob store does not answer.
 /// Protects: the chain waits, says for what, and goes on.
 #[tokio::test(start_paused = true)]
 async fn the_chain_waits_for_a_blob_store_that_is_away() {
+    for fault in AWAY {
+        let (world, objects) = world(2, LIMIT).await;
+        let seed = world.seed(1, 2).await;
+        let running = world.start();
+        let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 5, 2));
+        world.validate(&winner).await;
+        world.until_consumed().await;
+        // Its blob is asked for, and put, and then it cannot be read.
+        (3..10_000).for_each(|request| objects.fail_at(request, fault));
+        world.validate(&loser).await;
+        until(|| reasons(&running).contains(WAITS)).await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(reasons(&running).contains(WAITS), "{fault:?}: {}", reasons(&running));
+        objects.unscript();
+        world.until_consumed().await;
+        until(|| running.health.ready().ok).await;
+        running.stop().await;
+        assert!(matches!(state(&world, &loser).await, TxState::Conflicting(Verdict::Conflicting(_))), "{fault:?}");
+        world.check("a chain that waited for the blob store").await;
+    }
+}
+
+/// A block whose coinbase is to be created, with several pages, while the blob store takes nothing.
+/// Protects: the chain waits before there is any record of it, says for what, and goes on.
+#[tokio::test(start_paused = true)]
+async fn the_chain_waits_to_store_what_a_block_brings() {
+    for fault in AWAY {
+        let (world, objects) = world(2, LIMIT).await;
+        let running = world.start();
+        objects.fail_all(Some(fault));
+        let coinbase = wide_coinbase(7, 5);
+        world.mine_with(1, 1, 101, &coinbase, &[]).await;
+        until(|| reasons(&running).contains(WAITS)).await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(reasons(&running).contains(WAITS), "{fault:?}: {}", reasons(&running));
+        assert_eq!(world.page(&coinbase).await, None, "{fault:?}: nothing refers to what is not there");
+        objects.fail_all(None);
+        world.until_consumed().await;
+        until(|| running.health.ready().ok).await;
+        running.stop().await;
+        assert_eq!(state(&world, &coinbase).await, TxState::Live, "{fault:?}");
+        world.check("a coinbase that waited for the blob store").await;
+    }
+}
+
+/// Protects: a body is read once for one event, however often it is asked for.
+#[tokio::test(start_paused = true)]
+async fn a_contest_reads_a_body_once() {
     let (world, objects) = world(2, LIMIT).await;
     let seed = world.seed(1, 2).await;
     let running = world.start();
     let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 5, 2));
     world.validate(&winner).await;
     world.until_consumed().await;
-    // Its blob is asked for, and put, and then it cannot be read.
-    (3..10_000).for_each(|request| objects.fail_at(request, Fault::LostRequest));
+    let before = objects.requests();
     world.validate(&loser).await;
-    until(|| reasons(&running).contains("the blob store: still waiting for an answer")).await;
-    objects.unscript();
     world.until_consumed().await;
-    until(|| running.health.ready().ok).await;
+    assert_eq!(objects.requests() - before, 3, "it is asked for, put, and read");
     running.stop().await;
-    assert!(matches!(state(&world, &loser).await, TxState::Conflicting(Verdict::Conflicting(_))));
-    world.check("a chain that waited for the blob store").await;
+    world.check("a contest").await;
+}
+
+/// The block waits for the parent of a transaction that is conflicting for the lack of it.
+/// Protects: who waits reads no body again and again.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_waits_reads_the_bodies_that_it_lists_once() {
+    let (world, objects) = world(2, LIMIT).await;
+    let seed = world.seed(1, 1).await;
+    let running = world.start();
+    let parent = spend(&[seed.coin(0)], 2, 1);
+    let child = spend(&[parent.coin(0), parent.coin(1)], 5, 2);
+    world.validate(&child).await;
+    world.until_consumed().await;
+    assert!(matches!(state(&world, &child).await, TxState::Conflicting(Verdict::Conflicting(_))));
+    world.mine(1, &[&parent, &child]).await;
+    until(|| reasons(&running).contains("block")).await;
+    let before = objects.requests();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(objects.requests(), before);
+    world.validate(&parent).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    world.check("a block that waited").await;
 }
 
 /// Protects: what is damaged or gone is said by its name; the chain halts there, and an instance that is started once it is mended
 /// goes on.
 #[tokio::test(start_paused = true)]
-async fn a_blob_that_is_gone_halts_the_chain_by_name() {
-    let (world, _) = world(2, LIMIT).await;
-    let seed = world.seed(1, 2).await;
-    let running = world.start();
-    let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 5, 2));
-    for made in [&first, &second] {
-        world.validate(made).await;
-        world.until_consumed().await;
+async fn a_blob_that_is_gone_or_damaged_halts_the_chain_by_name() {
+    for is_gone in [true, false] {
+        let (world, objects) = world(2, LIMIT).await;
+        let seed = world.seed(1, 2).await;
+        let running = world.start();
+        let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 5, 2));
+        for made in [&first, &second] {
+            world.validate(made).await;
+            world.until_consumed().await;
+        }
+        let blobs = world.store.blobs.clone().unwrap();
+        if is_gone {
+            blobs.delete(BlobName::tx(second.txid)).await.unwrap();
+        } else {
+            objects.fail_all(Some(Fault::OtherBytes));
+        }
+        world.mine(1, &[&second]).await;
+        let named = format!("the body of {}{}", second.txid, if is_gone { " is not in the blob store" } else { ": " });
+        until(|| reasons(&running).contains(&named)).await;
+        running.stop().await;
+        objects.fail_all(None);
+        blobs.put_tx(second.txid, second.extended.clone()).await.unwrap();
+        world.run_until_consumed().await;
+        assert_eq!(state(&world, &second).await, TxState::Live);
+        world.check("a blob that was mended").await;
     }
-    let blobs = world.store.blobs.clone().unwrap();
-    blobs.delete(BlobName::tx(second.txid)).await.unwrap();
-    world.mine(1, &[&second]).await;
-    until(|| reasons(&running).contains(&format!("the body of {} is not in the blob store", second.txid))).await;
-    running.stop().await;
-    blobs.put_tx(second.txid, second.extended.clone()).await.unwrap();
-    world.run_until_consumed().await;
-    assert_eq!(state(&world, &second).await, TxState::Live);
-    world.check("a blob that was put back").await;
 }
