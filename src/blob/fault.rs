@@ -35,6 +35,9 @@ pub enum Fault {
     CutShort,
     /// A read answers a few bytes at a time, each so long after the ones before, on tokio's clock.
     Dripping(Duration),
+    /// A first blob that is to be made is there already, but for one byte, as damage leaves it. (Were those beside it damaged, too,
+    /// nothing could ever be stored.)
+    DamagedBefore,
     /// A condition is not looked at: what is to be made only where there is none overwrites what there is.
     Unconditional,
     /// The store does not allow it.
@@ -53,6 +56,7 @@ impl Fault {
             Fault::OtherBytes => "blob: other bytes",
             Fault::CutShort => "blob: cut short",
             Fault::Dripping(_) => "blob: dripping",
+            Fault::DamagedBefore => "blob: damaged before",
             Fault::Unconditional => "blob: unconditional",
             Fault::Denied => "blob: denied",
             Fault::NotFound => "blob: not found",
@@ -77,6 +81,8 @@ pub struct Faults {
     pub cut_short: f64,
     /// See [`Fault::Denied`].
     pub denied: f64,
+    /// See [`Fault::DamagedBefore`].
+    pub damaged_before: f64,
 }
 
 /// A decorator around any store of objects.
@@ -151,10 +157,12 @@ impl FaultStore {
         self.state().next()
     }
 
-    /// A byte of so many, and what to add to it.
-    fn choose_byte(&self, len: usize) -> (usize, u8) {
+    /// Changes one of these bytes, if there are any.
+    fn damage(&self, bytes: &mut [u8]) {
         let mut state = self.state();
-        (state.seeded.below(len as u64) as usize, 1 + state.seeded.below(255) as u8)
+        if let Some(byte) = bytes.get_mut(state.seeded.below(bytes.len() as u64) as usize) {
+            *byte = byte.wrapping_add(1 + state.seeded.below(255) as u8);
+        }
     }
 }
 
@@ -168,7 +176,8 @@ impl State {
     }
 
     fn by_chance(&mut self) -> Option<Fault> {
-        let Faults { lost_request, lost_reply, slow, slow_within, other_bytes, cut_short, denied } = self.faults;
+        let Faults { lost_request, lost_reply, slow, slow_within, other_bytes, cut_short, denied, damaged_before } =
+            self.faults;
         if self.seeded.chance(lost_request) {
             Some(Fault::LostRequest)
         } else if self.seeded.chance(lost_reply) {
@@ -183,6 +192,8 @@ impl State {
             Some(Fault::CutShort)
         } else if self.seeded.chance(denied) {
             Some(Fault::Denied)
+        } else if self.seeded.chance(damaged_before) {
+            Some(Fault::DamagedBefore)
         } else {
             None
         }
@@ -192,7 +203,14 @@ impl State {
 /// A request that changes something, or asks without reading, with what happens to it.
 async fn tried<T>(fault: Option<Fault>, path: &Path, request: impl Future<Output = Result<T>>) -> Result<T> {
     match fault {
-        None | Some(Fault::OtherBytes | Fault::CutShort | Fault::Dripping(_) | Fault::Unconditional) => request.await,
+        None
+        | Some(
+            Fault::OtherBytes
+            | Fault::CutShort
+            | Fault::Dripping(_)
+            | Fault::DamagedBefore
+            | Fault::Unconditional,
+        ) => request.await,
         Some(Fault::LostRequest) => Err(lost("request")),
         Some(Fault::LostReply) => {
             drop(request.await);
@@ -245,6 +263,13 @@ impl ObjectStore for FaultStore {
         if fault == Some(Fault::Unconditional) {
             opts.mode = PutMode::Overwrite;
         }
+        let is_first = location.filename().is_some_and(|name| name.matches('.').count() == 1);
+        if fault == Some(Fault::DamagedBefore) && opts.mode == PutMode::Create && is_first {
+            let mut bytes = Bytes::from(payload.clone()).to_vec();
+            self.damage(&mut bytes);
+            // What is there already stays.
+            drop(self.inner.put_opts(location, bytes.into(), PutMode::Create.into()).await);
+        }
         tried(fault, location, self.inner.put_opts(location, payload, opts)).await
     }
 
@@ -270,8 +295,7 @@ impl ObjectStore for FaultStore {
             }
             Some(Fault::Dripping(pause)) => dripping(bytes.into(), pause),
             _ => {
-                let (at, by) = self.choose_byte(bytes.len());
-                bytes[at] = bytes[at].wrapping_add(by);
+                self.damage(&mut bytes);
                 stream::iter([Ok(bytes.into())]).boxed()
             }
         };

@@ -133,7 +133,10 @@ async fn content_hash(bytes: &Bytes) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blob::conformance::transaction;
+    use crate::blob::{
+        conformance::transaction,
+        fault::{Fault, FaultStore},
+    };
 
     /// One transaction, by what it claims.
     fn claiming(satoshis: u64) -> (Txid, Bytes) {
@@ -191,6 +194,20 @@ mod tests {
         assert_eq!(store.kept_tx(txid, blob, Reuse::Unlikely).await.unwrap(), Some(bytes));
         let outputs = store.kept_tx_outputs(txid, blob, &[2, 9], Reuse::Likely).await.unwrap().unwrap();
         assert_eq!(outputs.keys().copied().collect::<Vec<_>>(), [2], "it has five");
+    }
+
+    #[tokio::test]
+    async fn one_that_was_damaged_before_it_is_put_is_no_first_one() {
+        let objects = FaultStore::new(std::sync::Arc::new(object_store::memory::InMemory::new()), 1);
+        let store = BlobStore::new(std::sync::Arc::new(objects.clone()), Default::default());
+        let (txid, bytes) = claiming(1);
+        objects.fail_all(Some(Fault::DamagedBefore));
+        for _ in 0..2 {
+            let blob = store.keep_tx(txid, bytes.clone()).await.unwrap();
+            assert!(matches!(blob, Blob::Other(_)));
+            assert_eq!(store.kept_tx(txid, blob, Reuse::Unlikely).await.unwrap().as_ref(), Some(&bytes));
+        }
+        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap_err().kind, BlobErrorKind::Corrupt);
     }
 
     #[tokio::test]

@@ -84,6 +84,7 @@ async fn stores_that_fail_conform() {
         other_bytes: 0.0,
         cut_short: 0.05,
         denied: 0.03,
+        damaged_before: 0.0,
     };
     let mut injected = 0;
     for seed in 0..8 {

@@ -66,6 +66,7 @@ pub const LATER_FAULTS: &[(&str, f64, f64)] = &[
     ("blob-slow", 0.3, 0.3),
     ("blob-cut-short", 0.1, 0.3),
     ("blob-denied", 0.1, 0.3),
+    ("blob-damaged-before", 0.2, 0.3),
 ];
 
 /// A node restarts and forgets what it acknowledged last.
@@ -193,6 +194,7 @@ pub fn blob_faults(on: &BTreeMap<&'static str, f64>) -> blob::Faults {
         slow_within: Duration::from_millis(200),
         cut_short: rate("blob-cut-short"),
         denied: rate("blob-denied"),
+        damaged_before: rate("blob-damaged-before"),
         ..blob::Faults::default()
     }
 }
