@@ -21,7 +21,7 @@ use super::{Store, body::BodyError, create::clear, digest::PAGES_AT_A_TIME, into
 
 /// Older than that, ms, and whoever is at it should have come to its end long ago.
 const LONG_AGO_MS: u64 = 3_600_000;
-/// Records that are looked for at once.
+/// Keys that are looked for at once.
 const AT_ONCE: usize = 100;
 
 /// What a sweep may touch.
@@ -189,12 +189,14 @@ impl Store {
         loop {
             let keys = self.query(Index::CreatingAt, from_ms, until_ms, limit).await?;
             let mut latest_ms = from_ms;
-            for page in self.read(keys.clone()).await?.into_iter().filter_map(into_page) {
-                let Some(since_ms) = page.creating_at else { continue };
-                latest_ms = latest_ms.max(since_ms);
-                let half = found.entry(page.txid).or_insert_with(|| Half { since_ms, ..Half::default() });
-                half.since_ms = half.since_ms.min(since_ms);
-                half.pages.insert(page.number);
+            for keys in keys.chunks(PAGES_AT_A_TIME as usize) {
+                for page in self.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
+                    let Some(since_ms) = page.creating_at else { continue };
+                    latest_ms = latest_ms.max(since_ms);
+                    let half = found.entry(page.txid).or_insert_with(|| Half { since_ms, ..Half::default() });
+                    half.since_ms = half.since_ms.min(since_ms);
+                    half.pages.insert(page.number);
+                }
             }
             if keys.len() < limit {
                 let mut found: Vec<_> = found.into_iter().collect();

@@ -7,7 +7,8 @@ use crate::{
         fault::{Fault, FaultStore},
     },
     record::{Blob, Body, Reason, Sequenced, Slot, Verdict, build::Start},
-    store::{read::Fields, testing},
+    store::{StoreSettings, read::Fields, testing},
+    telemetry::{Metrics, OperationKind, WatchedEngine},
 };
 
 /// A transaction of five outputs, two a page: its master and others as they are after this many have been cleared.
@@ -153,6 +154,23 @@ async fn the_sweep_leaves_an_attempt_alone_that_may_be_running() {
     let swept = store.sweep(Sweep { now_ms: NOW.now_ms + 1, ..NOW }).await.unwrap();
     assert_eq!((swept.running, swept.completed), (vec![], vec![txid]));
     assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "it has run out");
+}
+
+/// A page has tens of thousands of slots.
+#[tokio::test(start_paused = true)]
+async fn the_sweep_holds_a_few_pages_at_once() {
+    let metrics = Arc::new(Metrics::new());
+    let store = testing::store(2);
+    let engine = Arc::new(WatchedEngine::new(store.engine.clone(), metrics.clone()));
+    let settings = StoreSettings { batch_size: 1_000, ..store.settings };
+    let store = Store { engine, settings, ..store };
+    for number in 1..=80 {
+        let slots = Some(vec![]);
+        store.plant(Page { number, utxos: slots, creating_at: Some(7), ..Page::empty(Txid([1; 32])) }).await;
+    }
+    let found = store.half_created(NOW.now_ms).await.unwrap();
+    assert_eq!(found[0].1.pages.len(), 80);
+    assert_eq!(metrics.engine_seconds.of(OperationKind::Read).get_sample_count(), 80 / u64::from(PAGES_AT_A_TIME));
 }
 
 /// More than are asked for at once, and more of one millisecond than that.
