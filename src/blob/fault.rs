@@ -205,11 +205,7 @@ async fn tried<T>(fault: Option<Fault>, path: &Path, request: impl Future<Output
     match fault {
         None
         | Some(
-            Fault::OtherBytes
-            | Fault::CutShort
-            | Fault::Dripping(_)
-            | Fault::DamagedBefore
-            | Fault::Unconditional,
+            Fault::OtherBytes | Fault::CutShort | Fault::Dripping(_) | Fault::DamagedBefore | Fault::Unconditional,
         ) => request.await,
         Some(Fault::LostRequest) => Err(lost("request")),
         Some(Fault::LostReply) => {

@@ -2,11 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    pin::Pin,
     time::Duration,
 };
 
 use tokio::{sync::mpsc, time::Instant};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     engine::{EngineError, ErrorKind, Row},
@@ -42,6 +42,10 @@ pub enum Done {
     },
     /// A transaction that takes more than one write was created, or not.
     Created(Token, Outcome),
+    /// The engine takes no record as large as this row makes.
+    TooBig(Token, Row, EngineError),
+    /// What this asked for was given up.
+    GivenUp(Token),
     /// What this asked for cannot be stored until somebody has looked, and why.
     Stands(Token, String),
     /// Master records were read.
@@ -107,6 +111,8 @@ pub struct Dispatcher {
     oldest: Option<Instant>,
     reads: Vec<(Reading, Txid)>,
     in_flight: usize,
+    /// What is done beside the rest, since it takes many writes, or waits for the blob store.
+    beside: BTreeMap<FlightId, CancellationToken>,
 }
 
 impl Dispatcher {
@@ -121,6 +127,7 @@ impl Dispatcher {
             oldest: None,
             reads: Vec::new(),
             in_flight: 0,
+            beside: BTreeMap::new(),
         }
     }
 
@@ -184,22 +191,55 @@ impl Dispatcher {
     }
 
     /// Creates a transaction that takes more than one write, beside everything else.
-    pub fn create(&self, creator: Creator, token: Token, work: Paged) {
-        let done = self.done.clone();
+    pub fn create(&mut self, creator: Creator, token: Token, work: Paged) {
+        let (given_up, mut reporter) = (self.begin_beside(token), Reporter::new(self.done.clone()));
         spawn("creating a large transaction", &self.done, async move {
-            let mut reporter = Reporter::new(done);
-            let created = creator
-                .create(&work, |failed| {
-                    reporter.tried(failed);
-                })
-                .await;
-            match created {
-                Ok(outcome) => {
+            let tell = |failed: Option<&EngineError>| {
+                reporter.tried(failed);
+            };
+            match creator.create_unless(&given_up, &work, tell).await {
+                Some(Ok(outcome)) => {
                     reporter.tell(Done::Created(token, outcome));
                 }
-                Err(error) => reporter.gave_up(token, error),
+                Some(Err(error)) => reporter.gave_up(token, error),
+                None => {
+                    reporter.tell(Done::GivenUp(token));
+                }
             }
         });
+    }
+
+    /// Sends what the engine found too big without its body, which goes to the blob store, beside everything else.
+    pub fn lighten(&mut self, token: Token, row: Row, too_big: EngineError) {
+        let (given_up, done) = (self.begin_beside(token), self.done.clone());
+        let work = apply_lighter(self.store.clone(), done.clone(), token, row, too_big);
+        spawn("writing to the blob store", &self.done, async move {
+            if given_up.run_until_cancelled(work).await.is_none() {
+                // A pipeline that has ended meanwhile reads the event again when it starts.
+                let _ = done.send(Done::GivenUp(token));
+            }
+        });
+    }
+
+    fn begin_beside(&mut self, token: Token) -> CancellationToken {
+        self.beside.entry(token.flight()).or_default().clone()
+    }
+
+    /// There is an answer.
+    pub fn ended(&mut self, token: Token) {
+        self.beside.remove(&token.flight());
+    }
+
+    /// What is done for a flight beside the rest is done no further; a batch comes to its end.
+    pub fn give_up(&mut self, flight: FlightId) {
+        if let Some(given_up) = self.beside.get(&flight) {
+            given_up.cancel();
+        }
+    }
+
+    /// The same of all flights.
+    pub fn give_all_up(&mut self) {
+        std::mem::take(&mut self.beside).into_values().for_each(|given_up| given_up.cancel());
     }
 
     fn send_reads(&mut self) {
@@ -252,6 +292,13 @@ impl Reporter {
     }
 }
 
+impl Drop for Reporter {
+    /// Who is given up waits for no answer any more.
+    fn drop(&mut self) {
+        self.tried(None);
+    }
+}
+
 /// Rows that are sent together.
 struct Batch {
     tokens: Vec<Token>,
@@ -275,10 +322,9 @@ async fn apply_until_done(
         for ((token, row), result) in tokens.into_iter().zip(rows).zip(results) {
             match result {
                 Ok(outcome) => outcomes.push((token, outcome)),
-                // Beside the others, which do not wait for the blob store, and out of their places.
+                // The others do not wait for the blob store.
                 Err(why) if why.kind == ErrorKind::TooBig => {
-                    let work = apply_lighter(store.clone(), done.clone(), token, row, why);
-                    spawn("writing to the blob store", &done, work);
+                    reporter.tell(Done::TooBig(token, row, why));
                 }
                 Err(why) => {
                     error = Some(why);
@@ -297,27 +343,19 @@ async fn apply_until_done(
     }
 }
 
-/// What the engine found too big, without its body. Boxed, since it may find the next one so.
-fn apply_lighter(
-    store: Store,
-    done: mpsc::UnboundedSender<Done>,
-    token: Token,
-    row: Row,
-    too_big: EngineError,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    Box::pin(async move {
-        let mut reporter = Reporter::new(done.clone());
-        let tell = |failed: Option<&EngineError>| {
-            reporter.tried(failed);
-        };
-        match store.lighter(&row, too_big, tell).await {
-            Ok(row) => {
-                let batch = Batch { tokens: vec![token], rows: vec![row], takes_a_place: false };
-                apply_until_done(store, done, batch).await;
-            }
-            Err(error) => reporter.gave_up(token, error.into()),
+/// What the engine found too big, without its body, and in nobody's place.
+async fn apply_lighter(store: Store, done: mpsc::UnboundedSender<Done>, token: Token, row: Row, too_big: EngineError) {
+    let mut reporter = Reporter::new(done.clone());
+    let tell = |failed: Option<&EngineError>| {
+        reporter.tried(failed);
+    };
+    match store.lighter(&row, too_big, tell).await {
+        Ok(row) => {
+            let batch = Batch { tokens: vec![token], rows: vec![row], takes_a_place: false };
+            apply_until_done(store, done, batch).await;
         }
-    })
+        Err(error) => reporter.gave_up(token, error.into()),
+    }
 }
 
 async fn read_until_done(store: Store, done: mpsc::UnboundedSender<Done>, mut reads: Vec<(Reading, Txid)>) {

@@ -149,6 +149,7 @@ impl Pipeline {
             self.act();
         }
         self.drain().await?;
+        self.dispatcher.give_all_up();
         self.commit().await?;
         self.consumer.close().await?;
         self.report.parked_max = self.planner.counts().parked_max as u64;
@@ -406,6 +407,7 @@ impl Pipeline {
             Done::Rows { outcomes, last } => {
                 self.moved |= !outcomes.is_empty();
                 for (token, outcome) in outcomes {
+                    self.dispatcher.ended(token);
                     self.planner.outcome(token, outcome, now_ms);
                 }
                 if last {
@@ -424,9 +426,18 @@ impl Pipeline {
             }
             Done::Created(token, outcome) => {
                 self.moved = true;
+                self.dispatcher.ended(token);
                 self.planner.outcome(token, outcome, now_ms);
             }
-            Done::Stands(token, why) => self.on_standing(token, &why)?,
+            Done::TooBig(token, row, why) if self.planner.wants(token) => self.dispatcher.lighten(token, row, why),
+            Done::TooBig(token, ..) | Done::GivenUp(token) => {
+                self.dispatcher.ended(token);
+                self.planner.given_up(token, now_ms);
+            }
+            Done::Stands(token, why) => {
+                self.dispatcher.ended(token);
+                self.on_standing(token, &why)?;
+            }
             Done::ContestPublished(flight) => {
                 self.publishing -= 1;
                 self.planner.contest_published(flight, now_ms);
@@ -467,6 +478,7 @@ impl Pipeline {
             match action {
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::CreatePaged(token, work) => self.dispatcher.create(self.parts.creator.clone(), token, work),
+                Action::GiveUp(flight) => self.dispatcher.give_up(flight),
                 Action::ReadOwn(flight, txid) => self.dispatcher.read(Reading::Own(flight), txid),
                 Action::ReadParent(flight, group, txid) => self.dispatcher.read(Reading::Parent(flight, group), txid),
                 Action::PublishContest { flight, txid, event, body, reason } => {

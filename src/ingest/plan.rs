@@ -97,6 +97,9 @@ pub enum Action {
     Apply(Token, Row),
     /// Create a transaction that takes more than one write; answer with [`Planner::outcome`].
     CreatePaged(Token, Paged),
+    /// Go on no longer with what takes many writes, or waits for the blob store, for this flight: its partitions were taken away. What has
+    /// begun may end all the same; answer with [`Planner::given_up`], or as if nothing had been said.
+    GiveUp(FlightId),
     /// Read the transaction's own master; answer with [`Planner::own_record`].
     ReadOwn(FlightId, Txid),
     /// Read the master of the parent of a group of spends; answer with [`Planner::parent_record`].
@@ -583,7 +586,7 @@ impl Planner {
     }
 
     /// A partition was taken away: what only waits on its behalf is dropped (whoever has it now reads it again); what is
-    /// moving ends by itself, and its completion is not counted.
+    /// moving ends by itself, and its completion is not counted. But a create may take long, and is given up.
     pub fn revoke(&mut self, partition: i32, now_ms: u64) {
         self.at_bound.remove(&partition);
         self.ended.revoke(partition);
@@ -591,8 +594,11 @@ impl Planner {
         for flight in self.flights.iter_mut().flatten() {
             flight.events.retain(|event| event.partition != partition);
             flight.behind.retain(|request| request.event.partition != partition);
-            if flight.events.is_empty() && matches!(flight.stage, Stage::Parked | Stage::Halted) {
-                dropped.push(flight.id);
+            match flight.stage {
+                _ if !flight.events.is_empty() => {}
+                Stage::Parked | Stage::Halted => dropped.push(flight.id),
+                Stage::Creating | Stage::StoringContested { .. } => self.actions.push_back(Action::GiveUp(flight.id)),
+                _ => {}
             }
         }
         for id in dropped {

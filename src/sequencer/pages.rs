@@ -12,7 +12,11 @@ use crate::{
         Stop,
         handler::{At, Handler, distinct},
     },
-    store::{create::Paged, into_page, recovery::{CompleteError, NotRestored}},
+    store::{
+        create::Paged,
+        into_page,
+        recovery::{CompleteError, NotRestored},
+    },
     tx::{Outpoint, Txid},
 };
 

@@ -5,9 +5,19 @@
 
 pub mod steps;
 
-use std::{borrow::Cow, ops::Range, path::Path, sync::Arc};
+use std::{
+    borrow::Cow,
+    ops::Range,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::Clock,
@@ -31,6 +41,9 @@ const TTL_MS: (u64, u64, u64) = (30_000, 2_000, 300_000);
 const PAGES_AT_ONCE: u32 = 8;
 /// Transactions that one instance creates at once.
 const CREATIONS_AT_ONCE: usize = 4;
+
+/// Who gives up waits no longer for his lock record to be released.
+const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Who creates: what its lock records say, for people, and the token that fences their release.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,14 +137,45 @@ impl Creator {
     pub async fn create(
         &self,
         work: &Paged,
+        told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Result<Outcome, CompleteError> {
+        self.create_in_turn(work, &AtomicBool::default(), told).await
+    }
+
+    /// The same, until it is given up: `None`. What is there then is what a kill leaves, and whoever comes next completes it. The lock
+    /// record, which only saves work, is given back, so that he need not wait until it ends; where the store does not answer at once it is
+    /// left to end, as after a kill.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub async fn create_unless(
+        &self,
+        given_up: &CancellationToken,
+        work: &Paged,
+        told: impl FnMut(Option<&EngineError>) + Send,
+    ) -> Option<Result<Outcome, CompleteError>> {
+        let may_hold = AtomicBool::default();
+        let ended = given_up.run_until_cancelled(self.create_in_turn(work, &may_hold, told)).await;
+        if ended.is_none() && may_hold.into_inner() {
+            let release = self.rows(&Step::Release, work).await;
+            // One try: nobody waits for it.
+            let _ = tokio::time::timeout(RELEASE_WITHIN, self.store.engine.apply(&release)).await;
+        }
+        ended
+    }
+
+    async fn create_in_turn(
+        &self,
+        work: &Paged,
+        may_hold: &AtomicBool,
         mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
         let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_ONCE);
-        match self.until_ended(&creation, work, Some(&self.permits), &mut told).await? {
+        match self.until_ended(&creation, work, Some(&self.permits), may_hold, &mut told).await? {
             Outcome::Rejected(Rejection::Held(held)) if self.identity.knows_dead(&held) => {
                 tracing::info!(txid = %work.others.txid(), process = held.process_id, "its creator has died: done by another");
                 let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
-                self.until_ended(&creation, work, Some(&self.permits), told).await
+                self.until_ended(&creation, work, Some(&self.permits), may_hold, told).await
             }
             outcome => Ok(outcome),
         }
@@ -143,7 +187,7 @@ impl Creator {
     /// As [`create`](Self::create).
     pub async fn create_now(&self, work: &Paged) -> Result<Outcome, CompleteError> {
         let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
-        self.until_ended(&creation, work, None, |_| {}).await
+        self.until_ended(&creation, work, None, &AtomicBool::default(), |_| {}).await
     }
 
     /// Begins anew, after a pause, whenever the blob store did not take the body: nothing was written then, and the lock record is
@@ -153,6 +197,7 @@ impl Creator {
         creation: &Creation,
         work: &Paged,
         permits: Option<&Semaphore>,
+        may_hold: &AtomicBool,
         mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
         let mut pauses = self.store.pauses(Some(Key::master(work.others.txid())));
@@ -171,7 +216,7 @@ impl Creator {
                     Some(permits) => permits.acquire().await.ok(),
                     None => None,
                 };
-                self.drive(creation.clone(), work, tell).await
+                self.drive(creation.clone(), work, may_hold, tell).await
             };
             match ended {
                 // Not of the engine, which was asked until it answered.
@@ -197,10 +242,12 @@ impl Creator {
         &self,
         mut creation: Creation,
         work: &Paged,
+        may_hold: &AtomicBool,
         mut told: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
         let mut work = Cow::Borrowed(work);
         let failed = loop {
+            may_hold.store(creation.may_hold_lock_record(), Ordering::Relaxed);
             match self.take_step(&mut creation, &mut work, &mut told).await {
                 Ok(None) => {}
                 Ok(Some(outcome)) => return Ok(outcome),

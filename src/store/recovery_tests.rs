@@ -79,7 +79,9 @@ async fn a_page_that_cannot_be_made_is_named_with_what_is_wrong_and_nothing_is_l
     let damaged = BlobStore::new(Arc::new(objects.clone()), BlobOptions::default());
     damaged.put_tx(txid, bytes.clone()).await.unwrap();
     objects.fail_all(Some(Fault::OtherBytes));
-    for (blobs, words) in [(None, "this store has none"), (Some(blobs), "not in the blob store"), (Some(damaged), "corrupt")] {
+    for (blobs, words) in
+        [(None, "this store has none"), (Some(blobs), "not in the blob store"), (Some(damaged), "corrupt")]
+    {
         let store = testing::forgetful_store(2).with_blobs(blobs);
         let mut master = testing::pages(&bytes, &Start::default(), 2).remove(0);
         testing::master(&mut master).body = Some(Body::External(Blob::First));

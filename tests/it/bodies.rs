@@ -175,6 +175,41 @@ async fn a_blob_store_that_is_away_or_read_only_is_waited_for() {
     }
 }
 
+/// Some of the partitions go to another instance.
+/// Protects: whoever waits for the blob store on behalf of a partition waits no longer once that is taken away.
+#[tokio::test(start_paused = true)]
+async fn a_rebalance_while_the_blob_store_is_away_adds_nobody_who_waits() {
+    let (world, objects) = world(2, LIMIT).await;
+    let seed = world.seed(1, 12).await;
+    let first = world.start();
+    world.until_consumed().await;
+    objects.fail_all(Some(Fault::LostRequest));
+    let large: Vec<Made> = (0..12).map(|vout| spend(&[seed.coin(vout)], 5, 1)).collect();
+    for made in &large {
+        world.validate(made).await;
+    }
+    let tried_in_a_minute = async || {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let before = objects.requests();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        objects.requests() - before
+    };
+    let alone = tried_in_a_minute().await;
+    let second = world.start();
+    let together = tried_in_a_minute().await;
+    assert!(together * 10 < alone * 11, "{alone} tries a minute became {together}");
+    objects.fail_all(None);
+    world.until_consumed().await;
+    for running in [first, second] {
+        until(|| running.health.ready().ok).await;
+        running.stop().await;
+    }
+    for made in &large {
+        assert_eq!(state(&world, made).await, TxState::Live);
+    }
+    world.check("a rebalance of an outage").await;
+}
+
 /// The blob store is away, refuses, or does not answer.
 const AWAY: [Fault; 3] = [Fault::LostRequest, Fault::Denied, Fault::Slow(Duration::from_secs(3_600))];
 

@@ -136,6 +136,7 @@ impl Pipeline {
         // What was written last may be among what is forgotten.
         self.notes = Notes::default();
         self.planner.abandon();
+        self.dispatcher.give_all_up();
         self.chunks.clear();
         self.unprepared = 0;
         self.throttled = false;

@@ -4,9 +4,10 @@
 use super::{Action, Planner, Token};
 use crate::{
     engine::Row,
-    ingest::flight::{FlightId, Work},
+    ingest::flight::{FlightId, Stage, Work},
     record::{Key, Operation, Outcome, Page, Rejection, Reply, beyond},
     store::create::{Paged, Starts},
+    telemetry::Completion,
     tx::Txid,
 };
 
@@ -17,6 +18,24 @@ impl Planner {
         let paged = Paged { master: work.page().clone(), others, starts };
         self.actions.push_back(Action::CreatePaged(token, paged));
         true
+    }
+
+    /// Whether somebody still asks for what this is about.
+    pub fn wants(&mut self, token: Token) -> bool {
+        self.get(token.flight()).is_some_and(|flight| !flight.events.is_empty())
+    }
+
+    /// A create was given up, since nobody asked for it any more. Whoever has asked since, because the partition came back, joined it: for
+    /// him it begins again.
+    pub fn given_up(&mut self, token: Token, now_ms: u64) {
+        let id = token.flight();
+        match self.get(id).map(|flight| (flight.events.is_empty(), flight.stage)) {
+            Some((true, _)) => self.finish(id, Completion::PassedOver),
+            Some((false, Stage::StoringContested { reason })) => self.store_contested(id, reason),
+            Some((false, _)) => self.create(id),
+            None => {}
+        }
+        self.settle_ready(now_ms);
     }
 
     /// Whether the answer to a group of spends is not the last word: that is asked of the master of its parent.

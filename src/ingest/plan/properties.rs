@@ -72,6 +72,7 @@ enum Answer {
     Outcome(Token, Row, Outcome),
     Created(Token, Outcome),
     TooBig(Token),
+    GivenUp(Token),
     Own(FlightId, Option<Record>),
     Parent(FlightId, u32, Option<Record>),
     Published(FlightId),
@@ -340,6 +341,7 @@ impl World {
                     self.halted = true;
                 }
             }
+            Answer::GivenUp(token) => self.planner.given_up(token, self.now_ms),
             Answer::Parent(flight, group, master) => {
                 let master = master.as_ref().and_then(Record::page);
                 self.planner.parent_record(flight, group, master, self.now_ms);
@@ -449,6 +451,7 @@ impl World {
                     }
                     self.asked.push(Asked::Paged(token, work));
                 }
+                Action::GiveUp(flight) => self.give_up(flight),
                 Action::ReadParent(flight, group, txid) => self.asked.push(Asked::Parent(flight, group, txid)),
                 Action::ReadOwn(flight, txid) => {
                     self.check_alive(flight, txid);
@@ -470,6 +473,19 @@ impl World {
                     self.log.dead.extend(self.log.flights.get(&txid));
                 }
             }
+        }
+    }
+
+    /// What was asked for is done no further, wherever it stands, or comes to its end all the same; what is in a batch does.
+    fn give_up(&mut self, flight: FlightId) {
+        let of_it = |asked: &Asked| matches!(asked, Asked::Paged(token, _) if token.flight() == flight);
+        if let Some(place) = self.asked.iter().position(of_it).filter(|_| self.random.chance(0.8))
+            && let Asked::Paged(token, work) = self.asked.swap_remove(place)
+        {
+            let some = self.random.below(6) as usize;
+            let kind = if work.starts == Starts::Contested { Kind::Contested } else { Kind::Live };
+            self.drive(Creation::without_lock_record(kind, work.others.count(), 1), &work, some);
+            self.answers.push(Answer::GivenUp(token));
         }
     }
 

@@ -59,7 +59,7 @@ impl RecordEngine for Dies {
         // Rivals take turns.
         tokio::task::yield_now().await;
         let call = self.calls.fetch_add(1, Ordering::SeqCst);
-        if call < self.at {
+        if call != self.at {
             return self.inner.apply(rows).await;
         }
         let done = match self.death {
@@ -121,19 +121,40 @@ impl Remains {
 
 /// A creator that dies; whether it came to its end before.
 async fn create(remains: &Remains, owner: u64, at: usize, death: Death) -> bool {
-    let (sender, mut died) = tokio::sync::mpsc::unbounded_channel();
+    let (creator, mut died) = mortal(remains, owner, at, death);
+    tokio::select! {
+        biased;
+        outcome = async { creator.create(&paged(), |_| {}).await } => outcome.unwrap().is_done(),
+        _ = died.recv() => false,
+    }
+}
+
+/// One that is given up where it would have died.
+async fn give_up(remains: &Remains, at: usize, death: Death) {
+    let (creator, mut died) = mortal(remains, 1, at, death);
+    let (given_up, work) = (CancellationToken::new(), paged());
+    let cancelling = async {
+        died.recv().await;
+        given_up.cancel();
+    };
+    let (ended, ()) = tokio::join!(creator.create_unless(&given_up, &work, |_| {}), cancelling);
+    assert!(ended.is_none(), "{ended:?}");
+}
+
+fn mortal(
+    remains: &Remains,
+    owner: u64,
+    at: usize,
+    death: Death,
+) -> (Creator, tokio::sync::mpsc::UnboundedReceiver<()>) {
+    let (sender, died) = tokio::sync::mpsc::unbounded_channel();
     let turn = Some(Arc::new(Mutex::new(sender)));
     let dies = Dies { inner: remains.engine.clone(), calls: AtomicUsize::new(0), at, death, turn };
     let store = remains.store(Arc::new(dies));
     // A rival's lock record has run out as soon as it is taken, or it would only wait.
     let clock = Clock::simulated(NOW_MS + owner * 1_000_000);
     let identity = Identity { owner, process_id: 1, hostname: "here".into(), sees: Processes::None };
-    let creator = Creator::new(store, clock, identity);
-    tokio::select! {
-        biased;
-        outcome = async { creator.create(&paged(), |_| {}).await } => outcome.unwrap().is_done(),
-        _ = died.recv() => false,
-    }
+    (Creator::new(store, clock, identity), died)
 }
 
 async fn states(store: &Store) -> Vec<Option<TxState>> {
@@ -212,6 +233,20 @@ async fn one_that_dies_at_every_step() {
                 assert!(!create(&remains, 1, at, death).await);
                 check(&remains, way, &format!("{death:?} at call {at}")).await;
             }
+        }
+    }
+}
+
+/// As when its partition is taken away.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_given_up_at_every_step_leaves_no_lock_record() {
+    for (external, at) in [false, true].iter().flat_map(|external| (0..CALLS).map(|at| (*external, at))) {
+        for (death, way) in DEATHS.iter().flat_map(|death| WAYS.map(|way| (*death, way))) {
+            let remains = Remains::new(external);
+            give_up(&remains, at, death).await;
+            let lock_record = remains.engine.read(&[Key::LockRecord(paged().others.txid())]).await.remove(0);
+            assert_eq!(lock_record.unwrap(), None, "{death:?} at call {at}");
+            check(&remains, way, &format!("given up: {death:?} at call {at}")).await;
         }
     }
 }

@@ -143,6 +143,11 @@ impl Creation {
         self.holds_lock_record
     }
 
+    /// The same of who stops while this step is taken.
+    pub fn may_hold_lock_record(&self) -> bool {
+        self.holds_lock_record || self.step == Step::Acquire
+    }
+
     /// Whether the master is there, and tells of as many pages: then all of them were written.
     pub fn pages_were_there(&self) -> bool {
         self.fits
