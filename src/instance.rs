@@ -235,11 +235,11 @@ pub async fn rebuild(
     let committed = Frontier::committed(&settings, &parts).await?;
     check_decisions(&settings, &parts).await?;
     first_of_chain(&settings, &parts).await?;
-    let nodes = nodes(&settings, &parts)?;
+    let mut nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
     let (rebuild, chain_frontier, undecided) = committed.raise(&settings, &parts, producer.clone()).await?;
 
-    begin_rebuild(&parts, nodes.clone(), chain_frontier).await?;
+    begin_rebuild(&parts, &mut nodes, chain_frontier).await?;
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
@@ -271,7 +271,7 @@ pub async fn rebuild(
 
 /// Says in the store that its rebuild begins, and then whose its blobs are, once no node can forget the id that they are marked with:
 /// without it nobody could begin again here.
-async fn begin_rebuild(parts: &InstanceParts, mut nodes: Nodes, frontier: u64) -> Result<(), InstanceError> {
+async fn begin_rebuild(parts: &InstanceParts, nodes: &mut Nodes, frontier: u64) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
     loop {
         let meta = parts.store.begin_rebuild(expectations(&parts.store), frontier, parts.store_id).await?;

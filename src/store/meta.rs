@@ -277,6 +277,8 @@ impl Store {
         store_id: [u8; 16],
     ) -> Result<MetaRecord, MetaError> {
         let meta = match self.meta().await? {
+            // Logs may have been read since it was last asked.
+            Some(_) if self.holds_records().await? => return Err(MetaError::Owned),
             Some(meta) => meta,
             None => self.create_meta(&expected, store_id, Some(frontier)).await?,
         };

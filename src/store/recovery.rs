@@ -241,10 +241,16 @@ impl Store {
 
     /// Clears `creating` on these pages; those that are not there.
     async fn clear_pages(&self, txid: Txid, pages: Vec<u32>) -> Result<Vec<u32>, EngineError> {
-        let rows = pages.iter().flat_map(|number| clear(txid, *number..*number + 1)).collect();
-        let outcomes = self.apply(rows).await?;
-        let missing = pages.into_iter().zip(outcomes);
-        Ok(missing.filter(|(_, it)| *it == Outcome::Rejected(Rejection::NotFound)).map(|(number, _)| number).collect())
+        let mut missing = Vec::new();
+        // One that is cleared already is read whole, to say so.
+        for numbers in pages.chunks(PAGES_AT_A_TIME as usize) {
+            let rows = numbers.iter().flat_map(|number| clear(txid, *number..*number + 1)).collect();
+            let outcomes = numbers.iter().zip(self.apply(rows).await?);
+            missing.extend(
+                outcomes.filter(|(_, it)| *it == Outcome::Rejected(Rejection::NotFound)).map(|(number, _)| *number),
+            );
+        }
+        Ok(missing)
     }
 
     /// Makes these pages again, `creating`, from the body that the master has, over a store that may forget.

@@ -13,12 +13,13 @@ use utxo_store::{
         Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp, TxState,
         Verdict,
     },
+    store::Store,
     tx::{Txid, UtxoHash},
 };
 
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
-    demo, pipeline,
+    demo, pipeline, rebuild,
     world::{self, Made, World},
 };
 
@@ -387,6 +388,24 @@ async fn what_is_above_max_record_size_halts_its_partition_until_there_is_a_blob
         assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
     }
     world.check("what was too big is in the blob store").await;
+}
+
+/// What the group has consumed in memory, into a server of which nobody knows whether it has just restarted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_into_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let engine = open(&server.settings()).await;
+    let mut world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    for tag in 1..=3 {
+        world.validate(&world::spend(&[seed.coin(u32::from(tag / 2))], 1, tag)).await;
+    }
+    world.run_until_consumed().await;
+    world.settings.durability_lag = Some(engine.may_forget() + Duration::from_millis(100));
+    let (store, ended) = rebuild::rebuild_into(&world, Arc::new(engine)).await;
+    ended.unwrap();
+    let digest = async |store: &Store| store.survey(|_| {}).await.unwrap().digest.to_string();
+    assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 
 /// Offsets wait no longer than they must.

@@ -5,14 +5,15 @@ use std::{sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{Broker, TopicPartition},
-    engine::memory::MemoryEngine,
+    engine::{RecordEngine, fault::FaultEngine, memory::MemoryEngine},
     instance::{self, InstanceError},
     record::{Rules, TxState},
     store::Store,
 };
 
-use crate::world::{GROUP, Made, PARTITIONS, World, spend};
+use crate::world::{GROUP, MAY_FORGET, Made, PARTITIONS, World, spend};
 
+const RULES: Rules = Rules { retention: 288 };
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn pause() {
@@ -20,7 +21,12 @@ async fn pause() {
 }
 
 async fn rebuild(world: &World) -> (Store, Result<(), InstanceError>) {
-    let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+    rebuild_into(world, Arc::new(MemoryEngine::new(RULES))).await
+}
+
+/// Rebuilds what the group has committed into this engine.
+pub async fn rebuild_into(world: &World, engine: Arc<dyn RecordEngine>) -> (Store, Result<(), InstanceError>) {
+    let store = Store::new(engine, world.store.settings);
     let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
     let ended = tokio::time::timeout(HOUR, rebuilt).await.expect("a rebuild ends");
     (store, ended.map(drop))
@@ -46,6 +52,28 @@ async fn hold_up_every_partition(world: &World) {
     for tag in 0..20 {
         world.validate(&spend(&[World::partial(200 + tag, 1).coin(0)], 1, tag)).await;
     }
+}
+
+/// Protects: a rebuild into a store that may forget ends, and does not take the first sight of its nodes for a restart.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_into_a_store_that_may_forget() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 2).await;
+    let (winner, loser, mined) =
+        (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2), spend(&[seed.coin(1)], 1, 3));
+    for made in [&winner, &loser, &mined] {
+        world.validate(made).await;
+    }
+    world.mine(1, &[&mined]).await;
+    world.run_until_consumed().await;
+    let memory = Arc::new(MemoryEngine::forgetful(RULES, world.clock.clone(), MAY_FORGET));
+    let nodes = Arc::new(FaultEngine::forgetful(memory, world.clock.clone(), 1));
+    let (store, ended) = rebuild_into(&world, nodes.clone()).await;
+    ended.unwrap();
+    assert_eq!(digest(&store).await, digest(&world.store).await);
+    // What is there has outlived what a node forgets.
+    nodes.forget(MAY_FORGET, |_| true);
+    assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 
 #[tokio::test(start_paused = true)]

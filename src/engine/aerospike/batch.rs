@@ -188,7 +188,10 @@ impl Group<'_> {
             (Step::Write(rewritten), None, _) => Step::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
             (Step::Read, None, _) => self.found(rules, record),
             (Step::Read, Some(_), Some(ResultCode::KeyNotFoundError)) => self.rewritten(rules, &Found::default()),
-            (Step::Native(_), Some(_), Some(code)) if is_refusal(code) => Step::Read,
+            (Step::Native(native), Some(_), Some(code)) if is_refusal(code) => {
+                let second = engine.natives.second_try(&native, &self.server_key, &self.operations);
+                second.map_or(Step::Read, Step::Native)
+            }
             (Step::Write(_), Some(error), Some(code)) if is_refusal(code) => {
                 self.again(Step::Read, &error, Sent::Write)
             }

@@ -47,6 +47,18 @@ impl Natives {
         }
     }
 
+    /// What to send where `refused` took too much for granted; `None`: the record has to be read.
+    pub fn second_try(&self, refused: &Native, server_key: &ServerKey, operations: &[&Operation]) -> Option<Native> {
+        let (Form::FirstMined(_), [Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain })]) =
+            (refused.answer, operations)
+        else {
+            return None;
+        };
+        let (policy, operations) = self.set_mined.compile((*stamp, *mined_in, *longest_chain), Form::Blocks);
+        let operation = BatchOperation::write(&policy, server_key.clone(), operations);
+        Some(Native { operation: Some(operation), answer: Form::Blocks })
+    }
+
     /// For one call: rows that differ only in their keys share what they are compiled to, and then the client sends it
     /// once.
     pub fn compiler(&self) -> Compiler<'_> {
@@ -77,10 +89,10 @@ enum Form {
     Spends(usize),
     /// So many spends that ask for no signals: nothing to read.
     Silent(usize),
-    /// Nothing to read: in this block, and so far in no other.
-    Mined(u32),
-    /// The last values are the block ids that are left and the number of further pages.
-    Unmined,
+    /// Nothing to read: in this block, and in no other.
+    FirstMined(u32),
+    /// The last values are all block ids and the number of further pages.
+    Blocks,
     /// Nothing to read.
     Live,
     /// Nothing to read.
@@ -94,8 +106,8 @@ impl Native {
         Some(match self.answer {
             Form::Spends(count) => spend::outcomes(count, results)?,
             Form::Silent(count) => vec![Outcome::Applied(Reply::None); count],
-            Form::Unmined => vec![Outcome::Applied(unset_mined::reply(results)?)],
-            Form::Mined(block_id) => vec![Outcome::Applied(set_mined::reply(block_id))],
+            Form::FirstMined(block_id) => vec![Outcome::Applied(set_mined::first_reply(block_id))],
+            Form::Blocks => vec![Outcome::Applied(set_mined::reply(results)?)],
             Form::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
             Form::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],
         })
@@ -139,12 +151,13 @@ impl Compiler<'_> {
 
     fn set_mined(&mut self, listing: Listing, server_key: &ServerKey) -> Native {
         let shared = self.set_mined.take().filter(|(there, ..)| *there == listing);
+        let answer = Form::FirstMined(listing.1.block_id);
         let (_, policy, operations) = self.set_mined.insert(shared.unwrap_or_else(|| {
-            let (policy, operations) = self.natives.set_mined.compile(listing);
+            let (policy, operations) = self.natives.set_mined.compile(listing, answer);
             (listing, policy, operations)
         }));
         let operation = BatchOperation::write(policy, server_key.clone(), operations.clone());
-        Native { operation: Some(operation), answer: Form::Mined(listing.1.block_id) }
+        Native { operation: Some(operation), answer }
     }
 }
 

@@ -24,13 +24,13 @@ pub(super) fn apply(record: &mut Option<Record>, claimed: &ClaimedBody) -> Resul
     let page = Arc::make_mut(page);
     page.fee = claimed.fee;
     page.extended_size = claimed.extended_size;
-    if let Some(master) = &mut page.master {
-        let before = master.body.replace(claimed.body.clone());
-        if let (Some(before), Body::External(_)) = (before, &claimed.body)
-            && page.amount_sizes.is_empty()
-        {
+    let slots = page.utxos.as_ref().map_or(0, Vec::len);
+    if let Some(before) = page.master.as_mut().and_then(|master| master.body.replace(claimed.body.clone())) {
+        match (before, &claimed.body) {
+            (Body::External(_), Body::External(_)) => {}
             // The slots stay, and so does what their hashes were made of.
-            page.amount_sizes = before.amount_sizes(page.utxos.as_ref().map_or(0, Vec::len));
+            (inline, Body::External(_)) => page.amount_sizes = inline.amount_sizes(slots),
+            _ => page.amount_sizes = Default::default(),
         }
     }
     Ok(Effect::applied(Reply::State(state)))
@@ -73,10 +73,13 @@ mod tests {
         let mut record = record(contested(2, Verdict::Pending));
         let external = ClaimedBody { body: Body::External(Blob::First), ..claimed() };
         let before = page(&record).body().unwrap().amount_sizes(2);
-        on_master(&mut record, &sequenced(1, Sequenced::ReplaceBody(external)));
+        on_master(&mut record, &sequenced(1, Sequenced::ReplaceBody(external.clone())));
         assert_eq!((page(&record).amount_sizes.len(), &page(&record).amount_sizes), (2, &before));
-        replace(&mut record);
-        assert_eq!(page(&record).amount_sizes, before, "the slots are as they were");
+        on_master(&mut record, &sequenced(2, Sequenced::ReplaceBody(ClaimedBody { fee: 1, ..external })));
+        assert_eq!(page(&record).amount_sizes, before, "they stay as long as it does");
+        let again = Sequenced::ReplaceBody(ClaimedBody { fee: 2, ..claimed() });
+        on_master(&mut record, &sequenced(3, again));
+        assert!(page(&record).amount_sizes.is_empty(), "the outputs are here again");
     }
 
     #[test]

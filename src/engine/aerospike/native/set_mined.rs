@@ -1,19 +1,24 @@
-//! A block lists a transaction of one page that no block has listed yet: on the longest chain a live one, on a side chain any. Then
-//! all that there is to answer is known beforehand. One with conflicting children goes the other way, which says so.
+//! A block lists a master that does not know of it yet: on the longest chain a live one, on a side chain any. Nearly always it is of
+//! one page and the block is its first: then all that there is to answer is known beforehand. Where that is refused, the same is sent
+//! again and read back. One with conflicting children goes the other way, which says so.
 
 use aerospike::{
-    BatchWritePolicy, Bin, ListPolicy, Value,
-    expressions::{bin_exists, eq, int_bin, int_val, list_bin, lists as in_lists},
-    operations::{self, Operation as ServerOperation, lists},
+    BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
+    expressions::{and, bin_exists, eq, int_bin, int_val, list_bin, lists as in_lists},
+    operations::{
+        self, Operation as ServerOperation,
+        exp::{ExpReadFlags, read_exp},
+        lists,
+    },
 };
 
 use super::{
     super::{
         bins::stamp_number,
         names,
-        template::{Conditions, Fill, Template, absent, unset},
+        template::{Conditions, Fill, Template, absent, hole, prepacked, unset},
     },
-    Listing, behind, due, not_after_a_later_stamp,
+    Form, Listing, behind, due, integer, not_after_a_later_stamp,
 };
 use crate::record::{Reply, Rules};
 
@@ -22,33 +27,49 @@ pub struct Templates {
     on_side_chain: Conditions,
     /// One hole: the stamp.
     stamp: Template,
+    /// No block lists it, and it has no other pages.
+    first: Template,
+    /// This block does not list it. One hole: its id.
+    new: Template,
     due: Option<ServerOperation>,
 }
 
 impl Templates {
     pub fn new(rules: &Rules) -> Self {
+        let ids = || list_bin(names::BLOCK_IDS);
         let conditions = [
             bin_exists(names::UTXOS),
             absent(names::CONFLICTING_CHILDREN),
-            eq(in_lists::size(list_bin(names::BLOCK_IDS), &[]), int_val(0)),
-            eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0)),
             unset(names::CREATING),
             unset(names::CONFLICTING),
             absent(names::DELETE_AT_HEIGHT),
         ];
+        let none = eq(in_lists::size(ids(), &[]), int_val(0));
+        let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
         Templates {
-            on_side_chain: Conditions::new(&conditions[..4]),
+            on_side_chain: Conditions::new(&conditions[..2]),
             on_longest_chain: Conditions::new(&conditions),
             stamp: not_after_a_later_stamp(),
+            first: Template::new(&and(vec![none, eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))])),
+            new: Template::new(&eq(listed, int_val(0))),
             due: due::write(rules.retention),
         }
     }
 
-    pub fn compile(&self, (stamp, mined_in, longest_chain): Listing) -> (BatchWritePolicy, Vec<ServerOperation>) {
+    /// Of one page and in no block; or any, and read back.
+    pub fn compile(
+        &self,
+        (stamp, mined_in, longest_chain): Listing,
+        answer: Form,
+    ) -> (BatchWritePolicy, Vec<ServerOperation>) {
         let stamp = stamp_number(&stamp);
         let conditions = if longest_chain { &self.on_longest_chain } else { &self.on_side_chain };
-        let mut filter = conditions.and(1, self.stamp.size());
+        let mut filter = conditions.and(2, self.stamp.size() + self.new.size().max(self.first.size()));
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
+        match answer {
+            Form::Blocks => self.new.fill(&mut filter, &[Fill::Int(mined_in.block_id.into())]),
+            _ => self.first.fill(&mut filter, &[]),
+        }
         let append = |bin, number: u32| lists::append(&ListPolicy::default(), bin, Value::Int(number.into()));
         let put = |bin, value| operations::put(&Bin::new(bin, value));
         let mut operations = vec![
@@ -62,11 +83,27 @@ impl Templates {
             operations.push(put(names::LOCKED, Value::Nil));
             operations.extend(self.due.clone());
         }
+        if answer == Form::Blocks {
+            operations.extend(read_mined());
+        }
         (behind(filter), operations)
     }
 }
 
 /// What the filter has seen: no other block lists it, it is one page, and has no conflicting children.
-pub fn reply(block_id: u32) -> Reply {
+pub fn first_reply(block_id: u32) -> Reply {
     Reply::Mined { block_ids: vec![block_id], extra_pages: 0, conflicting_children: false }
+}
+
+/// Reads what [`reply`] takes apart: all block ids, and the number of further pages.
+pub fn read_mined() -> [ServerOperation; 2] {
+    let ids = read_exp("told", prepacked(&list_bin(names::BLOCK_IDS)), ExpReadFlags::DEFAULT);
+    [ids, operations::get_bin(names::TOTAL_EXTRA_RECS)]
+}
+
+pub fn reply(results: &[Value]) -> Option<Reply> {
+    let [.., Value::List(ids), pages] = results else { return None };
+    let block_ids = ids.iter().map(|id| u32::try_from(integer(Some(id))?).ok()).collect::<Option<_>>()?;
+    let extra_pages = u32::try_from(integer(Some(pages))?).ok()?;
+    Some(Reply::Mined { block_ids, extra_pages, conflicting_children: false })
 }

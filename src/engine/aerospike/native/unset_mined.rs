@@ -7,7 +7,7 @@ use aerospike::{
     },
     operations::{
         self, Operation as ServerOperation,
-        exp::{ExpReadFlags, ExpWriteFlags, read_exp, write_exp},
+        exp::{ExpWriteFlags, write_exp},
         lists,
     },
 };
@@ -17,11 +17,11 @@ use super::{
         bins::stamp_number,
         names,
         packed::Packed,
-        template::{Conditions, Fill, Template, absent, hole, prepacked, unset},
+        template::{Conditions, Fill, Template, absent, hole, unset},
     },
-    Form, Native, behind, integer, not_after_a_later_stamp,
+    Form, Native, behind, not_after_a_later_stamp, set_mined,
 };
-use crate::record::{Reply, Rules, Stamp};
+use crate::record::{Rules, Stamp};
 
 pub struct Templates {
     conditions: Conditions,
@@ -80,9 +80,9 @@ impl Templates {
         if let Fill::Int(stamp) = stamp {
             operations.push(operations::put(&Bin::new(names::CHAIN_POS, Value::Int(stamp))));
         }
-        operations.extend(read_mined());
+        operations.extend(set_mined::read_mined());
         let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
-        Native { operation: Some(operation), answer: Form::Unmined }
+        Native { operation: Some(operation), answer: Form::Blocks }
     }
 }
 
@@ -91,17 +91,4 @@ fn without(bin: &str) -> Expression {
     let index = in_lists::get_by_value(ListReturnType::INDEX, hole(), list_bin(names::BLOCK_IDS), &[]);
     let first = in_lists::get_by_index(ListReturnType::VALUES, ExpType::Int, int_val(0), index, &[]);
     in_lists::remove_by_index(ListReturnType::NONE, first, list_bin(bin), &[])
-}
-
-/// Reads what [`reply`] takes apart: all block ids, and the number of further pages.
-fn read_mined() -> [ServerOperation; 2] {
-    let ids = read_exp("told", prepacked(&list_bin(names::BLOCK_IDS)), ExpReadFlags::DEFAULT);
-    [ids, operations::get_bin(names::TOTAL_EXTRA_RECS)]
-}
-
-pub fn reply(results: &[Value]) -> Option<Reply> {
-    let [.., Value::List(ids), pages] = results else { return None };
-    let block_ids = ids.iter().map(|id| u32::try_from(integer(Some(id))?).ok()).collect::<Option<_>>()?;
-    let extra_pages = u32::try_from(integer(Some(pages))?).ok()?;
-    Some(Reply::Mined { block_ids, extra_pages, conflicting_children: false })
 }
