@@ -31,6 +31,8 @@ pub async fn measure(server: &AerospikeServer, outputs: u32) {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let url = BlobUrl::Directory(directory.path().to_owned());
     let blobs = open(&url, Intent::Write, &Default::default(), BlobOptions::default()).await;
+    let blobs = blobs.expect("a directory can be opened");
+    blobs.claim([1; 16], true).await.expect("it is new");
     let settings = StoreSettings {
         network: Network::Regtest,
         rules,
@@ -40,7 +42,7 @@ pub async fn measure(server: &AerospikeServer, outputs: u32) {
         retry_pause: Default::default(),
         inline_limit: 0,
     };
-    let store = Store::new(engine.clone(), settings).with_blobs(Some(blobs.expect("a directory can be opened")));
+    let store = Store::new(engine.clone(), settings).with_blobs(Some(blobs));
     let made = pages(0, outputs, outputs);
     let others = Arc::new(made.others.expect("it has several pages"));
     let (txid, last) = (made.master.txid, others.count());
