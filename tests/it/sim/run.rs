@@ -334,25 +334,32 @@ impl<'a> Simulation<'a> {
                 self.start(slot).await?;
             }
         }
-        let consumed = async {
-            loop {
-                self.look()?;
-                if self.world.consumed().await {
-                    return Ok::<(), String>(());
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
+        loop {
+            match tokio::time::timeout(PATIENCE, self.until_consumed()).await {
+                Ok(consumed) => consumed?,
+                Err(_) => return Err(format!("not everything is consumed: {}", self.stuck().await)),
             }
-        };
-        match tokio::time::timeout(PATIENCE, consumed).await {
-            Ok(consumed) => consumed?,
-            Err(_) => return Err(format!("not everything is consumed: {}", self.stuck().await)),
+            self.faults.deliver_late().await;
+            for slot in 0..SLOTS {
+                self.stop(slot).await?;
+            }
+            self.faults.deliver_late().await;
+            if self.world.consumed().await {
+                return self.look();
+            }
+            // What moved when its partition was taken away may be contested as late as that.
+            self.start(0).await?;
         }
-        self.faults.deliver_late().await;
-        for slot in 0..SLOTS {
-            self.stop(slot).await?;
+    }
+
+    async fn until_consumed(&self) -> Result<(), String> {
+        loop {
+            self.look()?;
+            if self.world.consumed().await {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        self.faults.deliver_late().await;
-        self.look()
     }
 
     /// Why it does not go on, as far as anybody says.
