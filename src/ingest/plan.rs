@@ -446,7 +446,7 @@ impl Planner {
                 self.wait_no_longer(id);
                 self.store_contested(id, Reason::Found);
             }
-            Some(TxState::Creating) if waits => {
+            Some(TxState::Creating) if waits && !forgets => {
                 self.wait_no_longer(id);
                 self.create(id);
             }
@@ -457,8 +457,9 @@ impl Planner {
             _ if waits => {}
             Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
             Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
-            // Committed, and left by whoever began it: what is left to do is the same for everybody.
-            Some(TxState::Creating) => self.create(id),
+            // Committed, and left by whoever began it: what is left to do is the same for everybody. But over a store that forgets
+            // the parent that is absent was forgotten, and the spend with it.
+            Some(TxState::Creating) if !forgets => self.create(id),
             Some(TxState::Stub(_)) if flight.mode.ends_live() => self.store_contested(id, Reason::Found),
             Some(TxState::Conflicting(_)) if flight.mode.ends_live() => {
                 self.finish(id, Completion::PassedOver);
