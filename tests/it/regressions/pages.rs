@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use utxo_store::{
+    broker::partitioner::partition_of,
     record::{
         Key, Operation, Outcome, Reason, Record, Sequenced, TxState,
         build::{Setting, Start, pages_of},
@@ -15,7 +16,7 @@ use super::{
     held::{Held, is_create_of, is_sequenced, is_spend_by},
     holder, reason, state,
 };
-use crate::world::{Coin, MAY_FORGET, Made, World, WorldSettings, spend, wide_coinbase};
+use crate::world::{Coin, MAY_FORGET, Made, PARTITIONS, World, WorldSettings, spend, wide_coinbase};
 
 async fn paged(page_size: u32) -> World {
     World::with_settings(WorldSettings::paged(page_size)).await
@@ -362,4 +363,50 @@ async fn a_page_that_nobody_can_have_forgotten_halts_the_chain_by_name() {
     world.run_until_consumed().await;
     assert_eq!(holder(&world, &wide.coin(3)).await, Some(child.txid));
     world.check("a page that was put back").await;
+}
+
+/// A node forgets the parent of a transaction, and the spend with it, when the transaction is half created; who began it dies, and the
+/// parent's event is slow to be done again (simulator, seed 302845 with `SIM_WITH=node-forgets`).
+/// Protects: whoever meets it half created waits for its parent; cleared without its slot it would be live for good, and so would whoever
+/// takes the slot.
+#[tokio::test(start_paused = true)]
+async fn a_half_created_transaction_waits_for_a_parent_that_a_node_forgot() {
+    let world = World::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(1) }).await;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    // In the partitions of two instances: who has both waits for the event of the parent.
+    let in_partition = |partition, coin: &Coin, outputs| {
+        let made = (0..).map(|tag| spend(std::slice::from_ref(coin), outputs, tag));
+        made.into_iter().find(|made| partition_of(&made.txid.0, PARTITIONS) == Some(partition)).unwrap()
+    };
+    let parent = in_partition(0, &seed.coin(0), 1);
+    let wide = in_partition(PARTITIONS - 1, &parent.coin(0), 2);
+    let rival = in_partition(0, &parent.coin(0), 1);
+    let clearing = Held::until_let_go(&world, clears(wide.txid));
+    let began = clearing.before(&world).start();
+    for made in [&parent, &wide] {
+        world.validate(made).await;
+    }
+    clearing.until_kept(1).await;
+    began.kill().await;
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2]);
+    assert_eq!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(parent.txid)), Some(1));
+
+    let of = parent.txid;
+    let slow = Held::the_first(&world, move |row| is_create_of(row, of));
+    let behind = slow.before(&world);
+    let running = [behind.start(), behind.start()];
+    slow.until_kept(1).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2], "its slot is not there");
+    slow.let_go().await;
+    world.validate(&rival).await;
+    world.until_consumed().await;
+    for instance in running {
+        instance.stop().await;
+    }
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live); 2]);
+    assert_eq!(holder(&world, &parent.coin(0)).await, Some(wide.txid));
+    assert_eq!(reason(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: wide.txid }));
+    world.check("a half created transaction without its parent").await;
 }
