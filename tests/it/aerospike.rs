@@ -10,8 +10,8 @@ use utxo_store::{
         conformance::{self, RULES},
     },
     record::{
-        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp, TxState,
-        Verdict,
+        Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Record, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp,
+        TxState, Verdict,
     },
     store::Store,
     tx::{Txid, UtxoHash},
@@ -163,6 +163,38 @@ async fn a_namespace_without_ttl_or_with_small_records_is_refused() {
     let answers = engine.apply(&[create(1, 40_000), create(2, 1)]).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind, ErrorKind::TooBig);
     assert!(matches!(answers[1], Ok(Outcome::Applied(_))));
+}
+
+/// Spends of one record go together, and together they do not fit.
+/// Protects: those for which there is room are done, and only the others hear that the record is too big.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_the_spends_of_a_full_record_those_that_fit_are_done() {
+    let narrow = FIT.replace("max-record-size 8M", "max-record-size 128K");
+    let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: &narrow }) else { return };
+    let engine = open(&server.settings()).await;
+    let (mut fits, mut too_many) = (1_000, 10_000);
+    while too_many - fits > 1 {
+        let slots = (fits + too_many) / 2;
+        match &engine.apply(&[create(slots, slots)]).await[0] {
+            Ok(_) => fits = slots,
+            Err(error) => {
+                assert_eq!(error.kind, ErrorKind::TooBig);
+                too_many = slots;
+            }
+        }
+    }
+    // A slot takes as many bytes as its spender, or one less: there is room for two or three.
+    let slots = fits - 3;
+    must_apply(&engine, &[create(1, slots)]).await;
+    let spends: Vec<Row> = (0..8).map(|slot| spend(1, slot, 100 + slot)).collect();
+    let answers = engine.apply(&spends).await;
+    let done = answers.iter().filter(|answer| matches!(answer, Ok(Outcome::Applied(_)))).count();
+    let too_big = |answer: &&Result<Outcome, EngineError>| matches!(answer, Err(it) if it.kind == ErrorKind::TooBig);
+    assert_eq!(answers.iter().filter(too_big).count(), 8 - done, "{answers:?}");
+    assert!((2..=3).contains(&done), "{answers:?}");
+    let Some(Record::Page(there)) = engine.read(&[Key::master(txid(1))]).await.remove(0).unwrap() else { panic!() };
+    let taken = there.utxos.as_ref().unwrap().iter().filter(|slot| slot.spender().is_some()).count();
+    assert_eq!(taken, done);
 }
 
 /// The configuration that is shipped is one that the checks pass.

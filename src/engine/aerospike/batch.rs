@@ -50,6 +50,8 @@ enum Step {
     Native(Native),
     Read,
     Write(Rewritten),
+    /// What all rows come to makes the record too big: some of them may do.
+    Halve,
     /// With an answer for each row.
     Done(Vec<Answer>),
 }
@@ -69,6 +71,8 @@ impl Inner {
             for request in requests(open) {
                 self.step(request).await;
             }
+            let halves: Vec<_> = groups.iter_mut().filter_map(Group::halved).collect();
+            groups.extend(halves);
         }
         let mut answers: Vec<Option<Answer>> = vec![None; rows.len()];
         for group in groups {
@@ -153,6 +157,18 @@ impl Group<'_> {
         matches!(self.step, Step::Done(_))
     }
 
+    /// The second half of its rows as a group of its own, where it is to be halved.
+    fn halved(&mut self) -> Option<Self> {
+        if !matches!(self.step, Step::Halve) {
+            return None;
+        }
+        let middle = self.rows.len() / 2;
+        let (rows, operations) = (self.rows.split_off(middle), self.operations.split_off(middle));
+        self.step = Step::Read;
+        let (key, server_key) = (self.key, self.server_key.clone());
+        Some(Group { key, server_key, rows, operations, step: Step::Read, attempts: 0 })
+    }
+
     fn rewritten(&self, rules: &crate::record::Rules, found: &Found) -> Step {
         let rewritten = rewrite(rules, &self.key, &self.server_key, found, &self.operations);
         match rewritten.write {
@@ -168,7 +184,7 @@ impl Group<'_> {
         let lent = match &mut self.step {
             Step::Native(native) => native.operation.take(),
             Step::Write(rewritten) => rewritten.write.take(),
-            Step::Read | Step::Done(_) => None,
+            Step::Read | Step::Halve | Step::Done(_) => None,
         };
         lent.unwrap_or_else(|| rewrite::read(&self.server_key))
     }
@@ -204,7 +220,7 @@ impl Group<'_> {
                 rewritten.write = Some(row);
                 self.later(Step::Write(rewritten), &error, Sent::Write)
             }
-            (done @ Step::Done(_), ..) => done,
+            (done @ (Step::Done(_) | Step::Halve), ..) => done,
         };
     }
 
@@ -224,6 +240,7 @@ impl Group<'_> {
             Some(ResultCode::KeyBusy | ResultCode::DeviceOverload | ResultCode::BatchQueuesFull) => {
                 self.again(step, error, sent)
             }
+            Some(ResultCode::RecordTooBig) if self.rows.len() > 1 => Step::Halve,
             _ => self.failed(engine_error(self.operation(), self.key, error, sent)),
         }
     }
