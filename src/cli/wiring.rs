@@ -21,9 +21,6 @@ use crate::{
 /// How long a commit of offsets, or leaving a group, may take; less where the group grants less.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A minute at 17,000 transactions a second; some 200 MB.
-const MAX_NOT_SAFE: usize = 1 << 20;
-
 /// What record operations are to do.
 pub fn rules(config: &Config) -> Rules {
     Rules { retention: config.store.block_height_retention }
@@ -142,7 +139,7 @@ fn pipeline(config: &Config) -> PipelineSettings {
             in_flight_batches: ingest.in_flight_batches as usize,
         },
         max_active: ingest.max_in_flight_transactions as usize,
-        max_not_safe: MAX_NOT_SAFE,
+        max_not_safe: ingest.max_unsafe_transactions as usize,
         bounds: PartitionBounds { span: ingest.max_uncommitted_span.into(), bytes: ingest.unfinished_bytes },
         dead_letter_limits: DeadLetterLimits {
             consecutive: ingest.dead_letter_consecutive,
@@ -209,6 +206,7 @@ mod tests {
             ("INGEST__DEAD_LETTER_RATIO", "0.25"),
             ("INGEST__DRAIN_TIMEOUT_MS", "26"),
             ("INGEST__DURABILITY_LAG_MS", "31"),
+            ("INGEST__MAX_UNSAFE_TRANSACTIONS", "32"),
             ("SEQUENCER__ENABLED", "false"),
             ("SEQUENCER__BLOCK_WAIT_MS", "27"),
             ("SEQUENCER__MINED_BATCH_SIZE", "28"),
@@ -221,7 +219,7 @@ mod tests {
         assert_eq!(pipeline.plan.rules, Rules { retention: 12 });
         let dispatch = pipeline.dispatch;
         assert_eq!((dispatch.batch_size, dispatch.batch_age, dispatch.in_flight_batches), (13, ms(14), 15));
-        assert_eq!(pipeline.max_active, 16);
+        assert_eq!((pipeline.max_active, pipeline.max_not_safe), (16, 32));
         assert_eq!((pipeline.bounds.bytes, pipeline.bounds.span), (1_048_577, 18));
         assert_eq!(pipeline.missing_parent_grace_ms, 19);
         let plan = pipeline.plan;

@@ -262,6 +262,9 @@ settings! {
         in_flight_batches: u32 = 32, range 1 to 4_096, unit "batches", seed "StoreBatcherConcurrency";
         /// Transactions between read and done, parked ones apart; at the bound nothing more is read.
         max_in_flight_transactions: u32 = 65_536, range 1 to 16_777_216, unit "transactions";
+        /// Transactions that are done, and that a node of the store may still forget by dying; at the bound nothing more is read, so
+        /// that no more than these go through within `durability_lag_ms`. Each takes some 200 bytes of memory.
+        max_unsafe_transactions: u32 = 1_048_576, range 1 to 268_435_456, unit "transactions";
         /// Bytes of events of a partition that were read and are not completed, parked ones above all; at the bound the
         /// partition is paused.
         unfinished_bytes: u64 = 67_108_864, range 1_048_576 to 1_099_511_627_776, unit "bytes";

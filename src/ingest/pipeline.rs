@@ -292,7 +292,10 @@ impl Pipeline {
         };
         if !self.throttled && too_many(max_active, max_not_safe) {
             if not_safe >= max_not_safe {
-                tracing::warn!(not_safe, "nothing more is read until it is known what the nodes of the store remember");
+                tracing::warn!(
+                    not_safe,
+                    "nothing more is read until some of what is done cannot be forgotten any more"
+                );
             }
             self.throttled = true;
             let all: Vec<i32> = self.partitions.keys().copied().collect();
