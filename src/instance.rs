@@ -30,7 +30,7 @@ use crate::{
     store::{
         Store,
         create::{Creator, Identity},
-        meta::{MetaError, MetaExpectations, topic_id},
+        meta::{MetaError, MetaExpectations, Rebuild, topic_id},
         nodes::{Nodes, durability_lag},
         whole::{GroupStore, WholeStore},
     },
@@ -239,7 +239,8 @@ pub async fn rebuild(
     let producer = parts.broker.producer().await?;
     let (rebuild, chain_frontier, undecided) = committed.raise(&settings, &parts, producer.clone()).await?;
 
-    begin_rebuild(&parts, &mut nodes, chain_frontier).await?;
+    let attempt = Rebuild { frontier: chain_frontier, rebuilder: parts.identity.owner };
+    begin_rebuild(&parts, &mut nodes, attempt).await?;
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     parts.health.set(Condition::StoreReachable, None);
@@ -262,19 +263,25 @@ pub async fn rebuild(
         biased;
         rebuilt = together(pipeline, Some(sequencer), shutdown.clone()) => rebuilt?,
         why = stands => return Err(why),
+        why = taken_over(&parts.store, attempt.rebuilder) => return Err(why.into()),
     };
     if !shutdown.is_cancelled() {
-        end_rebuild(&parts.store, nodes, &consumed).await?;
+        end_rebuild(&parts.store, nodes, attempt.rebuilder, &consumed).await?;
     }
     Ok(Rebuilt { pipeline: report, undecided })
 }
 
 /// Says in the store that its rebuild begins, and then whose its blobs are, once no node can forget the id that they are marked with:
 /// without it nobody could begin again here.
-async fn begin_rebuild(parts: &InstanceParts, nodes: &mut Nodes, frontier: u64) -> Result<(), InstanceError> {
+async fn begin_rebuild(parts: &InstanceParts, nodes: &mut Nodes, attempt: Rebuild) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
+    let another_began = parts.store.meta().await?.is_some();
     loop {
-        let meta = parts.store.begin_rebuild(expectations(&parts.store), frontier, parts.store_id).await?;
+        let meta = parts.store.begin_rebuild(expectations(&parts.store), attempt, parts.store_id).await?;
+        if another_began {
+            // Should it live, it finds out before anything of ours is there.
+            tokio::time::sleep(LOOK * 4).await;
+        }
         if parts.store.blobs.is_none() || nodes.outlast().await.map_err(MetaError::from)? {
             return claim_blobs(&parts.store, &meta).await.map(drop);
         }
@@ -282,12 +289,27 @@ async fn begin_rebuild(parts: &InstanceParts, nodes: &mut Nodes, frontier: u64) 
 }
 
 /// Says in the store that its rebuild has ended, and waits until no node can forget that any more.
-async fn end_rebuild(store: &Store, mut nodes: Nodes, consumed: &Consumed) -> Result<(), InstanceError> {
+async fn end_rebuild(
+    store: &Store,
+    mut nodes: Nodes,
+    rebuilder: u64,
+    consumed: &Consumed,
+) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
     loop {
-        store.end_rebuild(consumed).await?;
+        store.end_rebuild(rebuilder, consumed).await?;
         if nodes.outlast().await.map_err(MetaError::from)? {
             return Ok(());
+        }
+    }
+}
+
+/// Ends when another rebuild of this set has begun: once that lets instances in, nobody else may write as a rebuild does.
+async fn taken_over(store: &Store, rebuilder: u64) -> MetaError {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if let Err(error) = store.still_rebuilds(rebuilder).await {
+            return error;
         }
     }
 }

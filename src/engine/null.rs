@@ -72,6 +72,7 @@ mod tests {
             prune_horizon: 0,
             chain_id: None,
             frontier: None,
+            rebuilder: None,
             partitions: None,
             has_blobs: false,
             consumed: Default::default(),

@@ -139,6 +139,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         prune_horizon,
         chain_id,
         frontier,
+        rebuilder,
         partitions,
         has_blobs,
         consumed,
@@ -151,6 +152,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.number(*prune_horizon);
     w.option(chain_id.as_ref(), |w, id| w.raw(id));
     w.option(frontier.as_ref(), |w, offset| w.number(*offset));
+    w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
     w.byte(u8::from(*has_blobs));
     w.number(consumed.chain);
@@ -171,6 +173,7 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         prune_horizon: r.u32()?,
         chain_id: r.option(Reader::array)?,
         frontier: r.option(Reader::u64)?,
+        rebuilder: r.option(Reader::u64)?,
         partitions: r.option(Reader::u32)?,
         has_blobs: r.bool()?,
         consumed: Consumed { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? },

@@ -28,10 +28,14 @@ impl Stamp {
         Stamp { offset: u64::from(era) << Self::OFFSET_BITS | offset, phase }
     }
 
+    /// Offset in `utxo.chain`, without the era.
+    pub fn chain_offset(&self) -> u64 {
+        self.offset & ((1 << Self::OFFSET_BITS) - 1)
+    }
+
     /// Whether both come from one phase of handling one event, in whatever era.
     pub fn is_of_same_event(&self, other: &Stamp) -> bool {
-        let offset = |stamp: &Stamp| stamp.offset & ((1 << Self::OFFSET_BITS) - 1);
-        (offset(self), self.phase) == (offset(other), other.phase)
+        (self.chain_offset(), self.phase) == (other.chain_offset(), other.phase)
     }
 }
 
@@ -532,6 +536,9 @@ pub struct MetaRecord {
     /// Where a rebuild of this set ends: the chain offset (next to read) that the live group had committed. `None`: none is
     /// under way.
     pub frontier: Option<u64>,
+    /// Which attempt the last rebuild of this set was, or is: a random number. One that begins again where another was killed puts its own
+    /// here, and the other, should it live, ends. `None`: it was never rebuilt.
+    pub rebuilder: Option<u64>,
     /// Partitions of the topic of validated transactions: with another number the events of one transaction would lie in two.
     /// `None` until the first start.
     pub partitions: Option<u32>,

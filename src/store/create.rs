@@ -283,7 +283,7 @@ impl Creator {
             }
             step => {
                 if let (Step::Others(pages), true) = (&step, creation.pages_were_there()) {
-                    self.must_be_there(work.others.txid(), pages).await?;
+                    self.may_be_made_again(work, pages).await?;
                 }
                 let outcomes = self.store.apply_telling(self.rows(&step, work).await, told).await?;
                 tell_progress(&step, work, &outcomes);
@@ -293,14 +293,21 @@ impl Creator {
         Ok(None)
     }
 
-    /// Over a store that forgets nothing a page that is gone would come again with its slots free, though they may have been spent.
-    async fn must_be_there(&self, txid: Txid, pages: &Range<u32>) -> Result<(), CompleteError> {
-        if self.store.may_forget() {
+    /// A page that is gone from under its master would come again with its slots free, though they may have been spent. Over a store that
+    /// forgets, those who spent them come again, too, where the page is made by the event that made it before.
+    async fn may_be_made_again(&self, work: &Paged, pages: &Range<u32>) -> Result<(), CompleteError> {
+        let txid = work.others.txid();
+        let made_at = |page: &Page| page.master.as_ref().map(|bins| bins.created_at);
+        let why = if !self.store.may_forget() {
+            NotRestored::Lasting
+        } else if self.store.master(txid).await?.is_some_and(|there| made_at(&there) < made_at(&work.master)) {
+            NotRestored::OfAnotherEvent
+        } else {
             return Ok(());
-        }
+        };
         let there = self.store.pages(txid, pages.start, pages.end).await?;
         match there.iter().zip(pages.clone()).find(|(page, _)| page.is_none()) {
-            Some((_, page)) => Err(CompleteError::MissingPage { txid, page, why: NotRestored::Lasting }),
+            Some((_, page)) => Err(CompleteError::MissingPage { txid, page, why }),
             None => Ok(()),
         }
     }

@@ -25,6 +25,15 @@ pub struct MetaExpectations {
     pub retention: u32,
 }
 
+/// An attempt to rebuild a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rebuild {
+    /// Where it ends: chain offset, next to read.
+    pub frontier: u64,
+    /// Random, of this attempt alone.
+    pub rebuilder: u64,
+}
+
 /// Why this store must not be worked on: what was found, what was expected, and what to do about it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MetaError {
@@ -118,6 +127,9 @@ pub enum MetaError {
         /// Where it was to end.
         frontier: u64,
     },
+    /// Two rebuilds began in one set.
+    #[error("another rebuild has begun in this set since: it goes on alone")]
+    TakenOver,
     /// Bodies of large transactions are in a blob store, which one is not said.
     #[error(
         "the store keeps bodies of large transactions in a blob store, and none is given: set `store.blobs.url` (`externalStore` in \
@@ -264,28 +276,33 @@ impl Store {
         }
     }
 
-    /// A rebuild of this set begins, which ends at `frontier` (chain offset, next to read). Until it has, nobody may work on
-    /// the set. It is made the store's with this `store_id` in the same write, before it has a blob store: so one that is killed
-    /// begins again under the same id, which is what the blob store is marked with.
+    /// A rebuild of this set begins. Until it has ended, nobody may work on the set. It is made the store's with this `store_id` in the same write, before it has a blob store: so one that is killed
+    /// begins again under the same id, which is what the blob store is marked with; should it live all the same, it finds the other's
+    /// number ([`still_rebuilds`](Self::still_rebuilds)).
     ///
     /// # Errors
     /// See [`MetaError`]; nothing was changed then.
     pub async fn begin_rebuild(
         &self,
         expected: MetaExpectations,
-        frontier: u64,
+        rebuild: Rebuild,
         store_id: [u8; 16],
     ) -> Result<MetaRecord, MetaError> {
         let meta = match self.meta().await? {
             // Logs may have been read since it was last asked.
             Some(_) if self.holds_records().await? => return Err(MetaError::Owned),
             Some(meta) => meta,
-            None => self.create_meta(&expected, store_id, Some(frontier)).await?,
+            None => self.create_meta(&expected, store_id, Some(rebuild)).await?,
         };
         check(&meta, &expected)?;
         self.check_blobs(&meta)?;
         self.change_meta(|meta| match meta.frontier {
-            Some(_) => Ok(MetaRecord { frontier: Some(frontier), retention: expected.retention, ..meta }),
+            Some(_) => Ok(MetaRecord {
+                frontier: Some(rebuild.frontier),
+                rebuilder: Some(rebuild.rebuilder),
+                retention: expected.retention,
+                ..meta
+            }),
             // Somebody else has begun to work on it, or has ended a rebuild of his own.
             None => Err(MetaError::Owned),
         })
@@ -293,8 +310,23 @@ impl Store {
     }
 
     /// The rebuild of this set has ended: all of `consumed` is in it.
-    pub async fn end_rebuild(&self, consumed: &Consumed) -> Result<MetaRecord, MetaError> {
-        self.change_meta(|meta| Ok(MetaRecord { frontier: None, consumed: consumed.clone(), ..meta })).await
+    ///
+    /// # Errors
+    /// Another one has begun here since; or as [`change_meta`](Self::change_meta).
+    pub async fn end_rebuild(&self, rebuilder: u64, consumed: &Consumed) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| {
+            rebuilt_by(&meta, rebuilder)?;
+            Ok(MetaRecord { frontier: None, consumed: consumed.clone(), ..meta })
+        })
+        .await
+    }
+
+    /// Whether the rebuild of this set is still that of `rebuilder`.
+    ///
+    /// # Errors
+    /// Another one has begun here since; or the store's.
+    pub async fn still_rebuilds(&self, rebuilder: u64) -> Result<(), MetaError> {
+        rebuilt_by(&self.meta().await?.ok_or(MetaError::Absent)?, rebuilder)
     }
 
     /// Changes the meta record by compare-and-set; `change` may be asked again with what somebody else has written
@@ -321,7 +353,7 @@ impl Store {
         &self,
         expected: &MetaExpectations,
         store_id: [u8; 16],
-        frontier: Option<u64>,
+        rebuild: Option<Rebuild>,
     ) -> Result<MetaRecord, MetaError> {
         if self.holds_records().await? {
             // Somebody else may have made the store his between the two reads.
@@ -335,7 +367,8 @@ impl Store {
             retention: expected.retention,
             prune_horizon: 0,
             chain_id: None,
-            frontier,
+            frontier: rebuild.map(|rebuild| rebuild.frontier),
+            rebuilder: rebuild.map(|rebuild| rebuild.rebuilder),
             partitions: None,
             has_blobs: false,
             consumed: Consumed::default(),
@@ -354,6 +387,10 @@ impl Store {
         }
         Ok(false)
     }
+}
+
+fn rebuilt_by(meta: &MetaRecord, rebuilder: u64) -> Result<(), MetaError> {
+    if meta.rebuilder == Some(rebuilder) { Ok(()) } else { Err(MetaError::TakenOver) }
 }
 
 /// The layout comes first: should it differ, the other fields may not mean what they seem to.
@@ -380,6 +417,10 @@ mod tests {
 
     const EXPECTED: MetaExpectations =
         MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
+
+    fn rebuild(frontier: u64, rebuilder: u64) -> Rebuild {
+        Rebuild { frontier, rebuilder }
+    }
 
     #[tokio::test]
     async fn the_first_start_names_the_store_and_later_ones_find_it() {
@@ -473,7 +514,7 @@ mod tests {
     #[tokio::test]
     async fn changes_made_meanwhile_are_kept() {
         let store = store(5);
-        store.begin_rebuild(EXPECTED, 7, [1; 16]).await.unwrap();
+        store.begin_rebuild(EXPECTED, rebuild(7, 1), [1; 16]).await.unwrap();
         let (other, interfered) = (store.clone(), std::sync::atomic::AtomicBool::new(false));
         let meta = store
             .change_meta(|meta| {
@@ -503,12 +544,28 @@ mod tests {
     #[tokio::test]
     async fn nobody_works_on_a_rebuild_before_its_end() {
         let store = store(5);
-        store.begin_rebuild(EXPECTED, 7, [1; 16]).await.unwrap();
+        store.begin_rebuild(EXPECTED, rebuild(7, 1), [1; 16]).await.unwrap();
         let error = store.open_meta(EXPECTED, true, [2; 16]).await.unwrap_err();
         assert!(matches!(error, MetaError::Unfinished { frontier: 7 }) && error.to_string().contains("rebuild"));
         let consumed = Consumed { chain: 7, validated: [(0, 3)].into() };
-        store.end_rebuild(&consumed).await.unwrap();
+        for _ in 0..2 {
+            store.end_rebuild(1, &consumed).await.unwrap();
+        }
         assert_eq!(store.open_meta(EXPECTED, true, [2; 16]).await.unwrap().consumed, consumed);
+    }
+
+    #[tokio::test]
+    async fn of_two_rebuilds_that_begin_at_once_the_first_lets_nobody_in() {
+        let store = store(5);
+        for rebuilder in [1, 2] {
+            store.begin_rebuild(EXPECTED, rebuild(7, rebuilder), [1; 16]).await.unwrap();
+            store.still_rebuilds(rebuilder).await.unwrap();
+        }
+        assert!(matches!(store.still_rebuilds(1).await, Err(MetaError::TakenOver)));
+        assert!(matches!(store.end_rebuild(1, &Consumed::default()).await, Err(MetaError::TakenOver)));
+        assert!(matches!(store.open_meta(EXPECTED, true, [2; 16]).await, Err(MetaError::Unfinished { .. })));
+        store.end_rebuild(2, &Consumed::default()).await.unwrap();
+        store.open_meta(EXPECTED, true, [2; 16]).await.unwrap();
     }
 
     #[tokio::test]
@@ -516,18 +573,21 @@ mod tests {
         let store = store(5);
         for (frontier, store_id) in [(7, [1; 16]), (9, [2; 16])] {
             assert!(store.takes_rebuild().await.unwrap());
-            let meta = store.begin_rebuild(EXPECTED, frontier, store_id).await.unwrap();
+            let meta = store.begin_rebuild(EXPECTED, rebuild(frontier, frontier), store_id).await.unwrap();
             assert_eq!((meta.store_id, meta.frontier), ([1; 16], Some(frontier)));
         }
         let other = MetaExpectations { utxo_batch_size: 6, ..EXPECTED };
-        assert!(matches!(store.begin_rebuild(other, 9, [1; 16]).await, Err(MetaError::OtherBatchSize { .. })));
+        assert!(matches!(
+            store.begin_rebuild(other, rebuild(9, 9), [1; 16]).await,
+            Err(MetaError::OtherBatchSize { .. })
+        ));
         store.plant(seeded(1, 2)).await;
         assert!(!store.takes_rebuild().await.unwrap());
 
         let store = self::store(5);
         store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
         assert!(!store.takes_rebuild().await.unwrap());
-        assert!(matches!(store.begin_rebuild(EXPECTED, 7, [2; 16]).await, Err(MetaError::Owned)));
+        assert!(matches!(store.begin_rebuild(EXPECTED, rebuild(7, 7), [2; 16]).await, Err(MetaError::Owned)));
         assert_eq!(store.meta().await.unwrap().unwrap().frontier, None);
     }
 }

@@ -10,7 +10,7 @@ use utxo_store::{
     record::Rules,
     store::{
         Store,
-        meta::{MetaError, MetaExpectations},
+        meta::{MetaError, MetaExpectations, Rebuild},
     },
 };
 
@@ -134,7 +134,7 @@ async fn a_rebuild_that_was_killed_as_it_began_is_repeated_into_the_same_place()
         let settings = store.settings;
         let expected =
             MetaExpectations { network: settings.network, utxo_batch_size: settings.utxo_batch_size, retention: 288 };
-        let meta = store.begin_rebuild(expected, 1, [8; 16]).await.unwrap();
+        let meta = store.begin_rebuild(expected, Rebuild { frontier: 1, rebuilder: 1 }, [8; 16]).await.unwrap();
         if killed_after > 1 {
             blobs(&own).await.claim(meta.store_id, true).await.unwrap();
         }

@@ -7,10 +7,11 @@ use utxo_store::{
     broker::{Broker, TopicPartition},
     engine::{RecordEngine, fault::FaultEngine, memory::MemoryEngine},
     instance::{self, InstanceError},
-    record::{Rules, TxState},
-    store::Store,
+    record::{Operation, Rules, TxState},
+    store::{Store, meta::MetaError},
 };
 
+use crate::regressions::held::Held;
 use crate::world::{GROUP, MAY_FORGET, Made, PARTITIONS, World, spend};
 
 const RULES: Rules = Rules { retention: 288 };
@@ -240,4 +241,28 @@ async fn a_rebuild_beside_an_instance_that_goes_on_ends() {
     world.until_consumed().await;
     running.stop().await;
     world.check("at rest").await;
+}
+
+/// Two rebuilds find the same set empty, and the first stands in its first write while the second comes to its end.
+/// Protects: whoever began first ends by name, and lets nobody in; nobody writes as a rebuild does once instances are let in.
+#[tokio::test(start_paused = true)]
+async fn of_two_rebuilds_into_one_set_the_first_ends() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
+    world.run_until_consumed().await;
+    let memory = Arc::new(MemoryEngine::new(RULES));
+    let held = Held::until_let_go(&world.beside(memory.clone()), |row| matches!(row.operation, Operation::Create(_)));
+    let first = tokio::spawn({
+        let (world, held) = (world.clone(), held.clone());
+        async move { rebuild_into(&world, held).await.1 }
+    });
+    held.until_kept(1).await;
+    let (store, second) = rebuild_into(&world, memory).await;
+    second.unwrap();
+    let first = first.await.unwrap().unwrap_err();
+    assert!(matches!(first, InstanceError::Meta(MetaError::TakenOver)), "{first}");
+    held.let_go().await;
+    assert_eq!(digest(&store).await, digest(&world.store).await);
+    assert_eq!(store.meta().await.unwrap().unwrap().frontier, None);
 }

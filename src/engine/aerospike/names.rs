@@ -92,6 +92,7 @@ pub mod meta {
     pub const PRUNE_HORIZON: &str = "pruneHorizon";
     pub const CHAIN_ID: &str = "chainID";
     pub const FRONTIER: &str = "frontier";
+    pub const REBUILDER: &str = "rebuilder";
     pub const PARTITIONS: &str = "partitions";
     pub const HAS_BLOBS: &str = "hasBlobs";
     /// Of the chain; absent: 0.

@@ -197,6 +197,7 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         prune_horizon,
         chain_id: None,
         frontier: None,
+        rebuilder: None,
         partitions: None,
         has_blobs: false,
         consumed: Consumed::default(),

@@ -166,11 +166,16 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
     let meta = (
         any::<[u8; 16]>(),
         any::<[u32; 4]>(),
-        any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool)>(),
+        any::<(String, Option<[u8; 32]>, [Option<u64>; 2], Option<u32>, bool)>(),
         any::<(u64, BTreeMap<u32, u64>)>(),
     )
         .prop_map(
-            |(store_id, numbers, (network, chain_id, frontier, partitions, has_blobs), (chain, validated))| {
+            |(
+                store_id,
+                numbers,
+                (network, chain_id, [frontier, rebuilder], partitions, has_blobs),
+                (chain, validated),
+            )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon] = numbers;
                 let meta = MetaRecord {
                     store_id,
@@ -181,6 +186,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     prune_horizon,
                     chain_id,
                     frontier,
+                    rebuilder,
                     partitions,
                     has_blobs,
                     consumed: Consumed { chain, validated },

@@ -47,6 +47,7 @@ mod tests {
             prune_horizon,
             chain_id: None,
             frontier: None,
+            rebuilder: None,
             partitions: None,
             has_blobs: false,
             consumed: Default::default(),

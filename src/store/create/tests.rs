@@ -82,6 +82,25 @@ async fn a_page_that_is_gone_is_made_again_only_where_a_node_may_have_forgotten_
     }
 }
 
+/// A node that forgets a page has the event that made it done again: no later one makes it.
+#[tokio::test(start_paused = true)]
+async fn a_page_that_is_gone_is_made_again_by_the_event_that_made_it() {
+    for (made_at, makes_it) in [(4, true), (5, true), (6, false)] {
+        let store = testing::forgetful_store(PAGE);
+        for step in [Step::Others(1..2), Step::Master] {
+            store.apply(rows_of_pages(&step, &paged(Starts::Live), 1)).await.unwrap();
+        }
+        let mut later = paged(Starts::Live);
+        testing::master(Arc::make_mut(&mut later.master)).created_at = made_at;
+        let told = creator(&store, 1).create(&later, |_| {}).await;
+        assert_eq!(told.is_ok(), makes_it, "{told:?}");
+        assert_eq!(states(&store).await[2].is_some(), makes_it);
+        if let Err(told) = told {
+            assert!(matches!(told, CompleteError::MissingPage { page: 2, why: NotRestored::OfAnotherEvent, .. }));
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_contested_one_bars_its_pages_by_its_master() {
     let store = testing::store(PAGE);

@@ -89,6 +89,9 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if let Some(frontier) = record.frontier {
         bins.push((meta::FRONTIER, int(frontier)));
     }
+    if let Some(rebuilder) = record.rebuilder {
+        bins.push((meta::REBUILDER, int(rebuilder)));
+    }
     if let Some(partitions) = record.partitions {
         bins.push((meta::PARTITIONS, int(partitions)));
     }
@@ -116,6 +119,7 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         prune_horizon: bins.required(meta::PRUNE_HORIZON)?,
         chain_id: bins.optional_array(meta::CHAIN_ID)?,
         frontier: bins.optional(meta::FRONTIER)?,
+        rebuilder: bins.optional(meta::REBUILDER)?,
         partitions: bins.optional(meta::PARTITIONS)?,
         has_blobs: bins.flag(meta::HAS_BLOBS)?,
         consumed: Consumed { chain: bins.number(meta::CONSUMED_CHAIN)?, validated: decode_consumed(bins)? },

@@ -145,6 +145,7 @@ fn other_records_come_back() {
     let later = crate::record::MetaRecord {
         chain_id: Some([4; 32]),
         frontier: Some(9),
+        rebuilder: Some(u64::MAX >> 1),
         partitions: Some(64),
         has_blobs: true,
         consumed,
