@@ -283,7 +283,7 @@ mod tests {
     const PARENT: Txid = Txid([1; 32]);
 
     fn place() -> StoreArgs {
-        StoreArgs { store: String::new(), blobs: None }
+        StoreArgs::default()
     }
 
     async fn tx(store: &Store, txid: Txid, json: bool) -> Result<String, Failure> {

@@ -1,24 +1,25 @@
 //! What the commands that read a store by themselves share: opening it, and showing how far they are.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::Failure;
+use super::{ConfigArgs, Failure, opening, wiring};
 use crate::{
-    blob::{self, BlobAccess, BlobOptions, BlobStore, BlobUrl, Intent},
+    blob::{BlobStore, BlobUrl, Intent},
     engine::{self, OpenOptions, StoreUrl, aerospike::AerospikeSettings},
     record::{MetaRecord, Rules},
     store::{Store, StoreSettings, meta::LAYOUT_VERSION},
+    telemetry::Metrics,
 };
 
 /// Rows a batch, and batches on their way at once: these commands only read, and are alone.
 const BATCH: usize = 256;
 const CONCURRENCY: usize = 32;
 
-/// Which store.
-#[derive(Debug, Clone, Args)]
+/// Which store, and how it is reached.
+#[derive(Debug, Clone, Default, Args)]
 pub struct StoreArgs {
     /// The store, such as fjall:///var/lib/utxo-store
     #[arg(long, value_name = "URL")]
@@ -26,19 +27,23 @@ pub struct StoreArgs {
     /// Its blob store, such as file:///var/lib/utxo-store-blobs, where it has one and its URL does not name it (externalStore)
     #[arg(long, value_name = "URL")]
     pub blobs: Option<BlobUrl>,
+    /// What else it takes to reach them: logins, certificates, timeouts.
+    #[command(flatten)]
+    pub config: ConfigArgs,
 }
 
 impl StoreArgs {
     /// Opens the store, set up as its meta record says.
     ///
     /// # Errors
-    /// It cannot be opened, is no store yet, or is another version's; its bodies are in a blob store that is not given.
+    /// The configuration is wrong. It cannot be opened, is no store yet, or is another version's; its bodies are in a blob store that is not given.
     pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
+        let config = self.config.load()?;
         // Nothing is written, so that retention decides nothing.
-        let options = OpenOptions::new(Rules { retention: 0 });
+        let options = OpenOptions { rules: Rules { retention: 0 }, access: wiring::cluster(&config) };
         let engine = engine::open_existing(&self.store, &options).await?;
         let blobs = match self.blob_url()? {
-            Some(url) => Some(blob::open(&url, Intent::Read, &BlobAccess::default(), BlobOptions::default()).await?),
+            Some(url) => Some(opening::blobs_at(&config, &url, Intent::Read, &Arc::new(Metrics::new())).await?),
             None => None,
         };
         open_as_it_is(engine, blobs).await
@@ -56,7 +61,7 @@ impl StoreArgs {
 
 /// See [`StoreArgs::open`].
 pub(super) async fn open_as_it_is(
-    engine: std::sync::Arc<dyn engine::RecordEngine>,
+    engine: Arc<dyn engine::RecordEngine>,
     blobs: Option<BlobStore>,
 ) -> Result<(Store, MetaRecord), Failure> {
     let mut settings = StoreSettings {
@@ -140,9 +145,11 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn what_is_no_store_or_another_versions_is_refused_in_a_line() {
-        let failure = StoreArgs { store: "memory://".into(), blobs: None }.open().await.err().unwrap().to_string();
+        let failure =
+            StoreArgs { store: "memory://".into(), ..StoreArgs::default() }.open().await.err().unwrap().to_string();
         assert!(failure.contains("no meta record"), "{failure}");
-        let failure = StoreArgs { store: "nonsense".into(), blobs: None }.open().await.err().unwrap().to_string();
+        let failure =
+            StoreArgs { store: "nonsense".into(), ..StoreArgs::default() }.open().await.err().unwrap().to_string();
         assert!(failure.contains("://"), "{failure}");
         let (store, _) = opened().await;
         store.change_meta(|meta| Ok(MetaRecord { layout_version: 9, ..meta })).await.unwrap();

@@ -102,8 +102,7 @@ mod tests {
     };
 
     async fn shown(store: &Store, dry_run: bool, json: bool) -> String {
-        let args =
-            RecoverArgs { store: StoreArgs { store: String::new(), blobs: None }, dry_run, older_than: 120, json };
+        let args = RecoverArgs { store: StoreArgs::default(), dry_run, older_than: 120, json };
         let mut out = Vec::new();
         args.show(store, 500_000, &mut out).await.unwrap();
         String::from_utf8(out).unwrap()

@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn the_json_is_one_object_with_the_counts_at_the_top() {
         let (store, meta) = opened().await;
-        let args = StatsArgs { store: StoreArgs { store: String::new(), blobs: None }, json: true };
+        let args = StatsArgs { store: StoreArgs::default(), json: true };
         let mut out = Vec::new();
         args.show(&store, &meta, &mut out).await.unwrap();
         let shown: serde_json::Value = serde_json::from_slice(&out).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     #[tokio::test]
     async fn the_table_has_every_count() {
         let (store, meta) = opened().await;
-        let args = StatsArgs { store: StoreArgs { store: String::new(), blobs: None }, json: false };
+        let args = StatsArgs { store: StoreArgs::default(), json: false };
         let mut out = Vec::new();
         args.show(&store, &meta, &mut out).await.unwrap();
         let text = text(out);

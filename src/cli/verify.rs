@@ -101,7 +101,7 @@ mod tests {
     };
 
     async fn shown(store: &Store, json: bool) -> (CommandResult, String) {
-        let args = VerifyArgs { store: StoreArgs { store: String::new(), blobs: None }, json };
+        let args = VerifyArgs { store: StoreArgs::default(), json };
         let mut out = Vec::new();
         let result = args.show(store, &mut out).await;
         (result, text(out))

@@ -28,19 +28,26 @@ pub fn rules(config: &Config) -> Rules {
 
 /// What the store is opened with besides its URL.
 pub fn engine(config: &Config) -> OpenOptions {
-    let cluster = &config.store.aerospike;
     let access = Access {
+        utxo_batch_size: Some(config.store.utxo_batch_size),
+        inline_limit: inline_limit(config),
+        ..cluster(config)
+    };
+    OpenOptions { rules: rules(config), access }
+}
+
+/// How a cluster is reached, by whoever only reads what is there.
+pub fn cluster(config: &Config) -> Access {
+    let cluster = &config.store.aerospike;
+    Access {
         login: cluster.user.clone().zip(cluster.password.as_ref().map(|password| password.as_str().to_owned())),
         tls_ca_file: cluster.tls_ca_file.as_ref().map(PathBuf::from),
         alternate_addresses: cluster.alternate_addresses,
         timeout: Duration::from_millis(cluster.timeout_ms),
         connections: cluster.connections as usize,
-        utxo_batch_size: Some(config.store.utxo_batch_size),
-        inline_limit: inline_limit(config),
         accept_replication: cluster.accept_replication,
-        creates_indexes: true,
-    };
-    OpenOptions { rules: rules(config), access }
+        ..Access::default()
+    }
 }
 
 /// How the blob store is reached and used.

@@ -211,7 +211,8 @@ settings! {
         user: Option<String>, example "utxo-store";
         /// Its password. Better given in the environment: UTXO_STORE__STORE__AEROSPIKE__PASSWORD.
         password: Option<Secret>, example "not in a file";
-        /// Certificates (PEM) of the authority that signed those of the nodes; given: connections are encrypted.
+        /// Certificates (PEM) of the authority that signed those of the nodes; given: connections are encrypted. A node's
+        /// certificate is for its host, or for the name that is given with it: `host:name:port` in store.url.
         tls_ca_file: Option<String>, example "/etc/utxo-store/aerospike-ca.pem";
         /// Use the addresses that the nodes give to clients outside their network (alternate-access-address).
         alternate_addresses: bool = false;

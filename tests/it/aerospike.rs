@@ -145,6 +145,11 @@ async fn what_is_not_fit_is_refused_with_its_remedy() {
     assert!(refusal(&nobody).await.contains("check that the server runs"));
     let no_hosts = AerospikeSettings::new("127.0.0.1:what", "test", "set");
     assert!(refusal(&no_hosts).await.contains("127.0.0.1:what"));
+    let mut login = server.settings();
+    login.access.timeout = Duration::from_millis(300);
+    login.access.login = Some(("somebody".into(), "something".into()));
+    let refused = refusal(&login).await;
+    assert!(refused.contains("leave store.aerospike.user and its password out"), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

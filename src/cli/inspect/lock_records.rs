@@ -100,7 +100,7 @@ mod tests {
         store.must_apply(Key::LockRecord(txid), Operation::AcquireLockRecord { lock_record, now_ms: 1_000 }).await;
         let show = async |json, now_ms| {
             let mut out = Vec::new();
-            let args = LockRecordsArgs { store: StoreArgs { store: String::new(), blobs: None }, json };
+            let args = LockRecordsArgs { store: StoreArgs::default(), json };
             args.show(&store, now_ms, &mut out).await.unwrap();
             String::from_utf8(out).unwrap()
         };

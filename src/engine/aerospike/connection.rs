@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, sync::Arc, time::Duration};
 
-use aerospike::{AuthMode, Client, ClientPolicy, ToHosts};
+use aerospike::{AuthMode, Client, ClientPolicy, ResultCode, ToHosts};
 
 use super::{errors::one_line, settings::AerospikeSettings};
 
@@ -18,7 +18,7 @@ pub enum OpenAerospikeError {
         problem: String,
     },
     /// Nobody answers, or not as one of this cluster should.
-    #[error("no node of {hosts} can be used: {problem}; check that the server runs and listens there")]
+    #[error("no node of {hosts} can be used: {problem}; {}", remedy(.problem))]
     Unreachable {
         /// Who was asked.
         hosts: String,
@@ -43,6 +43,25 @@ pub enum OpenAerospikeError {
     },
 }
 
+/// The client wraps what a server says of a login or a certificate into its own text.
+fn remedy(problem: &str) -> &'static str {
+    use ResultCode::{
+        InvalidCredential, InvalidPassword, InvalidUser, NotAuthenticated, SecurityNotEnabled, SecurityNotSupported,
+    };
+    let says = |codes: &[ResultCode]| codes.iter().any(|code| problem.contains(&code.into_string()));
+    if says(&[SecurityNotSupported, SecurityNotEnabled]) {
+        "this server knows no users: leave store.aerospike.user and its password out"
+    } else if says(&[InvalidUser, InvalidPassword, InvalidCredential, NotAuthenticated]) {
+        "check store.aerospike.user and its password"
+    } else if problem.contains("certificate") {
+        "check store.aerospike.tls_ca_file, and that the certificate is for the host, or give its name (host:name:port)"
+    } else if problem.contains("enterprise only") {
+        "Community Edition has no encryption: leave store.aerospike.tls_ca_file out"
+    } else {
+        "check that the server runs and listens there"
+    }
+}
+
 /// Between two attempts to reach a cluster.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,10 +71,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// Hosts that are none, certificates that cannot be read, nobody who answers.
 pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospikeError> {
-    let hosts = settings
+    let mut hosts = settings
         .hosts
         .to_hosts()
         .map_err(|error| OpenAerospikeError::Hosts { hosts: settings.hosts.clone(), problem: one_line(&error) })?;
+    for host in &mut hosts {
+        // The name that its certificate must bear.
+        host.tls_name.get_or_insert_with(|| host.name.clone());
+    }
     let policy = client_policy(settings)?;
     let deadline = tokio::time::Instant::now() + settings.access.timeout;
     loop {
