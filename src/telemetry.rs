@@ -171,7 +171,10 @@ impl From<&Operation> for OperationKind {
             Operation::SetPageSpent { .. } | Operation::SetDeleteAtHeight(_) => OperationKind::Housekeeping,
             Operation::AcquireLockRecord { .. } | Operation::ReleaseLockRecord { .. } => OperationKind::LockRecord,
             Operation::CreateMeta(_) | Operation::ReplaceMeta(_) => OperationKind::Meta,
-            Operation::Sequenced(_, Sequenced::SetMined { .. } | Sequenced::UnsetMined { .. }) => OperationKind::Mined,
+            Operation::Sequenced(
+                _,
+                Sequenced::SetMined { .. } | Sequenced::WasMined(_) | Sequenced::UnsetMined { .. },
+            ) => OperationKind::Mined,
             Operation::Sequenced(_, Sequenced::Prune { .. }) => OperationKind::Prune,
             Operation::Sequenced(..) => OperationKind::Sequenced,
         }

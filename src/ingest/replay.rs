@@ -150,6 +150,11 @@ impl LastVerdicts {
         matches!(self.get(txid), Some(Fate::Live | Fate::Accepted))
     }
 
+    /// Whether a transaction is conflicting, or undecided, in the end.
+    pub fn ends_fallen(&self, txid: &Txid) -> bool {
+        matches!(self.get(txid), Some(Fate::Conflicting | Fate::Contested))
+    }
+
     /// What it was, as far as nothing has been decided on it.
     fn was(&mut self, txid: Txid, fate: Fate) {
         self.fates.entry(txid).or_insert(fate);

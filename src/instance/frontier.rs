@@ -242,11 +242,15 @@ fn winner_of(reason: &Reason) -> Option<Txid> {
     }
 }
 
+/// What the blocks of an event list: all of it was live when the event had been handled.
 fn listed_in(message: &Message, roots: &mut BTreeSet<Txid>) {
-    if let Ok(Event::BlockMined(mined)) = Event::decode(&message.payload) {
-        for subtree in &mined.block.subtrees {
-            roots.extend(subtree.transactions.inline().into_iter().flatten());
-        }
+    let blocks = match Event::decode(&message.payload) {
+        Ok(Event::BlockMined(mined)) if mined.block.longest_chain => vec![mined.block],
+        Ok(Event::Reorg(reorg)) => reorg.connected,
+        _ => return,
+    };
+    for subtree in blocks.iter().flat_map(|block| &block.subtrees) {
+        roots.extend(subtree.transactions.inline().into_iter().flatten());
     }
 }
 

@@ -135,6 +135,10 @@ pub enum Sequenced {
         /// Whether that block is on the longest chain.
         longest_chain: bool,
     },
+    /// What `SetMined` on the longest chain leaves of a transaction that falls later, written where it has fallen already: the
+    /// triple, no `unminedSince` and no `locked`, whatever its state. For a rebuild, where a block of a chain that was left
+    /// lists what is conflicting from the start. A stub is not there (`NotFound`).
+    WasMined(MinedIn),
     /// Removes the triple of a block that leaves the longest chain; `unminedSince` = the earlier of what is there and
     /// `height`; `deleteAtHeight` cleared. Where the triple is not there (any more), nothing is: `AlreadyApplied`, as for an
     /// absent record. Answers all block ids.

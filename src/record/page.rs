@@ -28,7 +28,7 @@ impl Stamp {
         Stamp { offset: u64::from(era) << Self::OFFSET_BITS | offset, phase }
     }
 
-    /// Offset in `utxo.chain`, without the era.
+    /// The chain offset of the event, in whatever era.
     pub fn chain_offset(&self) -> u64 {
         self.offset & ((1 << Self::OFFSET_BITS) - 1)
     }
@@ -43,7 +43,8 @@ impl Stamp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
-    /// Only what is harmless, before the decision is written.
+    /// Only what is harmless, before the decision is written. And whatever a reorg does while blocks leave: it is before all
+    /// that is done while others come.
     Evaluate = 0,
     /// What the decision says.
     Apply = 1,

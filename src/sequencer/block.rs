@@ -1,15 +1,16 @@
-//! `BlockMined` on the longest chain: create the coinbase, set every listed transaction mined, never skip one.
+//! A block comes to the longest chain (by `BlockMined`, or by a `Reorg`): create the coinbase, set every listed transaction
+//! mined, never skip one. Or it is on a side chain: nothing is decided, and nothing waited for.
 
 use bytes::Bytes;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, slice};
 
 use crate::{
     engine::Row,
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
     record::{
-        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Record, Rejection, Reply, Sequenced, TxState,
-        Verdict,
+        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Reason, Record, Rejection, Reply, Sequenced,
+        TxState, Verdict,
         build::{self, Pages},
     },
     sequencer::{
@@ -18,6 +19,7 @@ use crate::{
         decisions::DecisionLog,
         evaluate::evaluate_listed,
         handler::{At, Handler},
+        pages::others,
         proven::Proof,
         source::with_claims,
         state::Tip,
@@ -28,11 +30,22 @@ use crate::{
     tx::{Transaction, Txid},
 };
 
-/// A listed transaction that is not set mined yet.
+/// A transaction that a block lists.
 #[derive(Debug, Clone, Copy)]
-struct Listed {
-    txid: Txid,
+pub(super) struct Listed {
+    pub(super) txid: Txid,
     subtree: u32,
+}
+
+/// How the coinbase of a block was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Coinbase {
+    /// Made by this event, mined; or seen to by a later one.
+    Made,
+    /// Live already.
+    Live,
+    /// On a side chain until now, or of a block that had left.
+    Fallen,
 }
 
 /// How a listed transaction stood when it was to be set mined.
@@ -55,37 +68,77 @@ impl Handler {
         if !self.is_next(mined.sequence)? {
             return Ok(false);
         }
-        self.check_follows(block)?;
-        self.check_id(block).await?;
-        let listed = listed(block)?;
-        let mut steps = Steps::new(log, at.offset, at.making);
-        self.begin_block(at, block, message, &listed).await?;
-        let mut closed = false;
-        while !closed {
-            while let Some(body) = steps.existing() {
-                if body != DecisionBody::Closed {
-                    self.carry_out(at, &mut steps, body).await?;
-                }
-            }
-            self.set_all_mined(at, &mut steps, block, &listed).await?;
-            // Another sequencer may be at the same block: what it has decided is carried out before anybody goes on.
-            // On a coinbase alone there is nothing to decide. What was closed is open again where a listed transaction
-            // had to win once more, because a node forgot it and a rival came first.
-            closed =
-                listed.is_empty() || (steps.is_closed() && !steps.has_existing()) || self.close(at, &mut steps).await?;
-        }
-        if !listed.is_empty() {
-            self.apply_decided(at, vec![put_block(at, block, listed.len() as u64 + 1)]).await?;
+        if block.longest_chain {
+            follows(self.state.tip, block).map_err(Stop::Halt)?;
+            self.check_ids(slice::from_ref(block)).await?;
+            self.connect(at, &mut Steps::new(log, at.offset, at.making), slice::from_ref(block), message).await?;
+            self.move_tip(Some(Tip::of(block)));
+        } else {
+            self.side_block(at, block, message).await?;
         }
         self.state.sequence = mined.sequence;
-        self.state.tip = Some(Tip { hash: block.hash, height: block.height, block_id: block.block_id });
-        self.parts.metrics.chain_tip_height.set(i64::from(block.height));
         Ok(true)
     }
 
-    /// Closes the decisions on a block, if there are any. `false`: there are more.
+    pub(super) fn move_tip(&mut self, tip: Option<Tip>) {
+        self.state.tip = tip;
+        self.parts.metrics.chain_tip_height.set(i64::from(self.height()));
+    }
+
+    /// Brings blocks to the longest chain, oldest first, and closes the decisions on the event that does. All of it can be
+    /// done again from its beginning.
+    pub(super) async fn connect(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        blocks: &[Block<'_>],
+        message: &Bytes,
+    ) -> Result<(), Stop> {
+        loop {
+            let mut may_decide = false;
+            for block in blocks {
+                may_decide |= self.connect_one(at, steps, block, message).await?;
+            }
+            // Another sequencer may be at the same event: what it has decided is carried out before anybody goes on.
+            if (!may_decide && !steps.any()) || self.close(at, steps).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Answers whether there was anything to decide on: there is not on a coinbase alone that is new.
+    async fn connect_one(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        block: &Block<'_>,
+        message: &Bytes,
+    ) -> Result<bool, Stop> {
+        let listed = listed(block)?;
+        let (txid, found) = self.begin_block(at, block, message, &listed).await?;
+        // Those of one event are in the order of its blocks.
+        let is_of_block =
+            |body: &DecisionBody| matches!(body, DecisionBody::Accepted { height, .. } if *height == block.height);
+        while let Some(body) = steps.existing_that(is_of_block) {
+            self.carry_out(at, steps, body).await?;
+        }
+        if found != Coinbase::Made {
+            self.set_all_mined(at, steps, block, &[Listed { txid, subtree: 0 }]).await?;
+            self.parts.arrivals.came(txid);
+        }
+        if found == Coinbase::Live {
+            self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await?;
+        }
+        self.set_all_mined(at, steps, block, &listed).await?;
+        if !listed.is_empty() {
+            self.apply_decided(at, vec![put_block(at, block, true, listed.len() as u64 + 1)]).await?;
+        }
+        Ok(found != Coinbase::Made || !listed.is_empty())
+    }
+
+    /// Closes the decisions on an event that brings blocks, if there are any. `false`: there are more.
     ///
-    /// A block on which nothing was decided is not closed in the log: a listed transaction that somebody else's decision
+    /// An event on which nothing was decided is not closed in the log: a listed transaction that somebody else's decision
     /// has let win was seen live only after that decision was written, so reading the log once more finds it.
     async fn close(&self, at: At, steps: &mut Steps<'_>) -> Result<bool, Stop> {
         if !steps.any() {
@@ -119,49 +172,44 @@ impl Handler {
         Ok(sequence == expected)
     }
 
-    fn check_follows(&self, block: &Block<'_>) -> Result<(), Stop> {
-        let name = hex_reversed(&block.hash);
-        if !block.longest_chain {
-            return Err(Stop::Halt(format!("block {name} is on a side chain: side chains are not built yet")));
+    /// Every triple names its block by this id alone: two blocks under one id could never be told apart again.
+    pub(super) async fn check_ids(&self, blocks: &[Block<'_>]) -> Result<(), Stop> {
+        for (block, there) in blocks.iter().zip(self.records_of(blocks).await?) {
+            if let Some(there) = there.filter(|there| there.hash != block.hash) {
+                return Err(Stop::Halt(format!(
+                    "block {} has the id {}, which is that of block {} at height {}",
+                    hex_reversed(&block.hash),
+                    block.block_id,
+                    hex_reversed(&there.hash),
+                    there.height
+                )));
+            }
         }
-        match self.state.tip {
-            Some(tip) if tip.hash != block.previous => Err(Stop::Halt(format!(
-                "block {name} at height {} follows {}, but the tip is {} at height {}",
-                block.height,
-                hex_reversed(&block.previous),
-                hex_reversed(&tip.hash),
-                tip.height
-            ))),
-            Some(tip) if tip.height.checked_add(1) != Some(block.height) => Err(Stop::Halt(format!(
-                "block {name} says that it is at height {}, but it follows the tip {}, which is at height {}",
-                block.height,
-                hex_reversed(&tip.hash),
-                tip.height
-            ))),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
-    /// Every triple names its block by this id alone: two blocks under one id could never be told apart again.
-    async fn check_id(&self, block: &Block<'_>) -> Result<(), Stop> {
-        let there = self.answer("the store", self.parts.store.read(vec![Key::Block(block.block_id)])).await?;
-        match there.first() {
-            Some(Some(Record::Block(there))) if there.hash != block.hash => Err(Stop::Halt(format!(
-                "block {} has the id {}, which is that of block {} at height {}",
-                hex_reversed(&block.hash),
-                block.block_id,
-                hex_reversed(&there.hash),
-                there.height
-            ))),
-            _ => Ok(()),
-        }
+    /// What is recorded under the ids of these blocks.
+    pub(super) async fn records_of(&self, blocks: &[Block<'_>]) -> Result<Vec<Option<BlockRecord>>, Stop> {
+        let keys = blocks.iter().map(|block| Key::Block(block.block_id)).collect();
+        let there = self.answer("the store", self.parts.store.read(keys)).await?;
+        let block = |record| match record {
+            Some(Record::Block(block)) => Some(block),
+            _ => None,
+        };
+        Ok(there.into_iter().map(block).collect())
     }
 
     /// Creates the coinbase, mined, and the block's record: one write, so that an empty block costs no more.
-    async fn begin_block(&self, at: At, block: &Block<'_>, message: &Bytes, listed: &[Listed]) -> Result<(), Stop> {
-        let (txid, pages) = self.coinbase_pages(block, message)?;
-        let put_block = put_block(at, block, if listed.is_empty() { 1 } else { 0 });
-        let outcomes = match pages {
+    async fn begin_block(
+        &self,
+        at: At,
+        block: &Block<'_>,
+        message: &Bytes,
+        listed: &[Listed],
+    ) -> Result<(Txid, Coinbase), Stop> {
+        let (txid, pages) = self.coinbase_pages(block, message, true)?;
+        let put_block = put_block(at, block, true, if listed.is_empty() { 1 } else { 0 });
+        let outcomes = match pages.clone() {
             Pages { master, others: None } => {
                 let create = at.row(Phase::Apply, Key::master(txid), Sequenced::CreateCoinbase(master.into()));
                 self.apply(vec![create, put_block]).await?
@@ -183,38 +231,109 @@ impl Handler {
                 rejection.code()
             )));
         }
-        let wrong = |why: String| Stop::Halt(format!("the coinbase of block {}: {why}", hex_reversed(&block.hash)));
-        if !matches!(outcomes[0], Outcome::Rejected(_)) {
+        let found = match &outcomes[0] {
+            Outcome::Applied(Reply::None) => Coinbase::Made,
+            // A stub: a child of it was read, and found without its parent, before the block.
+            Outcome::Applied(_) => {
+                self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await?;
+                Coinbase::Made
+            }
+            // A later event of the chain has seen this one done.
+            Outcome::Rejected(Rejection::StaleStamp(_)) => Coinbase::Made,
+            // Stored before, by this very block or by another one that has the same coinbase.
+            Outcome::AlreadyApplied(_) => Coinbase::Live,
+            Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) => Coinbase::Fallen,
+            // It fell where a node had forgotten it.
+            Outcome::Rejected(Rejection::Exists(TxState::Stub(_))) => {
+                self.create_contested(pages).await?;
+                Coinbase::Fallen
+            }
+            Outcome::Rejected(rejection) => return Err(cannot_be_stored(block, txid, rejection)),
+        };
+        if found == Coinbase::Made && !matches!(outcomes[0], Outcome::Rejected(_)) {
             self.parts.arrivals.came(txid);
         }
-        match &outcomes[0] {
-            Outcome::Applied(Reply::None) => Ok(()),
-            // A stub: a child of it was read, and found without its parent, before the block.
-            Outcome::Applied(_) => self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await,
-            // A later event of the chain has seen this one done.
-            Outcome::Rejected(Rejection::StaleStamp(_)) => Ok(()),
-            // Stored before, by this very block or by another one that has the same coinbase.
-            Outcome::AlreadyApplied(_) => {
-                let coinbase = Listed { txid, subtree: 0 };
-                match self.set_mined(at, block, &[coinbase]).await?[..] {
-                    [Standing::Mined] => self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await,
-                    _ => Err(wrong(format!("{txid} is stored, but cannot be set mined"))),
-                }
+        Ok((txid, found))
+    }
+
+    /// Stores a coinbase that is not live, of one page or several.
+    async fn create_contested(&self, pages: Pages) -> Result<Outcome, Stop> {
+        let master = pages.master.contested();
+        match pages.others {
+            Some(others) => {
+                let work = Paged { master: master.into(), others: others.into(), starts: Starts::Contested };
+                self.create_paged(&work).await
             }
-            Outcome::Rejected(Rejection::OtherContent) => Err(wrong(format!("{txid} is stored with other content"))),
-            Outcome::Rejected(rejection) => {
-                Err(wrong(format!("{txid} cannot be stored: {} ({rejection:?})", rejection.code())))
+            None => {
+                let key = Key::master(master.txid);
+                let row = Row { key, operation: Operation::CreateContested(master.into()) };
+                let mut outcomes = self.apply(vec![row]).await?;
+                Ok(outcomes.pop().unwrap_or_else(|| unreachable!("an outcome a row")))
             }
         }
     }
 
-    fn coinbase_pages(&self, block: &Block<'_>, message: &Bytes) -> Result<(Txid, Pages), Stop> {
-        let name = hex_reversed(&block.hash);
-        let wrong = |why: String| Stop::Halt(format!("the coinbase of block {name}: {why}"));
-        let tx = Transaction::parse(block.coinbase).map_err(|error| wrong(error.to_string()))?;
-        if !tx.is_coinbase() {
-            return Err(wrong("it is no coinbase".to_owned()));
+    /// A block of a side chain: its coinbase is there, conflicting, and its triple is written where a listed transaction is.
+    async fn side_block(&self, at: At, block: &Block<'_>, message: &Bytes) -> Result<(), Stop> {
+        let (txid, pages) = self.coinbase_pages(block, message, false)?;
+        let mut listed = listed(block)?;
+        self.check_ids(slice::from_ref(block)).await?;
+        self.check_not_connected(at, block).await?;
+        // First, since a triple counts unless its block is known to be elsewhere.
+        self.apply_decided(at, vec![put_block(at, block, false, listed.len() as u64 + 1)]).await?;
+        match self.create_contested(pages).await? {
+            Outcome::Applied(Reply::State(state)) | Outcome::AlreadyApplied(Reply::State(state)) => {
+                let lost = Verdict::Conflicting(Reason::Disconnected);
+                if [Verdict::Pending, lost].map(TxState::Conflicting).contains(&state) {
+                    self.flag_coinbase(at, txid, block.height).await?;
+                }
+            }
+            // Another block has the same coinbase.
+            Outcome::Rejected(Rejection::Exists(_)) => {}
+            Outcome::Rejected(rejection) => return Err(cannot_be_stored(block, txid, &rejection)),
+            Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
         }
+        listed.push(Listed { txid, subtree: 0 });
+        for batch in listed.chunks(self.rows_at_once()) {
+            let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: false };
+            self.apply(batch.iter().map(|listed| listed.row(at, block, set_mined)).collect()).await?;
+        }
+        Ok(())
+    }
+
+    async fn flag_coinbase(&self, at: At, txid: Txid, height: u32) -> Result<(), Stop> {
+        let lost = Sequenced::MarkConflicting { reason: Reason::Disconnected, height };
+        self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), lost)]).await?;
+        match self.master(txid).await? {
+            Some(master) => self.flag_others(at, &master).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Only a reorg takes a block off the longest chain.
+    async fn check_not_connected(&self, at: At, block: &Block<'_>) -> Result<(), Stop> {
+        let there = self.records_of(slice::from_ref(block)).await?.pop().flatten();
+        match there.filter(|there| there.longest_chain) {
+            Some(BlockRecord { chain_pos: Some(stamp), .. }) if stamp.chain_offset() < at.offset => Err(Stop::Halt(
+                format!("block {} is said to be on a side chain, and is on the longest one", hex_reversed(&block.hash)),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Rows that go out at once.
+    pub(super) fn rows_at_once(&self) -> usize {
+        self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1)
+    }
+
+    /// The coinbase of a block as it is to be stored: mined on the longest chain, or on a side chain.
+    pub(super) fn coinbase_pages(
+        &self,
+        block: &Block<'_>,
+        message: &Bytes,
+        longest_chain: bool,
+    ) -> Result<(Txid, Pages), Stop> {
+        let tx = coinbase_of(block)?;
         let txid = tx.txid();
         let settings = &self.parts.store.settings;
         let setting = build::Setting {
@@ -224,9 +343,14 @@ impl Handler {
             created_at: u64::from(block.time) * 1_000,
         };
         let mined_in = MinedIn { block_id: block.block_id, height: block.height, subtree: 0 };
-        let start = build::Start { listed: build::Listed::LongestChain(mined_in), ..build::Start::default() };
+        let listed = match longest_chain {
+            true => build::Listed::LongestChain(mined_in),
+            false => build::Listed::SideChain(mined_in),
+        };
+        let start = build::Start { listed, ..build::Start::default() };
         let body = message.slice_ref(block.coinbase);
-        let pages = build::pages_of(&tx, body, txid, &setting, &start).map_err(|error| wrong(error.to_string()))?;
+        let pages = build::pages_of(&tx, body, txid, &setting, &start)
+            .map_err(|error| wrong_coinbase(block, error.to_string()))?;
         Ok((txid, pages.keeping(self.parts.store.inline(), &setting)))
     }
 
@@ -239,7 +363,9 @@ impl Handler {
         block: &Block<'_>,
         listed: &[Listed],
     ) -> Result<(), Stop> {
-        let mut open = listed.to_vec();
+        let (fallen, mut open): (Vec<Listed>, Vec<Listed>) =
+            listed.iter().partition(|listed| self.ends_fallen(at, &listed.txid));
+        self.set_fallen_mined(at, block, &fallen).await?;
         let name = hex_reversed(&block.hash);
         loop {
             let mut left = Vec::new();
@@ -275,6 +401,24 @@ impl Handler {
         }
     }
 
+    /// A rebuild goes to where the history ends: it does not wait until somebody is live who has fallen there. Such a block has
+    /// left the chain since, and what it leaves of who it listed needs no more than the body.
+    async fn set_fallen_mined(&self, at: At, block: &Block<'_>, fallen: &[Listed]) -> Result<(), Stop> {
+        for batch in fallen.chunks(self.rows_at_once()) {
+            let txids: Vec<Txid> = batch.iter().map(|listed| listed.txid).collect();
+            let masters = self.wait_for_bodies(at, false, &txids).await?;
+            let rows: Vec<Row> = batch.iter().map(|listed| listed.row(at, block, Sequenced::WasMined)).collect();
+            self.apply_decided(at, rows).await?;
+            for (listed, master) in batch.iter().zip(masters) {
+                if others(&master) > 0 {
+                    let was_mined = Sequenced::WasMined(listed.mined_in(block));
+                    self.set_others_mined(at, listed.txid, &was_mined).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether anything can be set mined, or can win, that could not before.
     async fn any_arrived(&self, waiting: &[Listed]) -> Result<bool, Stop> {
         let txids: Vec<Txid> = waiting.iter().map(|listed| listed.txid).collect();
@@ -290,15 +434,10 @@ impl Handler {
 
     async fn set_mined(&self, at: At, block: &Block<'_>, open: &[Listed]) -> Result<Vec<Standing>, Stop> {
         let mut standings = Vec::with_capacity(open.len());
-        for batch in
-            open.chunks(self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1))
-        {
-            let rows = batch.iter().map(|listed| {
-                let mined_in = MinedIn { block_id: block.block_id, height: block.height, subtree: listed.subtree };
-                at.row(Phase::Apply, Key::master(listed.txid), Sequenced::SetMined { mined_in, longest_chain: true })
-            });
+        for batch in open.chunks(self.rows_at_once()) {
+            let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: true };
+            let rows: Vec<Row> = batch.iter().map(|listed| listed.row(at, block, set_mined)).collect();
             let mut parents = Vec::new();
-            let rows: Vec<Row> = rows.collect();
             let mut outcomes = self.apply(rows.clone()).await?;
             self.complete_and_again(&rows, &mut outcomes).await?;
             for (row, outcome) in rows.iter().zip(&outcomes) {
@@ -353,6 +492,8 @@ impl Handler {
         if !self.parents_are_ready(&page).await? {
             return Ok(false);
         }
+        // Where a node forgot a listed transaction, what was closed is open again: a rival may have come first.
+        steps.pass_over_closed();
         // Stamped like what is applied: the event has already applied something, and a listed transaction wins whoever
         // takes its free slots for it.
         let body = steps
@@ -376,7 +517,9 @@ impl Handler {
                 Ok(body)
             })
             .await?;
-        self.carry_out(at, steps, body).await?;
+        if body != DecisionBody::Closed {
+            self.carry_out(at, steps, body).await?;
+        }
         Ok(true)
     }
 
@@ -393,22 +536,74 @@ impl Handler {
     }
 }
 
-fn put_block(at: At, block: &Block<'_>, progress: u64) -> Row {
+impl Listed {
+    fn mined_in(&self, block: &Block<'_>) -> MinedIn {
+        MinedIn { block_id: block.block_id, height: block.height, subtree: self.subtree }
+    }
+
+    fn row(&self, at: At, block: &Block<'_>, operation: impl Fn(MinedIn) -> Sequenced) -> Row {
+        at.row(Phase::Apply, Key::master(self.txid), operation(self.mined_in(block)))
+    }
+}
+
+/// Whether a block can stand on this tip of the longest chain: why not.
+pub(super) fn follows(tip: Option<Tip>, block: &Block<'_>) -> Result<(), String> {
+    let name = hex_reversed(&block.hash);
+    match tip {
+        Some(tip) if tip.hash != block.previous => Err(format!(
+            "block {name} at height {} follows {}, but the tip is {} at height {}",
+            block.height,
+            hex_reversed(&block.previous),
+            hex_reversed(&tip.hash),
+            tip.height
+        )),
+        Some(tip) if tip.height.checked_add(1) != Some(block.height) => Err(format!(
+            "block {name} says that it is at height {}, but it follows the tip {}, which is at height {}",
+            block.height,
+            hex_reversed(&tip.hash),
+            tip.height
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The record of a block, wherever it is now.
+pub(super) fn put_block(at: At, block: &Block<'_>, longest_chain: bool, progress: u64) -> Row {
     let record = BlockRecord {
         block_id: block.block_id,
         hash: block.hash,
         previous: block.previous,
         height: block.height,
         time: block.time,
-        longest_chain: block.longest_chain,
+        longest_chain,
         progress,
         chain_pos: Some(at.stamp(Phase::Apply)),
     };
     at.row(Phase::Apply, Key::Block(block.block_id), Sequenced::PutBlock(record))
 }
 
+/// The coinbase that a block brings.
+pub(super) fn coinbase_of<'a>(block: &Block<'a>) -> Result<Transaction<'a>, Stop> {
+    let tx = Transaction::parse(block.coinbase).map_err(|error| wrong_coinbase(block, error.to_string()))?;
+    if tx.is_coinbase() { Ok(tx) } else { Err(wrong_coinbase(block, "it is no coinbase".to_owned())) }
+}
+
+fn wrong_coinbase(block: &Block<'_>, why: String) -> Stop {
+    Stop::Halt(format!("the coinbase of block {}: {why}", hex_reversed(&block.hash)))
+}
+
+fn cannot_be_stored(block: &Block<'_>, txid: Txid, rejection: &Rejection) -> Stop {
+    wrong_coinbase(
+        block,
+        match rejection {
+            Rejection::OtherContent => format!("{txid} is stored with other content"),
+            rejection => format!("{txid} cannot be stored: {} ({rejection:?})", rejection.code()),
+        },
+    )
+}
+
 /// Listed transactions in the order of the block, the coinbase left out.
-fn listed(block: &Block<'_>) -> Result<Vec<Listed>, Stop> {
+pub(super) fn listed(block: &Block<'_>) -> Result<Vec<Listed>, Stop> {
     let mut listed = Vec::new();
     for (subtree, transactions) in (0..).zip(&block.subtrees) {
         match &transactions.transactions {

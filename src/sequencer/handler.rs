@@ -151,12 +151,15 @@ pub struct At {
     pub era: u32,
     /// Whether something new may be decided, and published.
     pub making: Making,
+    /// Blocks of it leave the longest chain, before others come: what is done then is stamped with the earlier phase, so that
+    /// none of it, however late it lands, undoes what is done while they come.
+    pub leaving: bool,
 }
 
 impl At {
     /// The stamp of a phase of handling it.
     pub fn stamp(&self, phase: Phase) -> Stamp {
-        Stamp::in_era(self.era, self.offset, phase)
+        Stamp::in_era(self.era, self.offset, if self.leaving { Phase::Evaluate } else { phase })
     }
 
     /// A row with an operation of the sequencer.
@@ -292,6 +295,12 @@ impl Handler {
     /// done, and what is decided for another that is not live there neither.
     pub fn ends_live(&self, at: At, txid: &Txid) -> bool {
         at.making == Making::Replaying && self.parts.verdicts.ends_live(txid)
+    }
+
+    /// Whether it is conflicting, or undecided, at the frontier of the rebuild that is going on: on the way nothing is done for
+    /// it.
+    pub fn ends_fallen(&self, at: At, txid: &Txid) -> bool {
+        at.making == Making::Replaying && self.parts.verdicts.ends_fallen(txid)
     }
 
     /// Tells validators and clients what became of transactions. Nothing is told twice by a rebuild.

@@ -15,6 +15,7 @@ mod pages;
 mod parts;
 pub mod progress;
 mod proven;
+mod reorg;
 mod reread;
 mod source;
 pub mod state;

@@ -30,6 +30,9 @@ impl Handler {
         let txid = page.txid;
         let tx = Transaction::parse(&stored)
             .map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
+        if tx.is_coinbase() {
+            return Ok(Proof::AsStored);
+        }
         let outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
             Ok(outputs) => outputs,
             Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
@@ -116,7 +119,7 @@ mod tests {
         let txid = testing::txid(&lie);
         assert_eq!(txid, testing::txid(&honest));
         put(Operation::CreateContested(Arc::new(testing::page(&lie).contested())), txid).await.unwrap();
-        let at = At { offset: 0, era: 0, making: Making::Allowed };
+        let at = At { offset: 0, era: 0, making: Making::Allowed, leaving: false };
         let handler = Handler::new(parts, ChainState::default());
         let adopting = tokio::spawn(async move { handler.adopt_proven(at, false, txid).await });
         tokio::time::sleep(Duration::from_secs(60)).await;

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{engine::Incarnation, text::one_line};
+use crate::{engine::Incarnation, event::Block, text::one_line};
 
 /// Which blocks the chain has seen when its offset was committed, and where its sources and decisions go on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -48,9 +48,21 @@ pub struct Tip {
     pub hash: [u8; 32],
     /// Its height.
     pub height: u32,
-    /// Its local id.
-    #[serde(rename = "id")]
-    pub block_id: u32,
+    /// Its local id; not known where blocks have left and none came in their place.
+    #[serde(default, rename = "id", skip_serializing_if = "Option::is_none")]
+    pub block_id: Option<u32>,
+}
+
+impl Tip {
+    /// Once this block is on the longest chain.
+    pub fn of(block: &Block<'_>) -> Self {
+        Tip { hash: block.hash, height: block.height, block_id: Some(block.block_id) }
+    }
+
+    /// Once this block has left; `None`: nothing was below it.
+    pub fn below(block: &Block<'_>) -> Option<Self> {
+        Some(Tip { hash: block.previous, height: block.height.checked_sub(1)?, block_id: None })
+    }
 }
 
 /// What is wrong with the metadata of a committed chain offset.
@@ -101,7 +113,7 @@ mod tests {
     fn metadata_round_trips_and_bad_metadata_is_refused() {
         let state = ChainState {
             sequence: u64::MAX,
-            tip: Some(Tip { hash: [0xab; 32], height: u32::MAX, block_id: 7 }),
+            tip: Some(Tip { hash: [0xab; 32], height: u32::MAX, block_id: Some(7) }),
             block_mined_next: u64::MAX,
             reorgs_next: 2,
             decisions_from: 3,

@@ -69,9 +69,27 @@ impl<'a> Steps<'a> {
         self.again && self.making == Making::Allowed
     }
 
-    /// Whether the last decision on the event is in the log already.
-    pub fn is_closed(&self) -> bool {
-        self.next > 0 && self.log.table().get(self.chain_offset, self.next - 1) == Some(&DecisionBody::Closed)
+    /// The next decision, if it is in the log already and `wanted`; whatever closed the event before it is passed over.
+    pub fn existing_that(&mut self, wanted: impl Fn(&DecisionBody) -> bool) -> Option<DecisionBody> {
+        let mut from = self.next;
+        loop {
+            let (body, next) = self.log.table().whole(self.chain_offset, from)?;
+            if body == DecisionBody::Closed {
+                from = next;
+            } else if wanted(&body) {
+                self.next = next;
+                return Some(body);
+            } else {
+                return None;
+            }
+        }
+    }
+
+    /// Passes over what closed the event: it is open again.
+    pub fn pass_over_closed(&mut self) {
+        while let Some((DecisionBody::Closed, next)) = self.log.table().whole(self.chain_offset, self.next) {
+            self.next = next;
+        }
     }
 
     /// Whether any decision was taken.

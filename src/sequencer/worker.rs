@@ -164,7 +164,7 @@ impl Worker {
             ChainMode::Rebuild { frontier, .. } if message.offset < frontier => Making::Replaying,
             _ => Making::Allowed,
         };
-        let at = At { offset: message.offset, era: self.handler.state.era, making };
+        let at = At { offset: message.offset, era: self.handler.state.era, making, leaving: false };
         let event = match Event::decode(&message.payload) {
             Ok(event) => event,
             Err(error) => return self.bury(at, message, error.to_string()).await,
@@ -184,13 +184,12 @@ impl Worker {
                 Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
                 other => Err(Stop::Halt(format!("chain offset {}: {other:?} is not built yet", at.offset))),
             },
-            Event::Reorg(reorg) => match self.handler.is_next(reorg.sequence)? {
-                true => Err(Stop::Halt(format!(
-                    "chain offset {}: reorg with sequence {}: reorgs are not built yet",
-                    at.offset, reorg.sequence
-                ))),
-                false => Ok(()),
-            },
+            Event::Reorg(reorg) => {
+                if self.handler.reorg(at, log, &reorg, &message.payload).await? {
+                    self.note_source(message, |state| &mut state.reorgs_next);
+                }
+                Ok(())
+            }
             other => {
                 self.bury(at, message, format!("a {} event does not belong in this topic", other.kind().name())).await
             }

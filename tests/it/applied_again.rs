@@ -16,8 +16,9 @@ use utxo_store::{
 };
 
 use crate::{
+    made_blocks::MadeBlock,
     regressions::held::{Held, is_create_of},
-    world::{Coin, MAY_FORGET, Made, PARTITIONS, World, WorldSettings, block_event, coinbase, spend, spend_claiming},
+    world::{Coin, MAY_FORGET, Made, PARTITIONS, World, WorldSettings, coinbase, spend, spend_claiming},
 };
 
 /// The events of a transaction, with their partition.
@@ -140,7 +141,7 @@ async fn a_block_that_stands_before_the_verdict_on_what_it_lists() {
     world.validate(&listed).await;
     stored_for_good(&world, &[&listed]).await;
     world.validate(&rival).await;
-    world.produce("chain", b"", block_event(1, 1, 101, &coinbase(1), &[&listed])).await;
+    world.produce("chain", b"", MadeBlock::new(1, 101, &coinbase(1), &[&listed]).mined(1, true)).await;
     contest(&world, &listed, 0, Reason::History { input: 0 }).await;
     decided(&world, 1, vec![accepted(&listed, &[(&seed.coin(0), &rival)], &[], false)]).await;
     run(&world).await;

@@ -10,8 +10,9 @@ use utxo_store::{
 
 use crate::{
     cli::{stderr, utxo_store},
+    made_blocks::MadeBlock,
     run::{Bench, PARTITIONS, until},
-    world::{Coin, block_event, coinbase, spend},
+    world::{Coin, coinbase, spend},
 };
 
 const TXS: &str = "utxo.validated-txs";
@@ -108,7 +109,7 @@ fn a_block_that_names_an_unknown_transaction_halts_the_chain_by_name_and_nothing
     let mut instance = bench.start_with(&waits);
     let late = spend(&[seeded(1)], 1, 1);
     bench.produce(BLOCKS, b"", b"no event");
-    bench.produce(BLOCKS, b"", &block_event(1, 1, 101, &coinbase(1), &[&late]));
+    bench.produce(BLOCKS, b"", &MadeBlock::new(1, 101, &coinbase(1), &[&late]).mined(1, true));
     until("readiness names what the chain waits for", || {
         let answer = instance.get("/health/ready");
         answer.starts_with("HTTP/1.1 503")

@@ -64,12 +64,12 @@ async fn a_block_lists_a_transaction_whose_event_lies_and_it_wins_with_true_clai
 }
 
 /// What readiness says of the chain.
-fn reasons(running: &Running) -> String {
+pub fn reasons(running: &Running) -> String {
     let reasons = running.health.ready().reasons;
     ["chain_running", "chain_fed"].iter().filter_map(|name| Some(format!("{name}: {}", reasons.get(name)?))).collect()
 }
 
-async fn longer_than_a_block_waits() {
+pub async fn longer_than_a_block_waits() {
     tokio::time::sleep(Duration::from_secs(15)).await;
 }
 

@@ -21,7 +21,7 @@ use utxo_store::{
     },
     clock::Clock,
     engine::{RecordEngine, Set, fault::FaultEngine, memory::MemoryEngine},
-    event::{Block, BlockMined, Event, Seeded, SeededOutput, Subtree, SubtreeTransactions, Validated},
+    event::{Event, Seeded, SeededOutput, Validated},
     ingest::{
         dead_letters::DeadLetterLimits,
         dispatch::DispatchSettings,
@@ -42,7 +42,10 @@ use utxo_store::{
     tx::{Network, Outpoint, Transaction, Txid, UtxoHash, utxo_hash, varint},
 };
 
-use crate::model::{self, Complaint, Expected, Logs, Model};
+use crate::{
+    made_blocks::{MadeBlock, block_hash},
+    model::{self, Complaint, Expected, Logs, Model},
+};
 
 pub const PARTITIONS: i32 = 3;
 pub const GROUP: &str = "g";
@@ -136,29 +139,6 @@ fn coinbase_with(height: u32, outputs: Vec<(u64, Vec<u8>)>) -> Made {
     bytes.extend(height.to_le_bytes());
     bytes.extend(u32::MAX.to_le_bytes());
     finish(bytes, outputs)
-}
-
-/// A hash for the block of this sequence.
-fn block_hash(sequence: u64) -> [u8; 32] {
-    let mut hash = [sequence as u8; 32];
-    hash[..8].copy_from_slice(&sequence.to_le_bytes());
-    hash
-}
-
-/// A block of the longest chain that lists these transactions, as an event.
-pub fn block_event(block_id: u32, sequence: u64, height: u32, coinbase: &Made, listed: &[&Made]) -> Vec<u8> {
-    let txids: Vec<u8> = listed.iter().flat_map(|made| made.txid.0).collect();
-    let block = Block {
-        block_id,
-        hash: block_hash(sequence),
-        previous: block_hash(sequence - 1),
-        height,
-        time: 1_700_000_000,
-        longest_chain: true,
-        coinbase: &coinbase.extended,
-        subtrees: vec![Subtree { count: listed.len() as u64, transactions: SubtreeTransactions::Inline(&txids) }],
-    };
-    Event::BlockMined(BlockMined { sequence, block }).encode()
 }
 
 /// Puts an engine in front of another.
@@ -533,7 +513,10 @@ impl World {
 
     /// Produces a block of this height with this coinbase.
     pub async fn mine_with(&self, block_id: u32, sequence: u64, height: u32, coinbase: &Made, listed: &[&Made]) {
-        self.produce("block-mined", b"", block_event(block_id, sequence, height, coinbase, listed)).await;
+        let block =
+            MadeBlock { previous: block_hash(sequence - 1), ..MadeBlock::new(block_id, height, coinbase, listed) };
+        let block = MadeBlock { hash: block_hash(sequence), ..block };
+        self.produce("block-mined", b"", block.mined(sequence, true)).await;
     }
 
     /// Fails unless the store breaks no invariant and a rebuild from the log gives the same state.

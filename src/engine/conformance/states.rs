@@ -154,6 +154,7 @@ fn sequenced() -> Vec<Sequenced> {
         Sequenced::SetMined { mined_in: mined_in(160), longest_chain: true },
         Sequenced::SetMined { mined_in: mined_in(150), longest_chain: true },
         Sequenced::SetMined { mined_in: mined_in(160), longest_chain: false },
+        Sequenced::WasMined(mined_in(160)),
         Sequenced::UnsetMined { block_id: 150, height: 150 },
         Sequenced::SetPageSpent { page: 1, spent: true },
         Sequenced::SetLocked(true),

@@ -100,6 +100,7 @@ fn sequenced(
         Sequenced::AddConflictingChild(child) => conflicting_children::add(record, *child),
         Sequenced::RemoveConflictingChild(child) => conflicting_children::remove(record, child),
         Sequenced::SetMined { mined_in, longest_chain } => set_mined::apply(rules, record, *mined_in, *longest_chain),
+        Sequenced::WasMined(mined_in) => set_mined::was(rules, record, *mined_in),
         Sequenced::UnsetMined { block_id, height } => unset_mined::apply(rules, record, *block_id, *height),
         Sequenced::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),
         Sequenced::SetLocked(locked) => set_locked::apply(record, *locked),

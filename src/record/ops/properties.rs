@@ -138,6 +138,7 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
         1 => spender().prop_map(|child| Sequenced::RemoveConflictingChild(txid(child))),
         3 => (height(), any::<bool>())
             .prop_map(|(height, longest_chain)| Sequenced::SetMined { mined_in: mined(height), longest_chain }),
+        1 => height().prop_map(|height| Sequenced::WasMined(mined(height))),
         2 => height().prop_map(|height| Sequenced::UnsetMined { block_id: height, height }),
         1 => any::<bool>().prop_map(Sequenced::SetLocked),
         1 => (0..3_u32, any::<bool>()).prop_map(|(page, spent)| Sequenced::SetPageSpent { page, spent }),

@@ -1,4 +1,4 @@
-//! `SetMined`: a block lists the transaction.
+//! `SetMined`: a block lists the transaction. `WasMined`: a block did, before the transaction fell.
 
 use std::sync::Arc;
 
@@ -20,8 +20,17 @@ pub(super) fn apply(
             _ => {}
         }
     }
+    Ok(set(rules, page, mined_in, longest_chain))
+}
+
+pub(super) fn was(rules: &Rules, record: &mut Option<Record>, mined_in: MinedIn) -> Result<Effect, Rejection> {
+    let page = whole_page(record)?;
+    Ok(set(rules, page, mined_in, true))
+}
+
+fn set(rules: &Rules, page: &mut Arc<Page>, mined_in: MinedIn, longest_chain: bool) -> Effect {
     if is_done(rules, page, mined_in, longest_chain) {
-        return Ok(Effect::already(mined_reply(page), false));
+        return Effect::already(mined_reply(page), false);
     }
     let page = Arc::make_mut(page);
     if let Some(master) = &mut page.master {
@@ -36,7 +45,7 @@ pub(super) fn apply(
         page.locked = false;
         delete_at_height::evaluate(rules, page);
     }
-    Ok(Effect::applied(mined_reply(page)))
+    Effect::applied(mined_reply(page))
 }
 
 fn is_done(rules: &Rules, page: &Page, mined_in: MinedIn, longest_chain: bool) -> bool {
@@ -120,6 +129,24 @@ mod tests {
         assert_eq!(told(tombstone(5, None)), Rejection::Pruned(5));
         assert_eq!(refused(on_master(&mut None, &set(120, true))), Rejection::NotFound);
         assert_eq!(refused(on_master(&mut record(stub(verdict)), &set(120, false))), Rejection::NotFound);
+    }
+
+    #[test]
+    fn what_has_fallen_was_mined_before() {
+        let was = sequenced(1, Sequenced::WasMined(mined(120)));
+        for page in [contested(1, Verdict::Pending), creating(1), live(1)] {
+            let state = page.state();
+            let mut record = record(Page { locked: true, ..page });
+            assert_eq!(on_master(&mut record, &was).outcome, applied(block_ids(&[120])));
+            let page = self::page(&record);
+            assert_eq!((page.locked, page.state()), (false, state));
+            assert_eq!(page.master.as_ref().unwrap().unmined_since, None);
+            assert_eq!(on_master(&mut record, &was).outcome, already(block_ids(&[120])));
+        }
+        assert_eq!(refused(on_master(&mut record(stub(Verdict::Pending)), &was)), Rejection::NotFound);
+        let mut other = record(Page { locked: true, ..second_page(1) });
+        assert!(on(&Key::Page(TXID, 1), &mut other, &was).outcome.is_done());
+        assert!(!page(&other).locked);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Side chains, reorgs and commands: what they mean. The store has no counterpart yet (but for `Reconsider`), so the order
-//! of their decisions is a proposal: what a command makes conflicting first, then what became of it, then `Closed`.
+//! Side chains, reorgs and commands: what they mean. Commands (but for `Reconsider`) have no counterpart in the store yet, so the
+//! order of their decisions is a proposal: what a command makes conflicting first, then what became of it, then `Closed`.
 
 use utxo_store::{
     event::{Action, Block, Command, CommandResult, DecisionBody, OutcomeKind, Reorg},
@@ -34,6 +34,7 @@ impl Replay<'_> {
         {
             let fate = self.history.fate(&txid);
             (fate.unmined_since, fate.lost_at) = (Some(Some(block.height)), block.height);
+            self.ever_lost.insert(txid);
         }
         let listed = self.listed(block).into_iter().chain(coinbase.map(|txid| (txid, 0)));
         for (txid, subtree) in listed.collect::<Vec<_>>() {
@@ -59,7 +60,24 @@ impl Replay<'_> {
     }
 
     fn disconnect(&mut self, block: &Block<'_>) {
-        if self.history.tip.is_some_and(|tip| tip.hash != block.hash) {
+        let Some(coinbase) = self.unmine(block) else { return };
+        match self.step() {
+            Some(DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, live })
+                if txid == coinbase =>
+            {
+                if height != block.height || live != self.history.is_live(&coinbase) {
+                    self.complain(format!("the coinbase of block {} leaves at {height}, live: {live}", block.height));
+                }
+                let fell = self.fell(height, vec![(txid, Reason::Disconnected)], None);
+                self.after_verdict(None, &fell);
+            }
+            other => self.complain(format!("the coinbase of block {} leaves with it, but {other:?}", block.height)),
+        }
+    }
+
+    /// A block leaves the longest chain, whose tip it is: what it lists is unmined. Answers its coinbase.
+    pub fn unmine(&mut self, block: &Block<'_>) -> Option<Txid> {
+        if self.history.tip.is_none_or(|tip| tip.hash != block.hash) {
             self.complain(format!("block {} leaves the chain, and is not its tip", block.height));
         }
         self.history.tip = Some(Tip { hash: block.previous, height: block.height.saturating_sub(1) });
@@ -73,14 +91,7 @@ impl Replay<'_> {
                 fate.unmined_since = Some(Some(since.map_or(block.height, |since| since.min(block.height))));
             }
         }
-        let Some(coinbase) = coinbase else { return };
-        match self.step() {
-            Some(DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, .. }) if txid == coinbase => {
-                let fell = self.fell(height, vec![(txid, Reason::Disconnected)], None);
-                self.after_verdict(None, &fell);
-            }
-            other => self.complain(format!("the coinbase of block {} leaves with it, but {other:?}", block.height)),
-        }
+        coinbase
     }
 
     /// What became of a command is what must become of it, and is told.

@@ -149,7 +149,9 @@ impl Replay<'_> {
             }
         }
         let Some(height) = self.history.first(&txid).map(|version| version.height) else { return };
-        let young = self.history.standing(&txid) == Some(Standing::Uncontested) || !self.history.is_mined(&txid);
+        // What a block has once listed was old enough, wherever that block is now.
+        let was_mined = self.history.fates.get(&txid).is_some_and(|fate| fate.unmined_since.is_some());
+        let young = self.history.standing(&txid) == Some(Standing::Uncontested) || !was_mined;
         let immature = |reason: &Reason| matches!(reason, Reason::Immature { .. });
         if young && let Some(reason) = self.history.against(&txid, height).into_iter().find(immature) {
             self.complain_of(txid, format!("is live, though {reason:?} at its height {height}"));

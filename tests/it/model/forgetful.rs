@@ -5,7 +5,9 @@
 use std::collections::BTreeSet;
 
 use utxo_store::{
-    event::{Action, BlockMined, ConeMember, Contest, DecidedInput, DecisionBody, Event, OutcomeKind, Position},
+    event::{
+        Action, Block, BlockMined, ConeMember, Contest, DecidedInput, DecisionBody, Event, OutcomeKind, Position, Reorg,
+    },
     record::{MinedIn, Reason},
     tx::Txid,
 };
@@ -13,7 +15,7 @@ use utxo_store::{
 use super::{
     Complaint, Expected, Logged, Place,
     facts::Tx,
-    history::{Fate, Standing},
+    history::{Fate, Standing, Tip},
     replay::Replay,
 };
 
@@ -40,7 +42,7 @@ impl Replay<'_> {
                 Action::Reconsider { txid } => drop(self.forgetful_verdicts(txid)),
                 _ => self.complain("is a command that is not built"),
             },
-            Ok(Event::Reorg(_)) => self.complain("is a reorg, which are not built"),
+            Ok(Event::Reorg(reorg)) => self.forgetful_reorg(logged, &reorg),
             _ => drop(self.chain_poison.insert(self.at)),
         }
         let count = self.decisions.get(&self.at).map_or(0, Vec::len);
@@ -97,11 +99,42 @@ impl Replay<'_> {
         if mined.sequence != self.history.sequence + 1 {
             return;
         }
-        let block = &mined.block;
         self.history.sequence = mined.sequence;
-        self.history.blocks.insert(block.block_id, true);
-        let coinbase = self.make_coinbase(logged, block, Standing::Live);
-        let listed = self.listed(block);
+        if mined.block.longest_chain {
+            self.forgetful_connect(logged, std::slice::from_ref(&mined.block));
+        } else {
+            self.side_block(logged, &mined.block);
+        }
+    }
+
+    fn forgetful_reorg(&mut self, logged: &Logged, reorg: &Reorg<'_>) {
+        if reorg.sequence != self.history.sequence + 1 {
+            return;
+        }
+        self.history.sequence = reorg.sequence;
+        for block in reorg.disconnected.iter().rev() {
+            let coinbase = self.unmine(block);
+            match self.step() {
+                Some(DecisionBody::Conflicting { txid, reason: reason @ Reason::Disconnected, .. })
+                    if Some(txid) == coinbase =>
+                {
+                    self.forgetful_fall(vec![(txid, reason)]);
+                }
+                other => self.complain(format!("block {} leaves, but {other:?}", block.height)),
+            }
+        }
+        self.forgetful_connect(logged, &reorg.connected);
+    }
+
+    /// Who wins by one of these blocks, in whatever order; then all that they list is mined.
+    fn forgetful_connect(&mut self, logged: &Logged, blocks: &[Block<'_>]) {
+        let mut brought: Vec<(&Block<'_>, Vec<(Txid, u32)>)> = Vec::new();
+        for block in blocks {
+            self.history.blocks.insert(block.block_id, true);
+            self.history.tip = Some(Tip { hash: block.hash, height: block.height });
+            let coinbase = self.make_coinbase(logged, block, Standing::Live);
+            brought.push((block, self.listed(block).into_iter().chain(coinbase.map(|txid| (txid, 0))).collect()));
+        }
         while let Some(body) = self.peek() {
             self.next += 1;
             let DecisionBody::Accepted { txid, by_block: true, inputs, losers, .. } = body else {
@@ -110,16 +143,18 @@ impl Replay<'_> {
                 }
                 continue;
             };
-            if !listed.iter().any(|(listed, _)| *listed == txid) {
+            if !brought.iter().any(|(_, listed)| listed.iter().any(|(listed, _)| *listed == txid)) {
                 self.complain(format!("{txid} wins by a block that does not list it"));
             }
             self.forgetful_win(txid, &inputs, &losers);
         }
-        for (txid, subtree) in listed.into_iter().chain(coinbase.map(|txid| (txid, 0))) {
-            if let Some(Standing::Lost(reason)) = self.history.standing(&txid) {
-                self.complain(format!("block {} lists {txid}, which lost: {reason:?}", block.height));
+        for (block, listed) in brought {
+            for (txid, subtree) in listed {
+                if let Some(Standing::Lost(reason)) = self.history.standing(&txid) {
+                    self.complain(format!("block {} lists {txid}, which lost: {reason:?}", block.height));
+                }
+                self.set_mined(&txid, MinedIn { block_id: block.block_id, height: block.height, subtree });
             }
-            self.set_mined(&txid, MinedIn { block_id: block.block_id, height: block.height, subtree });
         }
         // Perhaps more than once: a listed transaction that a node forgot has to win again where a rival came first.
         let last = self.next.checked_sub(1).and_then(|last| self.decisions.get(&self.at)?.get(last));

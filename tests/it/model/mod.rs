@@ -6,7 +6,7 @@
 //! *assumed* live as soon as its parents are, and pinned down by the first decision or block that needs it live.
 //!
 //! No counterpart in the store yet (the model says what they mean, for the issue that builds them): commands other than
-//! `Reconsider`, side chains, reorgs, pruning.
+//! `Reconsider`, pruning.
 
 mod blocks;
 mod commands;

@@ -1,6 +1,6 @@
 //! Named regressions: each history that a review or the simulator found, as a small scenario, and the one list of them.
 //!
-//! What a history needs that is not built yet (reorgs, commands) runs against the model, and is *pending*: the list is
+//! What a history needs that is not built yet (commands) runs against the model, and is *pending*: the list is
 //! printed, and from the day on which the store no longer says that such a thing is not built, a test fails until its
 //! histories are here.
 
@@ -9,6 +9,7 @@ mod contests;
 pub mod held;
 mod pages;
 mod parents;
+mod reorgs;
 mod zombies;
 
 use utxo_store::{
@@ -46,7 +47,6 @@ struct Scenario(&'static str, &'static str);
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Needs {
     Commands,
-    Reorgs,
 }
 
 /// Histories on the real code.
@@ -171,16 +171,21 @@ const HERE: &[(&str, &[Scenario])] = &[
         "a block that lists a transaction of which a page is half created again (simulator, seed 301034)",
         &[Scenario("pages", "a_block_lists_a_transaction_of_which_a_node_forgot_that_a_page_was_cleared")],
     ),
+    (
+        "a stale set-mined after a disconnect",
+        &[
+            Scenario("reorgs", "a_late_set_mined_after_its_block_has_left"),
+            Scenario("reorgs", "a_late_disconnect_after_the_same_coinbase_has_come_again"),
+        ],
+    ),
+    (
+        "D spends coinbase c; c leaves; c returns, with D before, between and after",
+        &[Scenario("reorgs", "a_coinbase_leaves_and_returns_with_its_spender_before_between_and_after")],
+    ),
 ];
 
 /// Histories against the model, with what turns them on.
 const PENDING: &[(&str, Needs, &str)] = &[
-    ("a stale set-mined after a disconnect", Needs::Reorgs, "a_transaction_of_a_block_that_left_is_unmined"),
-    (
-        "D spends coinbase c; c leaves; c returns, with D before, between and after",
-        Needs::Reorgs,
-        "a_coinbase_leaves_and_returns_and_its_spender_falls_and_wins",
-    ),
     (
         "a lock, a block that needs the unlock, the unlock behind the block",
         Needs::Commands,
@@ -199,6 +204,7 @@ const FILES: &[(&str, &str)] = &[
     ("contests", include_str!("contests.rs")),
     ("pages", include_str!("pages.rs")),
     ("parents", include_str!("parents.rs")),
+    ("reorgs", include_str!("reorgs.rs")),
     ("zombies", include_str!("zombies.rs")),
     ("applied_again", include_str!("../applied_again.rs")),
     ("forgetting", include_str!("../forgetting.rs")),
@@ -214,7 +220,6 @@ impl Needs {
         let worker = include_str!("../../../src/sequencer/worker.rs");
         let refuses = match self {
             Needs::Commands => worker.contains("{other:?} is not built yet"),
-            Needs::Reorgs => worker.contains("reorgs are not built yet"),
         };
         !refuses
     }

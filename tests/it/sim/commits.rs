@@ -108,18 +108,67 @@ impl CommitCheck {
                 _ if self.memory.restarts() > 0 => Ok(()),
                 state => Err(format!("the contestant {} is {state:?}", contest.txid)),
             },
-            Ok(Event::BlockMined(mined)) if mined.sequence <= state.sequence => {
-                for txid in listed(&mined.block) {
-                    let page = self.master(txid).await.filter(|page| page.state() == TxState::Live);
-                    let triples = page.as_ref().and_then(|page| page.master.as_ref()).map(|master| &master.mined);
-                    if !triples.is_some_and(|mined_in| mined_in.iter().any(|m| m.block_id == mined.block.block_id)) {
-                        return Err(format!("{txid} is not set mined in block {}", mined.block.block_id));
-                    }
+            Ok(Event::BlockMined(mined)) if mined.sequence <= state.sequence && mined.block.longest_chain => {
+                self.connected(message.offset, &mined.block).await
+            }
+            Ok(Event::Reorg(reorg)) if reorg.sequence <= state.sequence => {
+                for block in &reorg.disconnected {
+                    self.disconnected(message.offset, block).await?;
+                }
+                for block in &reorg.connected {
+                    self.connected(message.offset, block).await?;
                 }
                 Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    /// What a block lists is live and mined, unless a later event takes the block away.
+    async fn connected(&self, at: u64, block: &Block<'_>) -> Result<(), String> {
+        if self
+            .any_later(at, |event| matches!(event, Event::Reorg(reorg) if is_among(&reorg.disconnected, block)))
+            .await
+        {
+            return Ok(());
+        }
+        for txid in listed(block) {
+            if !self.is_mined(txid, block, |page| page.state() == TxState::Live).await {
+                return Err(format!("{txid} is not set mined in block {}", block.block_id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is mined in a block that has left, unless a later event brings it again.
+    async fn disconnected(&self, at: u64, block: &Block<'_>) -> Result<(), String> {
+        let brings = |event: &Event<'_>| match event {
+            Event::BlockMined(mined) => mined.block.hash == block.hash,
+            Event::Reorg(reorg) => is_among(&reorg.connected, block),
+            _ => false,
+        };
+        // The same event may bring it, too.
+        if self.any_later(at.saturating_sub(1), brings).await {
+            return Ok(());
+        }
+        for txid in listed(block) {
+            if self.is_mined(txid, block, |_| true).await {
+                return Err(format!("{txid} is still mined in block {}, which has left", block.block_id));
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_mined(&self, txid: Txid, block: &Block<'_>, counts: impl Fn(&Page) -> bool) -> bool {
+        let page = self.master(txid).await.filter(|page| counts(page));
+        let master = page.as_ref().and_then(|page| page.master.as_ref());
+        master.is_some_and(|master| master.mined.iter().any(|mined| mined.block_id == block.block_id))
+    }
+
+    async fn any_later(&self, at: u64, wanted: impl Fn(&Event<'_>) -> bool) -> bool {
+        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+        let later = read(&self.broker, &chain, at + 1, u64::MAX).await;
+        later.iter().any(|message| Event::decode(&message.payload).is_ok_and(|event| wanted(&event)))
     }
 
     async fn master(&self, txid: Txid) -> Option<Arc<Page>> {
@@ -141,6 +190,10 @@ impl CommitCheck {
             false => Err("it is neither in the store nor a dead letter".to_owned()),
         }
     }
+}
+
+fn is_among(blocks: &[Block<'_>], block: &Block<'_>) -> bool {
+    blocks.iter().any(|among| among.hash == block.hash)
 }
 
 fn listed(block: &Block<'_>) -> Vec<Txid> {

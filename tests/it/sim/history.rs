@@ -6,6 +6,7 @@ use utxo_store::seeded::Seeded;
 
 use super::{
     plan::{BASE_HEIGHT, Lie, MATURITY, Plan, Poison, SLOTS, Step, Tx},
+    reorganise::reorganise,
     swarm,
 };
 
@@ -72,6 +73,7 @@ pub fn plan(seed: u64) -> Plan {
     author.write();
     seed_some(&mut author.plan, seed);
     say_other_heights(&mut author.plan, seed);
+    reorganise(&mut author.plan, seed);
     author.plan.with_honest_blocks()
 }
 

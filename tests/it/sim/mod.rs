@@ -7,9 +7,11 @@
 //!
 //! - `make sim SEEDS=10000` runs many; `make sim SEED=7` replays one; `make sim PLAN=file` runs a printed plan.
 //! - `SIM_WITHOUT=lie,poison` leaves kinds of events out; `SIM_WITH=node-forgets` has those later faults in every history.
+//! - `SIM_REORGS=1` has reorgs and side chains in every history, not in one of three.
 //! - `SIM_PAGES=1` has most transactions take several pages in every history, not in two of five.
 //! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.
 
+mod chain;
 mod checks;
 mod commits;
 mod coverage;
@@ -19,6 +21,7 @@ mod history;
 mod objects;
 mod plan;
 mod quiet;
+mod reorganise;
 mod run;
 mod shrink;
 mod swarm;

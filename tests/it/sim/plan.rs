@@ -76,6 +76,15 @@ pub enum Poison {
     Chain,
 }
 
+/// A run of blocks. One whose coinbase had a run before is that run again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Of its last block.
+    pub coinbase: u32,
+    /// What that lists.
+    pub listed: Vec<u32>,
+}
+
 /// One step of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -87,6 +96,10 @@ pub enum Step {
     Poison { kind: Poison },
     /// Produces the next run of blocks; `listed` and `coinbase` are those of its last one.
     Mine { coinbase: u32, listed: Vec<u32> },
+    /// Produces a run of blocks of a side chain, which stands so many runs below the tip.
+    MineAside { below: usize, coinbase: u32, listed: Vec<u32> },
+    /// Produces a reorg: so many runs leave the longest chain, and others come.
+    Reorg { leave: usize, come: Vec<Run> },
     /// Produces a command.
     Reconsider { tx: u32 },
     /// Lets time pass.
@@ -118,13 +131,7 @@ impl Plan {
     pub fn with_honest_blocks(mut self) -> Self {
         let mut miner = Miner::new(&self);
         let steps = std::mem::take(&mut self.steps);
-        self.steps = steps
-            .into_iter()
-            .map(|step| match step {
-                Step::Mine { coinbase, listed } => Step::Mine { coinbase, listed: miner.mine(&self, coinbase, listed) },
-                step => step,
-            })
-            .collect();
+        self.steps = steps.into_iter().filter_map(|step| miner.honest(&self, step)).collect();
         self
     }
 
@@ -132,7 +139,12 @@ impl Plan {
     pub fn used(&self) -> BTreeSet<u32> {
         let named = self.steps.iter().flat_map(|step| match step {
             Step::Seed { tx, .. } | Step::Validate { tx, .. } | Step::Reconsider { tx } => vec![*tx],
-            Step::Mine { coinbase, listed } => [&[*coinbase], listed.as_slice()].concat(),
+            Step::Mine { coinbase, listed } | Step::MineAside { coinbase, listed, .. } => {
+                [&[*coinbase], listed.as_slice()].concat()
+            }
+            Step::Reorg { come, .. } => {
+                come.iter().flat_map(|run| [&[run.coinbase], run.listed.as_slice()].concat()).collect()
+            }
             _ => Vec::new(),
         });
         let mut open: Vec<u32> = named.collect();
@@ -152,10 +164,18 @@ impl Plan {
 struct Miner {
     /// Produced at least once. A miner knows what is spent, whatever an event claims of it.
     produced: BTreeSet<u32>,
+    seeded: BTreeSet<u32>,
+    /// By name: what a run stands on, and what it lists.
+    runs: BTreeMap<u32, (Option<u32>, Vec<u32>)>,
+    /// The longest chain.
+    chain: Vec<u32>,
+}
+
+/// What is mined and spent on a chain.
+struct Mined {
     /// Height at which the outputs of what is mined can be spent.
-    mined: BTreeMap<u32, u32>,
+    from: BTreeMap<u32, u32>,
     spent: BTreeSet<(u32, u32)>,
-    runs: u32,
 }
 
 impl Miner {
@@ -177,26 +197,79 @@ impl Miner {
             _ => None,
         });
         let produced = produced.difference(&otherwise).copied().collect();
-        Miner { produced, mined: seeded.into_iter().map(|tx| (tx, 0)).collect(), spent: BTreeSet::new(), runs: 0 }
+        Miner { produced, seeded, runs: BTreeMap::new(), chain: Vec::new() }
     }
 
-    fn mine(&mut self, plan: &Plan, coinbase: u32, listed: Vec<u32>) -> Vec<u32> {
-        self.runs += 1;
-        let height = BASE_HEIGHT + self.runs * plan.height_step;
-        let listed = listed.into_iter().filter(|tx| self.admits(plan, *tx, height)).collect();
-        self.mined.insert(coinbase, height + MATURITY);
-        listed
+    /// The same step, if an honest miner could have it.
+    fn honest(&mut self, plan: &Plan, step: Step) -> Option<Step> {
+        Some(match step {
+            Step::Mine { coinbase, listed } => {
+                let run = self.run(plan, 0, Run { coinbase, listed })?;
+                self.chain.push(coinbase);
+                Step::Mine { coinbase, listed: run.listed }
+            }
+            Step::MineAside { below, coinbase, listed } => {
+                let below = below.min(self.chain.len());
+                // What is on the longest chain is on no other.
+                let run = (!self.chain.contains(&coinbase)).then_some(Run { coinbase, listed })?;
+                Step::MineAside { below, coinbase, listed: self.run(plan, below, run)?.listed }
+            }
+            Step::Reorg { leave, come } => {
+                let leave = leave.min(self.chain.len());
+                self.chain.truncate(self.chain.len() - leave);
+                let mut honest = Vec::new();
+                for run in come {
+                    let name = run.coinbase;
+                    if let Some(run) = self.run(plan, 0, run) {
+                        self.chain.push(name);
+                        honest.push(run);
+                    }
+                }
+                Step::Reorg { leave, come: honest }
+            }
+            step => step,
+        })
     }
 
+    /// The run as it is, or was, on top of the longest chain without so many runs; `None`: it was elsewhere.
+    fn run(&mut self, plan: &Plan, below: usize, run: Run) -> Option<Run> {
+        let base = self.chain[..self.chain.len() - below].to_vec();
+        if let Some((parent, listed)) = self.runs.get(&run.coinbase) {
+            let fits = *parent == base.last().copied();
+            return fits.then(|| Run { listed: listed.clone(), ..run });
+        }
+        let mut mined = self.mined_on(plan, &base);
+        let height = BASE_HEIGHT + (base.len() as u32 + 1) * plan.height_step;
+        let listed: Vec<u32> =
+            run.listed.into_iter().filter(|tx| self.produced.contains(tx) && mined.admits(plan, *tx, height)).collect();
+        self.runs.insert(run.coinbase, (base.last().copied(), listed.clone()));
+        Some(Run { listed, ..run })
+    }
+
+    fn mined_on(&self, plan: &Plan, chain: &[u32]) -> Mined {
+        let from = self.seeded.iter().map(|tx| (*tx, 0)).collect();
+        let mut mined = Mined { from, spent: BTreeSet::new() };
+        for (name, number) in chain.iter().zip(1..) {
+            let height = BASE_HEIGHT + number * plan.height_step;
+            for tx in &self.runs[name].1 {
+                mined.admits(plan, *tx, height);
+            }
+            mined.from.insert(*name, height + MATURITY);
+        }
+        mined
+    }
+}
+
+impl Mined {
+    /// Takes a transaction, if it can be in a block of this height.
     fn admits(&mut self, plan: &Plan, tx: u32, height: u32) -> bool {
         let Some(Tx::Spend { inputs, .. }) = plan.txs.get(&tx) else { return false };
-        let spendable = |parent: &u32| self.mined.get(parent).is_some_and(|from| *from <= height);
-        let fits = self.produced.contains(&tx)
-            && !self.mined.contains_key(&tx)
+        let spendable = |parent: &u32| self.from.get(parent).is_some_and(|from| *from <= height);
+        let fits = !self.from.contains_key(&tx)
             && inputs.iter().all(|outpoint| spendable(&outpoint.0) && !self.spent.contains(outpoint));
         if fits {
             self.spent.extend(inputs);
-            self.mined.insert(tx, 0);
+            self.from.insert(tx, 0);
         }
         fits
     }

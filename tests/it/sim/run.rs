@@ -22,12 +22,13 @@ use utxo_store::{
 };
 
 use super::{
+    chain::Chain,
     commits::{CommitCheck, read},
     coverage::Coverage,
     doors::{EngineDoor, LogDoor},
     gate::Gate,
     objects::ObjectDoor,
-    plan::{BASE_HEIGHT, Lie, Plan, Poison, SLOTS, Step, Tx},
+    plan::{Lie, Plan, Poison, SLOTS, Step, Tx},
     quiet, swarm,
     trace::Observer,
     watched::Watched,
@@ -68,9 +69,6 @@ pub fn run(plan: &Plan, keep_lines: bool) -> Finished {
     Finished { hash, lines, coverage, failure }
 }
 
-/// The coinbases of blocks that list nothing, beyond those that a plan names.
-const FILLERS: u32 = 1_000_000;
-
 type Ended = Option<Result<PipelineReport, InstanceError>>;
 
 struct Running {
@@ -89,7 +87,7 @@ struct Simulation<'a> {
     commits: Arc<CommitCheck>,
     made: BTreeMap<u32, Made>,
     slots: [Option<Running>; SLOTS as usize],
-    blocks: u64,
+    chain: Chain,
 }
 
 impl<'a> Simulation<'a> {
@@ -156,7 +154,7 @@ impl<'a> Simulation<'a> {
             commits: Arc::new(commits),
             made: BTreeMap::new(),
             slots: [const { None }; SLOTS as usize],
-            blocks: 0,
+            chain: Chain::new(plan.height_step),
         };
         for (id, tx) in &plan.txs {
             let made = simulation.make(*id, tx);
@@ -195,12 +193,19 @@ impl<'a> Simulation<'a> {
             Step::Validate { tx, height, locked, lie } => self.validate(*tx, *height, *locked, *lie).await,
             Step::Poison { kind } => self.poison(*kind).await,
             Step::Mine { coinbase, listed } => {
-                for _ in 1..self.plan.height_step {
-                    let filler = coinbase_of(FILLERS + self.blocks as u32);
-                    self.mine(&filler, &[]).await;
-                }
-                let (coinbase, listed) = (self.made[coinbase].clone(), listed.iter().map(|tx| self.made[tx].clone()));
-                self.mine(&coinbase, &listed.collect::<Vec<_>>()).await;
+                let events = self.chain.mine(*coinbase, &self.made[coinbase], &made_of(&self.made, listed));
+                self.produce_blocks(events).await;
+            }
+            Step::MineAside { below, coinbase, listed } => {
+                let listed = made_of(&self.made, listed);
+                let events = self.chain.mine_aside(*coinbase, *below, &self.made[coinbase], &listed);
+                self.produce_blocks(events).await;
+            }
+            Step::Reorg { leave, come } => {
+                let made = &self.made;
+                let come = come.iter().map(|run| (run.coinbase, &made[&run.coinbase], made_of(made, &run.listed)));
+                let event = self.chain.reorganise(*leave, come);
+                self.world.produce("reorgs", b"", event).await;
             }
             Step::Reconsider { tx } => {
                 let action = Action::Reconsider { txid: self.made[tx].txid };
@@ -219,10 +224,10 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    async fn mine(&mut self, coinbase: &Made, listed: &[Made]) {
-        self.blocks += 1;
-        let (number, height) = (self.blocks as u32, BASE_HEIGHT + self.blocks as u32);
-        self.world.mine_with(number, self.blocks, height, coinbase, &listed.iter().collect::<Vec<_>>()).await;
+    async fn produce_blocks(&self, events: Vec<Vec<u8>>) {
+        for event in events {
+            self.world.produce("block-mined", b"", event).await;
+        }
     }
 
     async fn fate(&mut self, step: &Step) -> Result<(), String> {
@@ -471,6 +476,10 @@ impl<'a> Simulation<'a> {
             Poison::Chain => self.world.produce("chain", b"no key", garbage).await,
         }
     }
+}
+
+fn made_of<'m>(made: &'m BTreeMap<u32, Made>, txs: &[u32]) -> Vec<&'m Made> {
+    txs.iter().map(|tx| &made[tx]).collect()
 }
 
 /// Without a blob store it would be the end.

@@ -105,11 +105,19 @@ impl Shrinker {
         for index in 0..self.best.steps.len() {
             let mut candidate = self.best.clone();
             let simpler = match &mut candidate.steps[index] {
-                Step::Mine { listed, .. } => listed.pop().is_some(),
+                Step::Mine { listed, .. } | Step::MineAside { listed, .. } => listed.pop().is_some(),
+                Step::Reorg { come, .. } => come.last_mut().is_some_and(|run| run.listed.pop().is_some()),
                 Step::Validate { locked, .. } => std::mem::take(locked),
                 _ => false,
             };
             if simpler {
+                self.fails(candidate);
+            }
+            let mut candidate = self.best.clone();
+            if let Step::Reorg { leave, come } = &mut candidate.steps[index] {
+                if come.pop().is_none() {
+                    *leave = leave.saturating_sub(1);
+                }
                 self.fails(candidate);
             }
         }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use super::{
-    plan::{Lie, ONE_PAGE, Plan, Poison, Step, Tx},
+    plan::{Lie, ONE_PAGE, Plan, Poison, Run, Step, Tx},
     swarm,
 };
 
@@ -58,6 +58,18 @@ impl fmt::Display for Step {
             Step::Mine { coinbase, listed } => {
                 write!(f, "mine {coinbase}")?;
                 listed.iter().try_for_each(|tx| write!(f, " {tx}"))
+            }
+            Step::MineAside { below, coinbase, listed } => {
+                write!(f, "mine-aside {below} {coinbase}")?;
+                listed.iter().try_for_each(|tx| write!(f, " {tx}"))
+            }
+            Step::Reorg { leave, come } => {
+                write!(f, "reorg {leave}")?;
+                for Run { coinbase, listed } in come {
+                    write!(f, " / {coinbase}")?;
+                    listed.iter().try_for_each(|tx| write!(f, " {tx}"))?;
+                }
+                Ok(())
             }
             Step::Reconsider { tx } => write!(f, "reconsider {tx}"),
             Step::Sleep { ms } => write!(f, "sleep {ms}"),
@@ -174,6 +186,14 @@ fn step(words: &[&str]) -> Result<Step, String> {
             Step::Poison { kind: named.ok_or("no such poison")?.0 }
         }
         "mine" => Step::Mine { coinbase: number(words, 1)?, listed: numbers(&words[2..])? },
+        "mine-aside" => {
+            Step::MineAside { below: number(words, 1)?, coinbase: number(words, 2)?, listed: numbers(&words[3..])? }
+        }
+        "reorg" => {
+            let run = |words: &[&str]| Ok(Run { coinbase: number(words, 0)?, listed: numbers(&words[1..])? });
+            let come = words.split(|word| *word == "/").skip(1).map(run).collect::<Result<_, String>>()?;
+            Step::Reorg { leave: number(words, 1)?, come }
+        }
         "reconsider" => Step::Reconsider { tx: number(words, 1)? },
         "sleep" => Step::Sleep { ms: number(words, 1)? },
         "start" => Step::Start { slot: slot()? },

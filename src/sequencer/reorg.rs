@@ -1,0 +1,192 @@
+//! `Reorg`: the longest chain changed. Its blocks leave newest first, and others come oldest first.
+//!
+//! All of it can be done again from its beginning. What is done while blocks leave bears an earlier stamp than what is done
+//! while others come ([`At::leaving`]).
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::{
+    event::{Block, DecisionBody, Reorg},
+    record::{BlockRecord, Key, Phase, Reason, Sequenced},
+    sequencer::{
+        Stop,
+        block::{coinbase_of, follows, hex_reversed, listed, put_block},
+        contest::Named,
+        decisions::DecisionLog,
+        handler::{At, Handler, subject},
+        state::Tip,
+        steps::{Making, Steps},
+    },
+    tx::Txid,
+};
+
+impl Handler {
+    /// Handles a reorg; `false`: it was passed over, because its sequence is not the next.
+    pub async fn reorg(
+        &mut self,
+        at: At,
+        log: &mut DecisionLog,
+        reorg: &Reorg<'_>,
+        message: &Bytes,
+    ) -> Result<bool, Stop> {
+        if !self.is_next(reorg.sequence)? {
+            return Ok(false);
+        }
+        let tip = self.check_reorg(at, reorg, message).await?;
+        let mut steps = Steps::new(log, at.offset, at.making);
+        for block in reorg.disconnected.iter().rev() {
+            self.disconnect(At { leaving: true, ..at }, &mut steps, block).await?;
+        }
+        self.connect(at, &mut steps, &reorg.connected, message).await?;
+        self.state.sequence = reorg.sequence;
+        self.move_tip(tip);
+        Ok(true)
+    }
+
+    /// Refuses, before anything of it is done, a reorg that does not fit the chain. Answers the tip that it leads to.
+    async fn check_reorg(&self, at: At, reorg: &Reorg<'_>, message: &Bytes) -> Result<Option<Tip>, Stop> {
+        let wrong = |why: String| Stop::Halt(format!("reorg with sequence {}: {why}", reorg.sequence));
+        let tip = tip_after(self.state.tip, reorg).map_err(wrong)?;
+        let Reorg { disconnected, connected, .. } = reorg;
+        for (block, there) in disconnected.iter().zip(self.records_of(disconnected).await?) {
+            if !there.is_some_and(|there| is_of(&there, block)) {
+                return Err(match self.may_have_been_forgotten(at).await? {
+                    true => Stop::NodeRestarted,
+                    false => wrong(format!("block {} was never connected", hex_reversed(&block.hash))),
+                });
+            }
+        }
+        self.check_ids(connected).await?;
+        for block in disconnected.iter().chain(connected) {
+            coinbase_of(block)?;
+            listed(block)?;
+        }
+        for block in connected {
+            let (txid, pages) = self.coinbase_pages(block, message, true)?;
+            if self.master(txid).await?.is_some_and(|there| there.contradicts(&pages.master)) {
+                let name = hex_reversed(&block.hash);
+                return Err(wrong(format!("the coinbase of block {name}: {txid} is stored with other content")));
+            }
+        }
+        Ok(tip)
+    }
+
+    async fn may_have_been_forgotten(&self, at: At) -> Result<bool, Stop> {
+        match at.making {
+            Making::Allowed => Ok(self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await?),
+            Making::Replaying => Ok(false),
+        }
+    }
+
+    /// A block leaves the longest chain: what it lists returns to unmined, its coinbase falls, and all that descends from it.
+    async fn disconnect(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>) -> Result<(), Stop> {
+        let coinbase = coinbase_of(block)?.txid();
+        self.apply_decided(at, vec![put_block(at, block, false, 0)]).await?;
+        let txids: Vec<Txid> = listed(block)?.into_iter().map(|listed| listed.txid).chain([coinbase]).collect();
+        for batch in txids.chunks(self.rows_at_once()) {
+            let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
+            let rows = batch.iter().map(|txid| at.row(Phase::Apply, Key::master(*txid), unset.clone()));
+            self.apply_decided(at, rows.collect()).await?;
+        }
+        let body = steps.decide(self.judge_disconnected(at, coinbase, block.height)).await?;
+        if subject(&body) != Some(coinbase) {
+            let name = hex_reversed(&block.hash);
+            return Err(Stop::Halt(format!("chain offset {}: block {name} leaves, but {body:?}", at.offset)));
+        }
+        self.carry_out(at, steps, body).await
+    }
+
+    async fn judge_disconnected(&self, at: At, coinbase: Txid, height: u32) -> Result<DecisionBody, Stop> {
+        let named = self.contest_holders(at, Phase::Apply, vec![coinbase]).await?;
+        let live = named.get(&coinbase) == Some(&Named::Live);
+        Ok(DecisionBody::Conflicting { txid: coinbase, reason: Reason::Disconnected, height, live })
+    }
+}
+
+fn is_of(record: &BlockRecord, block: &Block<'_>) -> bool {
+    (record.hash, record.previous, record.height) == (block.hash, block.previous, block.height)
+}
+
+/// Where a reorg leads from this tip, or why it does not fit. Pure.
+fn tip_after(mut tip: Option<Tip>, reorg: &Reorg<'_>) -> Result<Option<Tip>, String> {
+    let mut names = BTreeMap::new();
+    for block in reorg.disconnected.iter().chain(&reorg.connected) {
+        if *names.entry(block.block_id).or_insert(block.hash) != block.hash {
+            return Err(format!("two blocks of it have the id {}", block.block_id));
+        }
+    }
+    for block in reorg.disconnected.iter().rev() {
+        let is_tip = |tip: &Tip| (tip.hash, tip.height) == (block.hash, block.height);
+        if !tip.as_ref().is_some_and(is_tip) {
+            let name = hex_reversed(&block.hash);
+            let there = tip.map_or("nothing".to_owned(), |tip| hex_reversed(&tip.hash));
+            return Err(format!("block {name} at height {} is to leave, but the tip is {there}", block.height));
+        }
+        tip = Tip::below(block);
+    }
+    for block in &reorg.connected {
+        follows(tip, block)?;
+        tip = Some(Tip::of(block));
+    }
+    Ok(tip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(id: u8, previous: u8, height: u32) -> Block<'static> {
+        Block {
+            block_id: id.into(),
+            hash: [id; 32],
+            previous: [previous; 32],
+            height,
+            time: 0,
+            longest_chain: true,
+            coinbase: &[],
+            subtrees: vec![],
+        }
+    }
+
+    fn after(
+        tip: Option<(u8, u32)>,
+        leave: &[(u8, u8, u32)],
+        come: &[(u8, u8, u32)],
+    ) -> Result<Option<(u8, u32)>, String> {
+        let blocks =
+            |all: &[(u8, u8, u32)]| all.iter().map(|(id, previous, height)| block(*id, *previous, *height)).collect();
+        let tip = tip.map(|(id, height)| Tip { hash: [id; 32], height, block_id: Some(id.into()) });
+        let reorg = Reorg { sequence: 1, disconnected: blocks(leave), connected: blocks(come) };
+        Ok(tip_after(tip, &reorg)?.map(|tip| (tip.hash[0], tip.height)))
+    }
+
+    #[test]
+    fn a_reorg_leads_from_the_tip_to_its_last_block() {
+        let tip = Some((2, 11));
+        assert_eq!(after(tip, &[(2, 1, 11)], &[(3, 1, 11), (4, 3, 12)]), Ok(Some((4, 12))));
+        assert_eq!(after(tip, &[(1, 9, 10), (2, 1, 11)], &[]), Ok(Some((9, 9))));
+        assert_eq!(after(tip, &[], &[(3, 2, 12)]), Ok(Some((3, 12))));
+        assert_eq!(after(tip, &[(2, 1, 11)], &[(2, 1, 11)]), Ok(tip));
+        assert_eq!(after(Some((1, 0)), &[(1, 0, 0)], &[]), Ok(None));
+        assert_eq!(after(None, &[], &[(1, 0, 100)]), Ok(Some((1, 100))));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let told = |tip, leave: &[_], come: &[_]| after(tip, leave, come).unwrap_err();
+        let tip = Some((2, 11));
+        assert!(told(tip, &[(1, 0, 10)], &[]).contains("is to leave, but the tip is 0202"));
+        assert!(told(tip, &[(2, 1, 10)], &[]).contains("is to leave"), "another height");
+        assert!(told(tip, &[(7, 8, 10), (2, 1, 11)], &[]).contains("is to leave, but the tip is 0101"));
+        assert!(told(None, &[(2, 1, 11)], &[]).contains("the tip is nothing"));
+        assert!(told(tip, &[(2, 1, 11)], &[(3, 2, 11)]).contains("but the tip is 0101"));
+        assert!(told(tip, &[(2, 1, 11)], &[(3, 1, 12)]).contains("says that it is at height 12"));
+        assert!(told(tip, &[], &[(3, 2, 12), (4, 2, 13)]).contains("but the tip is 0303"));
+        let mut twice = [block(3, 2, 12), block(4, 3, 13)];
+        twice[1].block_id = 3;
+        let reorg = Reorg { sequence: 1, disconnected: vec![], connected: twice.to_vec() };
+        assert!(tip_after(None, &reorg).unwrap_err().contains("have the id 3"));
+    }
+}

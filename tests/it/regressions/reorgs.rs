@@ -1,0 +1,129 @@
+//! Blocks that leave the longest chain and come back, and what is late when they do.
+
+use std::time::Duration;
+
+use utxo_store::record::{Key, Operation, Outcome, Rejection, Sequenced, TxState};
+
+use super::{has_lost, held::Held, holder, state};
+use crate::{
+    made_blocks::MadeBlock,
+    world::{Made, World, coinbase, spend},
+};
+
+async fn unmined_since(world: &World, made: &Made) -> Option<u32> {
+    world.page(made).await.unwrap().master.as_ref().unwrap().unmined_since
+}
+
+/// Two blocks of one height.
+fn rivals(listed: &[&Made]) -> (MadeBlock, MadeBlock) {
+    let first = MadeBlock::new(1, 101, &coinbase(1), listed);
+    let other = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[]) };
+    (first, other)
+}
+
+/// The first answer to a set-mined is lost, so it is sent again; what was sent first lands once the block has left.
+/// Protects: unsetting stamps the record, and an earlier stamp is refused.
+#[tokio::test(start_paused = true)]
+async fn a_late_set_mined_after_its_block_has_left() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let listed = spend(&[seed.coin(0)], 1, 1);
+    let (first, other) = rivals(&[&listed]);
+    let txid = listed.txid;
+    let held = Held::the_first(&world, move |row| {
+        row.key == Key::master(txid) && matches!(row.operation, Operation::Sequenced(_, Sequenced::SetMined { .. }))
+    });
+    let zombie = held.before(&world).start();
+    world.validate(&listed).await;
+    world.bring(1, &first).await;
+    held.until_kept(1).await;
+    zombie.kill().await;
+
+    let running = world.start();
+    world.reorganise(2, &[first], &[other]).await;
+    world.until_consumed().await;
+    assert_eq!(unmined_since(&world, &listed).await, Some(101));
+    let late = held.let_go().await;
+    assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
+    running.stop().await;
+    world.check("a late set-mined").await;
+}
+
+/// Both blocks have one coinbase, and what disconnecting the first does to it lands when the second is connected.
+/// Protects: whatever is done while blocks leave bears an earlier stamp than what is done while others come.
+#[tokio::test(start_paused = true)]
+async fn a_late_disconnect_after_the_same_coinbase_has_come_again() {
+    let world = World::new().await;
+    world.seed(1, 1).await;
+    let shared = coinbase(1);
+    let (first, other) = rivals(&[]);
+    let other = MadeBlock { coinbase: shared.clone(), ..other };
+    let txid = shared.txid;
+    let running = world.start();
+    world.bring(1, &first).await;
+    world.until_consumed().await;
+    running.stop().await;
+    let held = Held::the_first(&world, move |row| {
+        let falls =
+            |operation: &Operation| matches!(operation, Operation::Sequenced(_, Sequenced::MarkConflicting { .. }));
+        row.key == Key::master(txid) && falls(&row.operation)
+    });
+    let zombie = held.before(&world).start();
+    world.reorganise(2, &[first], &[other]).await;
+    held.until_kept(1).await;
+    zombie.kill().await;
+
+    let running = world.start();
+    world.until_consumed().await;
+    assert_eq!(state(&world, &shared).await, TxState::Live);
+    let late = held.let_go().await;
+    assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
+    running.stop().await;
+    world.check("a late disconnect").await;
+}
+
+/// Protects: a coinbase falls with its block, and all that spends it; it returns with its block, and whoever fell with it has a
+/// second chance.
+#[tokio::test(start_paused = true)]
+async fn a_coinbase_leaves_and_returns_with_its_spender_before_between_and_after() {
+    for moment in ["before", "between", "after"] {
+        for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(30)] {
+            let what = format!("{moment}, {kill_after_ms:?}");
+            let world = World::new().await;
+            world.seed(1, 1).await;
+            let (first, other) = rivals(&[]);
+            let spender = spend(&[first.coinbase.coin(0)], 1, 1);
+            world.bring(1, &first).await;
+            world.run_until_consumed().await;
+            let of_moment = async |now: &str| {
+                if now == moment {
+                    world.validate_at(&spender, 300).await;
+                }
+                if let Some(ms) = kill_after_ms {
+                    let running = world.start();
+                    tokio::time::sleep(Duration::from_millis(ms)).await;
+                    running.kill().await;
+                }
+                world.run_until_consumed().await;
+            };
+            of_moment("before").await;
+            world.reorganise(2, std::slice::from_ref(&first), std::slice::from_ref(&other)).await;
+            of_moment("between").await;
+            assert!(has_lost(&world, &first.coinbase).await, "{what}");
+            assert_eq!(world.page(&spender).await.is_some(), moment != "after", "{what}");
+            assert!(moment == "after" || has_lost(&world, &spender).await, "{what}");
+            world.reorganise(3, std::slice::from_ref(&other), std::slice::from_ref(&first)).await;
+            of_moment("after").await;
+            for made in [&first.coinbase, &spender] {
+                assert_eq!(state(&world, made).await, TxState::Live, "{what}: {}", made.txid);
+            }
+            assert!(has_lost(&world, &other.coinbase).await, "{what}");
+            assert_eq!(holder(&world, &first.coinbase.coin(0)).await, Some(spender.txid), "{what}");
+            assert_eq!(
+                (unmined_since(&world, &first.coinbase).await, unmined_since(&world, &other.coinbase).await),
+                (None, Some(101))
+            );
+            world.check(&what).await;
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Blocks that leave, that come back, and that are on side chains.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use utxo_store::{
+    broker::{Broker, TopicPartition},
+    record::{Key, Reason, Record, TxState, Verdict},
+    sequencer::{chain_group, state::ChainState},
+};
+
+use crate::{
+    made_blocks::MadeBlock,
+    sequencing::{longer_than_a_block_waits, reasons},
+    world::{GROUP, Made, World, WorldSettings, coinbase, spend, wide_coinbase},
+};
+
+async fn state(world: &World, made: &Made) -> Option<TxState> {
+    Some(world.page(made).await?.state())
+}
+
+const LEFT: TxState = TxState::Conflicting(Verdict::Conflicting(Reason::Disconnected));
+
+async fn is_on_longest_chain(world: &World, block: &MadeBlock) -> bool {
+    match &world.store.read(vec![Key::Block(block.block_id)]).await.unwrap()[..] {
+        [Some(Record::Block(record))] => record.longest_chain,
+        other => panic!("no block {}: {other:?}", block.block_id),
+    }
+}
+
+async fn committed_state(world: &World) -> ChainState {
+    let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+    let committed = world.broker.committed(&chain_group(GROUP), &[chain]).await.unwrap().remove(0).unwrap();
+    ChainState::from_metadata(&committed.metadata).unwrap()
+}
+
+/// Two blocks on each other, of which the second lists one transaction, and the events of both.
+async fn world_of_two_blocks() -> (World, Made, [MadeBlock; 2]) {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let listed = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&listed).await;
+    let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
+    let second = first.followed_by(2, &coinbase(2), &[&listed]);
+    world.bring(1, &first).await;
+    world.bring(2, &second).await;
+    world.run_until_consumed().await;
+    (world, listed, [first, second])
+}
+
+/// What a reorg is refused for is in readiness, and nothing of it is done.
+#[tokio::test(start_paused = true)]
+async fn a_reorg_that_does_not_fit_halts_the_chain_before_anything_of_it_is_done() {
+    type Lists = (Vec<MadeBlock>, Vec<MadeBlock>);
+    type Spoil = fn(&MadeBlock, &MadeBlock) -> Lists;
+    let cases: [(&str, Spoil); 8] = [
+        ("is to leave, but the tip is", |first, _| (vec![first.clone()], vec![])),
+        ("was never connected", |_, second| {
+            let below = MadeBlock::new(7, 101, &coinbase(7), &[]);
+            (vec![MadeBlock { hash: [9; 32], ..below }, MadeBlock { previous: [9; 32], ..second.clone() }], vec![])
+        }),
+        ("but the tip is", |_, second| (vec![second.clone()], vec![second.followed_by(3, &coinbase(3), &[])])),
+        ("says that it is at height 103, but it follows the tip", |first, second| {
+            let next = MadeBlock { height: 103, ..first.followed_by(3, &coinbase(3), &[]) };
+            (vec![second.clone()], vec![next])
+        }),
+        ("has the id 1, which is that of block", |first, second| {
+            let next = MadeBlock { block_id: 1, ..first.followed_by(3, &coinbase(3), &[]) };
+            (vec![second.clone()], vec![next])
+        }),
+        ("two blocks of it have the id 2", |first, second| {
+            let next = MadeBlock { block_id: 2, ..first.followed_by(3, &coinbase(3), &[]) };
+            (vec![second.clone()], vec![next])
+        }),
+        ("the coinbase of block", |first, second| {
+            let next = MadeBlock {
+                coinbase: spend(&[first.coinbase.coin(0)], 1, 5),
+                ..first.followed_by(3, &coinbase(3), &[])
+            };
+            (vec![second.clone()], vec![next])
+        }),
+        ("is stored with other content", |first, second| {
+            (vec![second.clone()], vec![first.followed_by(3, &coinbase(66), &[])])
+        }),
+    ];
+    for (why, spoil) in cases {
+        let (world, listed, [first, second]) = world_of_two_blocks().await;
+        // What somebody claims of a coinbase that no block has brought.
+        let Made { txid, .. } = coinbase(66);
+        world.produce_partial(&Made { txid, extended: Bytes::new(), outputs: vec![(1, vec![0x51])] }).await;
+        world.run_until_consumed().await;
+        let before = world.store.survey(|_| {}).await.unwrap();
+        let (leave, come) = spoil(&first, &second);
+        world.reorganise(3, &leave, &come).await;
+        let running = world.start();
+        longer_than_a_block_waits().await;
+        let said = reasons(&running);
+        assert!(said.starts_with("chain_running: ") && said.contains(why), "{why}: {said}");
+        running.stop().await;
+        assert_eq!(world.store.survey(|_| {}).await.unwrap(), before, "{why}");
+        assert_eq!(state(&world, &listed).await, Some(TxState::Live), "{why}");
+        assert_eq!(committed_state(&world).await.sequence, 2, "{why}");
+    }
+}
+
+/// Tip and sequence are those of the last block that came, or of what is below the last that left.
+#[tokio::test(start_paused = true)]
+async fn tip_and_sequence_follow_a_reorg() {
+    let (world, listed, [first, second]) = world_of_two_blocks().await;
+    let third = first.followed_by(3, &coinbase(3), &[&listed]);
+    let fourth = third.followed_by(4, &coinbase(4), &[]);
+    world.reorganise(3, std::slice::from_ref(&second), &[third.clone(), fourth.clone()]).await;
+    world.run_until_consumed().await;
+    let ChainState { sequence, tip, reorgs_next, .. } = committed_state(&world).await;
+    let tip = tip.unwrap();
+    assert_eq!((sequence, reorgs_next, tip.hash, tip.height, tip.block_id), (3, 1, fourth.hash, 103, Some(4)));
+    let on_chain = [is_on_longest_chain(&world, &second).await, is_on_longest_chain(&world, &third).await];
+    assert_eq!(on_chain, [false, true]);
+    world.check("a reorg").await;
+
+    world.reorganise(4, &[third, fourth], &[]).await;
+    world.run_until_consumed().await;
+    let ChainState { sequence, tip, .. } = committed_state(&world).await;
+    let tip = tip.unwrap();
+    assert_eq!((sequence, tip.hash, tip.height, tip.block_id), (4, first.hash, 101, None));
+    assert_eq!(world.page(&listed).await.unwrap().master.as_ref().unwrap().unmined_since, Some(102));
+    world.bring(5, &second).await;
+    world.run_until_consumed().await;
+    assert_eq!(committed_state(&world).await.tip.unwrap().hash, second.hash);
+    world.check("there and back").await;
+}
+
+/// A block of a side chain lists what is not there, and a loser; the reorg that connects it waits for the one, and lets the
+/// other win.
+#[tokio::test(start_paused = true)]
+async fn a_side_chain_decides_nothing_and_waits_for_nobody_until_it_is_connected() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let late = spend(&[loser.coin(0)], 1, 3);
+    let heir = spend(&[coinbase(2).coin(0)], 1, 4);
+    let first = MadeBlock::new(1, 101, &coinbase(1), &[&winner]);
+    let aside = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[&loser, &late]) };
+    world.validate(&winner).await;
+    world.run_until_consumed().await;
+    world.validate(&loser).await;
+    world.run_until_consumed().await;
+    world.bring(1, &first).await;
+    world.bring_aside(2, &aside).await;
+    world.validate_at(&heir, 300).await;
+    world.run_until_consumed().await;
+    assert_eq!((state(&world, &coinbase(2)).await, state(&world, &late).await), (Some(LEFT), None));
+    for (made, live) in [(&winner, true), (&loser, false), (&heir, false)] {
+        assert_eq!(state(&world, made).await == Some(TxState::Live), live, "{}", made.txid);
+    }
+    let triples = world.page(&loser).await.unwrap().master.as_ref().unwrap().mined.len();
+    assert_eq!((triples, committed_state(&world).await.tip.unwrap().hash), (1, first.hash));
+    world.check("a side chain").await;
+
+    world.reorganise(3, std::slice::from_ref(&first), std::slice::from_ref(&aside)).await;
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    assert!(reasons(&running).contains(&late.txid.to_string()), "{}", reasons(&running));
+    world.validate(&late).await;
+    world.until_consumed().await;
+    running.stop().await;
+    for (made, live) in [(&winner, false), (&loser, true), (&late, true), (&heir, true), (&aside.coinbase, true)] {
+        assert_eq!(state(&world, made).await == Some(TxState::Live), live, "{}", made.txid);
+    }
+    world.check("a side chain that is connected").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_of_the_longest_chain_that_is_said_to_be_aside_halts_the_chain() {
+    let (world, _, [_, second]) = world_of_two_blocks().await;
+    world.bring_aside(3, &second).await;
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    let said = reasons(&running);
+    assert!(said.contains("is said to be on a side chain, and is on the longest one"), "{said}");
+    running.stop().await;
+    assert!(is_on_longest_chain(&world, &second).await);
+}
+
+/// Coinbases of several pages fall, come from a side chain, and return, with the children of their last pages; killed at any moment.
+#[tokio::test(start_paused = true)]
+async fn coinbases_of_several_pages_leave_and_return() {
+    for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(30)] {
+        let world = World::with_settings(WorldSettings::paged(2)).await;
+        world.seed(1, 1).await;
+        let [ours, theirs] = [1, 2].map(|number| wide_coinbase(number, 7));
+        let [spender, heir] = [&ours, &theirs].map(|made| spend(&[made.coin(6), made.coin(0)], 3, 5));
+        let first = MadeBlock::new(1, 101, &ours, &[]);
+        let aside = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &theirs, &[]) };
+        let go_on = async || {
+            if let Some(ms) = kill_after_ms {
+                let running = world.start();
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                running.kill().await;
+            }
+            world.run_until_consumed().await;
+        };
+        world.bring(1, &first).await;
+        world.bring_aside(2, &aside).await;
+        world.validate_at(&spender, 300).await;
+        world.validate_at(&heir, 300).await;
+        go_on().await;
+        let swap = [(3, &first, &aside), (4, &aside, &first), (5, &first, &aside)];
+        for (sequence, leaves, comes) in swap {
+            world.reorganise(sequence, std::slice::from_ref(leaves), std::slice::from_ref(comes)).await;
+            go_on().await;
+            assert_eq!(state(&world, &leaves.coinbase).await, Some(LEFT), "{sequence}, {kill_after_ms:?}");
+            assert_eq!(state(&world, &comes.coinbase).await, Some(TxState::Live), "{sequence}, {kill_after_ms:?}");
+        }
+        assert_eq!(state(&world, &heir).await, Some(TxState::Live), "{kill_after_ms:?}");
+        world.check(&format!("coinbases of several pages, {kill_after_ms:?}")).await;
+    }
+}
