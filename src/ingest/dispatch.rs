@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    convert::Infallible,
     time::Duration,
 };
 
@@ -113,11 +114,18 @@ pub struct Dispatcher {
     in_flight: usize,
     /// What is done beside the rest, since it takes many writes, or waits for the blob store.
     beside: BTreeMap<FlightId, CancellationToken>,
+    /// Each creation has a copy: the last one to end closes the channel.
+    creates: mpsc::Sender<Infallible>,
+    creations_ended: mpsc::Receiver<Infallible>,
 }
+
+/// A store that does not answer does not keep an instance from ending: lock records end by themselves.
+const RELEASED_WITHIN: Duration = Duration::from_secs(3);
 
 impl Dispatcher {
     /// Results go to `done`.
     pub fn new(store: Store, settings: DispatchSettings, done: mpsc::UnboundedSender<Done>) -> Self {
+        let (creates, creations_ended) = mpsc::channel(1);
         Dispatcher {
             store,
             settings,
@@ -128,6 +136,8 @@ impl Dispatcher {
             reads: Vec::new(),
             in_flight: 0,
             beside: BTreeMap::new(),
+            creates,
+            creations_ended,
         }
     }
 
@@ -193,7 +203,9 @@ impl Dispatcher {
     /// Creates a transaction that takes more than one write, beside everything else.
     pub fn create(&mut self, creator: Creator, token: Token, work: Paged) {
         let (given_up, mut reporter) = (self.begin_beside(token), Reporter::new(self.done.clone()));
+        let creates = self.creates.clone();
         spawn("creating a large transaction", &self.done, async move {
+            let _creates = creates;
             let tell = |failed: Option<&EngineError>| {
                 reporter.tried(failed);
             };
@@ -240,6 +252,17 @@ impl Dispatcher {
     /// The same of all flights.
     pub fn give_all_up(&mut self) {
         std::mem::take(&mut self.beside).into_values().for_each(|given_up| given_up.cancel());
+    }
+
+    /// The same, once nothing more is to be done; waits until the lock records are given back, so that whoever comes next need not.
+    pub async fn end(&mut self) {
+        self.give_all_up();
+        let (creates, ended) = mpsc::channel(1);
+        self.creates = creates;
+        let mut ended = std::mem::replace(&mut self.creations_ended, ended);
+        if tokio::time::timeout(RELEASED_WITHIN, ended.recv()).await.is_err() {
+            tracing::warn!("lock records are left to end by themselves: the store does not answer");
+        }
     }
 
     fn send_reads(&mut self) {

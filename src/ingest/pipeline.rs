@@ -149,7 +149,7 @@ impl Pipeline {
             self.act();
         }
         self.drain().await?;
-        self.dispatcher.give_all_up();
+        self.dispatcher.end().await;
         self.commit().await?;
         self.consumer.close().await?;
         self.report.parked_max = self.planner.counts().parked_max as u64;

@@ -49,6 +49,11 @@ impl Held {
         Arc::new(Held { inner: world.store.engine.clone(), wanted: Box::new(wanted), fate })
     }
 
+    /// Calls with such a row are done so much later.
+    pub fn late(world: &World, by: Duration, wanted: impl Fn(&Row) -> bool + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Held { inner: world.store.engine.clone(), wanted: Box::new(wanted), fate: Fate::Late(by) })
+    }
+
     /// In rebuilds, rows are done so much later than they would have been.
     pub fn late_in_rebuilds(world: World, by: Duration, wanted: fn(&Row, Txid) -> bool, of: Txid) -> World {
         let wrap = move |inner: Arc<dyn RecordEngine>| -> Arc<dyn RecordEngine> {

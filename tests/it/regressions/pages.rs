@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use utxo_store::{
     broker::partitioner::partition_of,
+    engine::Row,
     record::{
         Key, Operation, Outcome, Reason, Record, Sequenced, TxState,
         build::{Setting, Start, pages_of},
@@ -29,7 +30,7 @@ async fn pages(world: &World, made: &Made, count: u32) -> Vec<Option<TxState>> {
     records.iter().map(|record| record.as_ref().and_then(|record| record.page()).map(|page| page.state())).collect()
 }
 
-fn clears(txid: Txid) -> impl Fn(&utxo_store::engine::Row) -> bool + Send + Sync {
+fn clears(txid: Txid) -> impl Fn(&Row) -> bool + Send + Sync {
     move |row| matches!(row.key, Key::Page(of, _) if of == txid) && row.operation == Operation::ClearCreating
 }
 
@@ -248,6 +249,28 @@ async fn a_creator_that_dies_while_it_holds_the_lock_record() {
     let lock_record = world.store.read(vec![Key::LockRecord(txid)]).await.unwrap();
     assert_eq!(lock_record, [None]);
     world.check("a creator that died").await;
+}
+
+/// An instance is stopped in order while it creates a transaction of several pages.
+/// Protects: it gives its lock record back before it ends, so that nobody has to wait until that runs out.
+#[tokio::test(start_paused = true)]
+async fn a_creator_that_is_stopped_gives_its_lock_record_back() {
+    let world = paged(2).await;
+    let wide = spend(&[world.seed(1, 1).await.coin(0)], 5, 1);
+    let page = Key::Page(wide.txid, 2);
+    let release = |row: &Row| matches!(row.operation, Operation::ReleaseLockRecord { .. });
+    let slow = world.beside(Held::late(&world, Duration::from_secs(1), release));
+    let held = Held::the_first(&slow, move |row| row.key == page && matches!(row.operation, Operation::Create(_)));
+    let running = held.before(&slow).start();
+    world.validate(&wide).await;
+    held.until_kept(1).await;
+    let lock_record = async || world.store.read(vec![Key::LockRecord(wide.txid)]).await.unwrap().remove(0);
+    assert!(lock_record().await.is_some());
+    running.stop().await;
+    assert_eq!(lock_record().await, None);
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &wide).await, TxState::Live);
+    world.check("a creator that was stopped").await;
 }
 
 /// A node forgets a master, and not its other page, all of which is spent: the spender's event is done again before the master's
