@@ -11,7 +11,7 @@ use frontier::Frontier;
 
 use crate::{
     api::{Condition, Health},
-    blob::OpenBlobError,
+    blob::{OpenBlobError, objects::ObjectError},
     broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
     clock::Clock,
     ingest::{
@@ -82,6 +82,9 @@ pub enum InstanceError {
     /// The blob store must not be worked on, or does not answer.
     #[error(transparent)]
     Blobs(#[from] OpenBlobError),
+    /// What a block lists, in an object elsewhere, cannot be read.
+    #[error(transparent)]
+    Objects(#[from] ObjectError),
     /// A topic is missing, or the broker cannot go on.
     #[error(transparent)]
     Broker(#[from] BrokerError),

@@ -25,6 +25,7 @@ pub mod fault;
 mod frame;
 mod keep;
 mod name;
+pub mod objects;
 mod open;
 mod outputs;
 mod requests;
@@ -33,7 +34,7 @@ mod url;
 
 pub use error::{BlobError, BlobErrorKind};
 pub use name::{BlobKind, BlobName};
-pub use open::{BlobAccess, Intent, OpenBlobError, open};
+pub use open::{BlobAccess, Intent, OpenBlobError, open, open_objects};
 pub use outputs::{OutputsError, PartialTx};
 pub use store::{BlobOptions, BlobStore, Put, Reuse};
 pub use url::{BlobUrl, BlobUrlError, Bucket};

@@ -9,7 +9,8 @@ use std::{
 use object_store::{ObjectStore, local::LocalFileSystem};
 
 use super::{
-    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket, claim::MARK, directory::Directory, store::Place,
+    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket, claim::MARK, directory::Directory,
+    objects::Objects, store::Place,
 };
 
 /// Why a blob store could not be opened; each is one line, without a secret.
@@ -128,6 +129,25 @@ pub async fn open(
         BlobUrl::S3(bucket) => open_server(url, intent, web::s3(bucket, access, &options)?, options).await,
         BlobUrl::Web(url_text) => open_server(url, Intent::Read, web::http(url_text, access, &options)?, options).await,
     }
+}
+
+/// Opens the place that `url` names to read what others put there. Nothing is looked for: it may be empty yet.
+///
+/// # Errors
+/// See [`OpenBlobError`].
+pub async fn open_objects(url: &BlobUrl, access: &BlobAccess, options: &BlobOptions) -> Result<Objects, OpenBlobError> {
+    let store: Arc<dyn ObjectStore> = match url {
+        BlobUrl::Memory => Arc::new(object_store::memory::InMemory::new()),
+        BlobUrl::Directory(path) => {
+            let root = path.clone();
+            let opened = tokio::task::spawn_blocking(move || LocalFileSystem::new_with_prefix(root));
+            let opened = opened.await.map_err(|panic| OpenBlobError::Panicked(panic.to_string()))?;
+            Arc::new(opened.map_err(|error| OpenBlobError::Settings(error.to_string()))?)
+        }
+        BlobUrl::S3(bucket) => web::s3(bucket, access, options)?,
+        BlobUrl::Web(url_text) => web::http(url_text, access, options)?,
+    };
+    Ok(Objects::new(store, options))
 }
 
 async fn open_directory(root: &FilePath, intent: Intent, options: BlobOptions) -> Result<BlobStore, OpenBlobError> {

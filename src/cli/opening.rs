@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Failure, UsageError, wiring};
 use crate::{
     api::health::{Condition, Health},
-    blob::{self, BlobStore, BlobUrl, Intent},
+    blob::{self, BlobStore, BlobUrl, Intent, objects::Objects},
     broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
     clock::Clock,
     config::Config,
@@ -70,6 +70,19 @@ pub async fn blobs_at(
     let (access, options) = wiring::blobs(config, metrics);
     let opened = blob::open(url, intent, &access, options).await;
     opened.map_err(|error| Failure::new(format!("cannot open the blob store: {error}")))
+}
+
+/// Opens the place of the objects that large blocks refer to; `None`: the configuration names none.
+///
+/// # Errors
+/// See [`blob::OpenBlobError`]; each names what is wrong.
+pub async fn objects(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Objects>, Failure> {
+    let Some(url) = &config.sequencer.objects_url else { return Ok(None) };
+    let (access, options) = wiring::blobs(config, metrics);
+    let opened = blob::open_objects(url, &access, &options).await;
+    let opened =
+        opened.map_err(|error| Failure::new(format!("cannot read objects (sequencer.objects_url): {error}")))?;
+    Ok(Some(opened))
 }
 
 /// Opens the store at `url`, works with it, and closes it however the work has ended.

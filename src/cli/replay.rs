@@ -110,8 +110,9 @@ impl ReplayArgs {
             Some(url) => Some(opening::blobs_at(&config, url, Intent::Write, &watched.metrics).await?),
             None => None,
         };
+        let objects = opening::objects(&config, &watched.metrics).await?;
         let surveyed = opening::with_store(&config, &self.store, &watched.metrics, async |store: &Store| {
-            let parts = opening::parts(broker, store.clone().with_blobs(blobs), &watched)?;
+            let parts = opening::parts(broker, store.clone().with_blobs(blobs).with_objects(objects), &watched)?;
             let report = self.replay(&config, parts, shutdown).await?;
             Ok((report, survey(store).await?))
         });

@@ -85,8 +85,9 @@ impl RunArgs {
 async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
     let broker = opening::broker(config)?;
     let blobs = opening::blobs(config, Intent::Write, &watched.metrics).await?;
+    let objects = opening::objects(config, &watched.metrics).await?;
     let report = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {
-        let store = store.clone().with_blobs(blobs);
+        let store = store.clone().with_blobs(blobs).with_objects(objects);
         consume(config, opening::parts(broker, store, watched)?, shutdown).await
     });
     let PipelineReport { completed, parked_max, contests, dead_letters } = report.await?;

@@ -303,6 +303,9 @@ settings! {
         mined_batch_size: u32 = 1_024, range 1 to 65_536, unit "transactions", seed "MaxMinedBatchSize";
         /// Batches that may be on their way to the store at once.
         concurrency: u32 = 128, range 1 to 4_096, unit "batches", seed "MaxMinedRoutines";
+        /// Where the objects are that large blocks refer to for their transaction ids: a URL as store.blobs.url takes (https:// too), reached as it
+        /// says for the blob store. Nothing is written there. Without it such a block halts the chain.
+        objects_url: Option<BlobUrl>, example "s3://blocks/subtrees?region=eu-1";
         /// Members of a cone that one decision names at most.
         cone_chunk: u32 = 1_000, range 1 to 20_000, unit "transactions";
     }

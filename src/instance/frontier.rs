@@ -14,11 +14,12 @@ use std::{
 
 use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
+    blob::objects::Announced,
     broker::{
         Broker, BrokerError, Committed, Message, Producer, TopicPartition,
         retry::{next_messages, until_answered},
     },
-    event::{DecisionBody, Event},
+    event::{DecisionBody, Event, SubtreeTransactions},
     ingest::{
         halts::EarlierHalts,
         partition::consumed_of,
@@ -103,8 +104,10 @@ impl Frontier {
             let mut roots: BTreeSet<Txid> = below.flat_map(|decision| names(&decision.body)).collect();
             roots.extend(&decided.winners);
             drop(decided);
-            read(parts.broker.as_ref(), &chain_of(settings), 0, chain, |message| listed_in(&message, &mut roots))
-                .await?;
+            let mut elsewhere = Vec::new();
+            let each = |message: Message| listed_in(&message, &mut roots, &mut elsewhere);
+            read(parts.broker.as_ref(), &chain_of(settings), 0, chain, each).await?;
+            listed_elsewhere(parts, elsewhere, &mut roots).await?;
             rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
         }
         Ok((rebuild, chain, undecided))
@@ -242,16 +245,48 @@ fn winner_of(reason: &Reason) -> Option<Txid> {
     }
 }
 
+/// An object that holds what a block lists.
+struct Elsewhere {
+    key: String,
+    count: u64,
+    sha256: [u8; 32],
+}
+
 /// What the blocks of an event list: all of it was live when the event had been handled.
-fn listed_in(message: &Message, roots: &mut BTreeSet<Txid>) {
+fn listed_in(message: &Message, roots: &mut BTreeSet<Txid>, elsewhere: &mut Vec<Elsewhere>) {
     let blocks = match Event::decode(&message.payload) {
         Ok(Event::BlockMined(mined)) if mined.block.longest_chain => vec![mined.block],
         Ok(Event::Reorg(reorg)) => reorg.connected,
         _ => return,
     };
     for subtree in blocks.iter().flat_map(|block| &block.subtrees) {
-        roots.extend(subtree.transactions.inline().into_iter().flatten());
+        match &subtree.transactions {
+            SubtreeTransactions::Inline(_) => roots.extend(subtree.transactions.inline().into_iter().flatten()),
+            SubtreeTransactions::Object { key, sha256 } => {
+                elsewhere.push(Elsewhere { key: (*key).to_owned(), count: subtree.count, sha256: *sha256 });
+            }
+        }
     }
+}
+
+async fn listed_elsewhere(
+    parts: &InstanceParts,
+    elsewhere: Vec<Elsewhere>,
+    roots: &mut BTreeSet<Txid>,
+) -> Result<(), InstanceError> {
+    // Without them the chain halts at such a block, and says why.
+    let Some(objects) = &parts.store.objects else { return Ok(()) };
+    for Elsewhere { key, count, sha256 } in elsewhere {
+        let mut txids = objects.txids(Announced { key: &key, count, sha256 }).await?;
+        loop {
+            let next = txids.next().await?;
+            if next.is_empty() {
+                break;
+            }
+            roots.extend(next);
+        }
+    }
+    Ok(())
 }
 
 /// Every message of a partition between two offsets.

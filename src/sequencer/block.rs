@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, slice};
 
 use crate::{
     engine::Row,
-    event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
+    event::{Block, BlockMined, DecisionBody},
     record::{
         BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Reason, Record, Rejection, Reply, Sequenced,
         TxState, Verdict,
@@ -19,6 +19,7 @@ use crate::{
         decisions::DecisionLog,
         evaluate::evaluate_listed,
         handler::{At, Handler},
+        listing::{self, Listed, Listing},
         pages::others,
         proven::Proof,
         source::with_claims,
@@ -30,13 +31,6 @@ use crate::{
     tx::{Transaction, Txid},
 };
 
-/// A transaction that a block lists.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Listed {
-    pub(super) txid: Txid,
-    subtree: u32,
-}
-
 /// How the coinbase of a block was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Coinbase {
@@ -47,6 +41,9 @@ enum Coinbase {
     /// On a side chain until now, or of a block that had left.
     Fallen,
 }
+
+/// Of the transactions that a block waits for so many are kept in memory: before more is looked at, these have to come.
+const MOST_LEFT: usize = 16 * listing::CHUNK;
 
 /// How a listed transaction stood when it was to be set mined.
 enum Standing {
@@ -71,6 +68,7 @@ impl Handler {
         if block.longest_chain {
             follows(self.state.tip, block).map_err(Stop::Halt)?;
             self.check_ids(slice::from_ref(block)).await?;
+            self.check_objects(at, block).await?;
             self.connect(at, &mut Steps::new(log, at.offset, at.making), slice::from_ref(block), message).await?;
             self.move_tip(Some(Tip::of(block)));
         } else {
@@ -114,8 +112,8 @@ impl Handler {
         block: &Block<'_>,
         message: &Bytes,
     ) -> Result<bool, Stop> {
-        let listed = listed(block)?;
-        let (txid, found) = self.begin_block(at, block, message, &listed).await?;
+        let done = self.done_before(at, block, true).await?;
+        let (txid, found) = self.begin_block(at, block, message, done).await?;
         // Those of one event are in the order of its blocks.
         let is_of_block =
             |body: &DecisionBody| matches!(body, DecisionBody::Accepted { height, .. } if *height == block.height);
@@ -123,17 +121,60 @@ impl Handler {
             self.carry_out(at, steps, body).await?;
         }
         if found != Coinbase::Made {
-            self.set_all_mined(at, steps, block, &[Listed { txid, subtree: 0 }]).await?;
+            self.set_all_mined(at, steps, block, vec![Listed { txid, subtree: 0 }]).await?;
             self.parts.arrivals.came(txid);
         }
         if found == Coinbase::Live {
             self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await?;
         }
-        self.set_all_mined(at, steps, block, &listed).await?;
-        if !listed.is_empty() {
-            self.apply_decided(at, vec![put_block(at, block, true, listed.len() as u64 + 1)]).await?;
+        self.set_listed_mined(at, steps, block, done).await?;
+        Ok(found != Coinbase::Made || listing::count(block) > 0)
+    }
+
+    /// Sets all that a block lists mined, but for the first so many, which have been. A chunk at a time; how far it is stands in
+    /// the record of the block.
+    async fn set_listed_mined(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        block: &Block<'_>,
+        mut done: u64,
+    ) -> Result<(), Stop> {
+        let count = listing::count(block);
+        let mut listing = Listing::of(block).pass_over(done);
+        let mut left = Vec::new();
+        loop {
+            let chunk = self.next_listed(at, &mut listing).await?;
+            if chunk.is_empty() {
+                break;
+            }
+            done += chunk.len() as u64;
+            left.extend(self.set_mined_now(at, steps, block, chunk).await?);
+            if left.len() > MOST_LEFT {
+                self.set_all_mined(at, steps, block, std::mem::take(&mut left)).await?;
+            }
+            if left.is_empty() && done < count {
+                self.apply_decided(at, vec![put_block(at, block, true, done + 1)]).await?;
+            }
         }
-        Ok(found != Coinbase::Made || !listed.is_empty())
+        self.set_all_mined(at, steps, block, left).await?;
+        if count > 0 {
+            self.apply_decided(at, vec![put_block(at, block, true, count + 1)]).await?;
+        }
+        Ok(())
+    }
+
+    /// How many of the transactions that a large block lists this very event has dealt with before a restart. Another connection of
+    /// the block says nothing of this one, nor what was stamped before a node forgot.
+    pub(super) async fn done_before(&self, at: At, block: &Block<'_>, longest_chain: bool) -> Result<u64, Stop> {
+        if listing::count(block) <= listing::CHUNK as u64 {
+            return Ok(0);
+        }
+        let there = self.records_of(slice::from_ref(block)).await?.pop().flatten();
+        let ours = |there: &BlockRecord| {
+            (there.chain_pos, there.longest_chain) == (Some(at.stamp(Phase::Apply)), longest_chain)
+        };
+        Ok(there.filter(ours).map_or(0, |there| there.progress.saturating_sub(1)))
     }
 
     /// Closes the decisions on an event that brings blocks, if there are any. `false`: there are more.
@@ -205,10 +246,10 @@ impl Handler {
         at: At,
         block: &Block<'_>,
         message: &Bytes,
-        listed: &[Listed],
+        done: u64,
     ) -> Result<(Txid, Coinbase), Stop> {
         let (txid, pages) = self.coinbase_pages(block, message, true)?;
-        let put_block = put_block(at, block, true, if listed.is_empty() { 1 } else { 0 });
+        let put_block = put_block(at, block, true, done + 1);
         let outcomes = match pages.clone() {
             Pages { master, others: None } => {
                 let create = at.row(Phase::Apply, Key::master(txid), Sequenced::CreateCoinbase(master.into()));
@@ -276,11 +317,11 @@ impl Handler {
     /// A block of a side chain: its coinbase is there, conflicting, and its triple is written where a listed transaction is.
     async fn side_block(&self, at: At, block: &Block<'_>, message: &Bytes) -> Result<(), Stop> {
         let (txid, pages) = self.coinbase_pages(block, message, false)?;
-        let mut listed = listed(block)?;
         self.check_ids(slice::from_ref(block)).await?;
         self.check_not_connected(at, block).await?;
+        self.check_objects(at, block).await?;
         // First, since a triple counts unless its block is known to be elsewhere.
-        self.apply_decided(at, vec![put_block(at, block, false, listed.len() as u64 + 1)]).await?;
+        self.apply_decided(at, vec![put_block(at, block, false, 0)]).await?;
         match self.create_contested(pages).await? {
             Outcome::Applied(Reply::State(state)) | Outcome::AlreadyApplied(Reply::State(state)) => {
                 let lost = Verdict::Conflicting(Reason::Disconnected);
@@ -293,10 +334,14 @@ impl Handler {
             Outcome::Rejected(rejection) => return Err(cannot_be_stored(block, txid, &rejection)),
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
         }
-        listed.push(Listed { txid, subtree: 0 });
-        for batch in listed.chunks(self.rows_at_once()) {
-            let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: false };
-            self.apply(batch.iter().map(|listed| listed.row(at, block, set_mined)).collect()).await?;
+        let mut listing = Listing::of(block);
+        let mut listed = vec![Listed { txid, subtree: 0 }];
+        while !listed.is_empty() {
+            for batch in listed.chunks(self.rows_at_once()) {
+                let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: false };
+                self.apply(batch.iter().map(|listed| listed.row(at, block, set_mined)).collect()).await?;
+            }
+            listed = self.next_listed(at, &mut listing).await?;
         }
         Ok(())
     }
@@ -361,12 +406,39 @@ impl Handler {
         at: At,
         steps: &mut Steps<'_>,
         block: &Block<'_>,
-        listed: &[Listed],
+        listed: Vec<Listed>,
     ) -> Result<(), Stop> {
+        let mut open = listed;
+        let what = format!("block {} at height {}", hex_reversed(&block.hash), block.height);
+        loop {
+            let left = self.set_mined_now(at, steps, block, open).await?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            self.wait_until(at, &what, || async {
+                self.parts.metrics.sequencer_waiting.set(left.len() as i64);
+                Ok(match self.any_arrived(&left).await? {
+                    true => Ok(()),
+                    false => Err(names(left.iter().map(|listed| listed.txid))),
+                })
+            })
+            .await?;
+            self.parts.metrics.sequencer_waiting.set(0);
+            open = left;
+        }
+    }
+
+    /// The same without waiting; answers the rest.
+    async fn set_mined_now(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        block: &Block<'_>,
+        listed: Vec<Listed>,
+    ) -> Result<Vec<Listed>, Stop> {
         let (fallen, mut open): (Vec<Listed>, Vec<Listed>) =
-            listed.iter().partition(|listed| self.ends_fallen(at, &listed.txid));
+            listed.into_iter().partition(|listed| self.ends_fallen(at, &listed.txid));
         self.set_fallen_mined(at, block, &fallen).await?;
-        let name = hex_reversed(&block.hash);
         loop {
             let mut left = Vec::new();
             let mut won = false;
@@ -379,25 +451,10 @@ impl Handler {
                 }
                 left.push(*listed);
             }
-            if left.is_empty() {
-                return Ok(());
+            if !won {
+                return Ok(left);
             }
-            if won {
-                open = left;
-                continue;
-            }
-            let what = format!("block {name} at height {}", block.height);
-            open = self
-                .wait_until(at, &what, || async {
-                    self.parts.metrics.sequencer_waiting.set(left.len() as i64);
-                    if self.any_arrived(&left).await? {
-                        Ok(Ok(left.clone()))
-                    } else {
-                        Ok(Err(names(left.iter().map(|listed| listed.txid))))
-                    }
-                })
-                .await?;
-            self.parts.metrics.sequencer_waiting.set(0);
+            open = left;
         }
     }
 
@@ -600,26 +657,6 @@ fn cannot_be_stored(block: &Block<'_>, txid: Txid, rejection: &Rejection) -> Sto
             rejection => format!("{txid} cannot be stored: {} ({rejection:?})", rejection.code()),
         },
     )
-}
-
-/// Listed transactions in the order of the block, the coinbase left out.
-pub(super) fn listed(block: &Block<'_>) -> Result<Vec<Listed>, Stop> {
-    let mut listed = Vec::new();
-    for (subtree, transactions) in (0..).zip(&block.subtrees) {
-        match &transactions.transactions {
-            SubtreeTransactions::Inline(_) => {
-                let txids = transactions.transactions.inline().into_iter().flatten();
-                listed.extend(txids.map(|txid| Listed { txid, subtree }));
-            }
-            SubtreeTransactions::Object { key, .. } => {
-                return Err(Stop::Halt(format!(
-                    "block {} refers to the object `{key}`: subtrees by reference are not built yet",
-                    hex_reversed(&block.hash)
-                )));
-            }
-        }
-    }
-    Ok(listed)
 }
 
 fn has_others(outcome: &Outcome) -> bool {

@@ -11,6 +11,7 @@ pub mod evaluate;
 mod fed;
 pub mod feed;
 pub mod handler;
+mod listing;
 mod pages;
 mod parts;
 pub mod progress;

@@ -12,10 +12,11 @@ use crate::{
     record::{BlockRecord, Key, Phase, Reason, Sequenced},
     sequencer::{
         Stop,
-        block::{coinbase_of, follows, hex_reversed, listed, put_block},
+        block::{coinbase_of, follows, hex_reversed, put_block},
         contest::Named,
         decisions::DecisionLog,
         handler::{At, Handler, subject},
+        listing::{self, Listing},
         state::Tip,
         steps::{Making, Steps},
     },
@@ -61,7 +62,7 @@ impl Handler {
         self.check_ids(connected).await?;
         for block in disconnected.iter().chain(connected) {
             coinbase_of(block)?;
-            listed(block)?;
+            self.check_objects(at, block).await?;
         }
         for block in connected {
             let (txid, pages) = self.coinbase_pages(block, message, true)?;
@@ -83,12 +84,21 @@ impl Handler {
     /// A block leaves the longest chain: what it lists returns to unmined, its coinbase falls, and all that descends from it.
     async fn disconnect(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>) -> Result<(), Stop> {
         let coinbase = coinbase_of(block)?.txid();
-        self.apply_decided(at, vec![put_block(at, block, false, 0)]).await?;
-        let txids: Vec<Txid> = listed(block)?.into_iter().map(|listed| listed.txid).chain([coinbase]).collect();
-        for batch in txids.chunks(self.rows_at_once()) {
-            let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
-            let rows = batch.iter().map(|txid| at.row(Phase::Apply, Key::master(*txid), unset.clone()));
-            self.apply_decided(at, rows.collect()).await?;
+        let mut done = self.done_before(at, block, false).await?;
+        self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
+        self.unset_mined(at, block, &[coinbase]).await?;
+        let mut listing = Listing::of(block).pass_over(done);
+        loop {
+            let chunk = self.next_listed(at, &mut listing).await?;
+            if chunk.is_empty() {
+                break;
+            }
+            done += chunk.len() as u64;
+            let txids: Vec<Txid> = chunk.into_iter().map(|listed| listed.txid).collect();
+            self.unset_mined(at, block, &txids).await?;
+            if done < listing::count(block) {
+                self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
+            }
         }
         let body = steps.decide(self.judge_disconnected(at, coinbase, block.height)).await?;
         if subject(&body) != Some(coinbase) {
@@ -96,6 +106,15 @@ impl Handler {
             return Err(Stop::Halt(format!("chain offset {}: block {name} leaves, but {body:?}", at.offset)));
         }
         self.carry_out(at, steps, body).await
+    }
+
+    async fn unset_mined(&self, at: At, block: &Block<'_>, txids: &[Txid]) -> Result<(), Stop> {
+        for batch in txids.chunks(self.rows_at_once()) {
+            let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
+            let rows = batch.iter().map(|txid| at.row(Phase::Apply, Key::master(*txid), unset.clone()));
+            self.apply_decided(at, rows.collect()).await?;
+        }
+        Ok(())
     }
 
     async fn judge_disconnected(&self, at: At, coinbase: Txid, height: u32) -> Result<DecisionBody, Stop> {

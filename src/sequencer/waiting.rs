@@ -40,6 +40,11 @@ impl<'a> Waiting<'a> {
         self
     }
 
+    /// Who waits.
+    pub fn about(&self) -> &str {
+        &self.about
+    }
+
     /// Pauses before the next look at what is `missing`.
     pub async fn look_again(&mut self, missing: &str) {
         if self.parts.clock.steady_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {

@@ -23,7 +23,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     backoff::Backoff,
-    blob::BlobStore,
+    blob::{BlobStore, objects::Objects},
     engine::{EngineError, ErrorKind, RecordEngine, Row},
     record::{Key, Outcome, Page, Record, Rules},
     tx::{Network, Txid},
@@ -61,17 +61,24 @@ pub struct Store {
     pub blobs: Option<BlobStore>,
     /// What it waits for there.
     pub trouble: BlobTrouble,
+    /// Where blocks refer to for what they list, if anywhere.
+    pub objects: Option<Objects>,
 }
 
 impl Store {
     /// A store on an engine that is open, without blobs.
     pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
-        Store { engine, settings, blobs: None, trouble: BlobTrouble::default() }
+        Store { engine, settings, blobs: None, trouble: BlobTrouble::default(), objects: None }
     }
 
     /// The same records, with this blob store beside them.
     pub fn with_blobs(self, blobs: Option<BlobStore>) -> Self {
         Store { blobs, ..self }
+    }
+
+    /// The same records, with blocks that may refer to these objects.
+    pub fn with_objects(self, objects: Option<Objects>) -> Self {
+        Store { objects, ..self }
     }
 
     /// The same store for who says by himself what he waits for.

@@ -1,5 +1,6 @@
 //! Blocks and reorgs as events.
 
+use sha2::{Digest, Sha256};
 use utxo_store::event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions};
 
 use crate::world::{Made, World};
@@ -14,6 +15,8 @@ pub struct MadeBlock {
     pub coinbase: Made,
     /// Each txid as it is, one after the other.
     pub listed: Vec<u8>,
+    /// Where they are, if not in the event.
+    pub object: Option<String>,
 }
 
 /// A hash for the block of this number.
@@ -33,6 +36,7 @@ impl MadeBlock {
             height,
             coinbase: coinbase.clone(),
             listed: listed.iter().flat_map(|made| made.txid.0).collect(),
+            object: None,
         }
     }
 
@@ -47,8 +51,13 @@ impl MadeBlock {
         Event::BlockMined(BlockMined { sequence, block }).encode()
     }
 
-    fn as_event(&self) -> Block<'_> {
+    /// As it is in an event.
+    pub fn as_event(&self) -> Block<'_> {
         let count = self.listed.len() as u64 / 32;
+        let transactions = match &self.object {
+            Some(key) => SubtreeTransactions::Object { key, sha256: Sha256::digest(&self.listed).into() },
+            None => SubtreeTransactions::Inline(&self.listed),
+        };
         Block {
             block_id: self.block_id,
             hash: self.hash,
@@ -57,7 +66,7 @@ impl MadeBlock {
             time: 1_700_000_000,
             longest_chain: true,
             coinbase: &self.coinbase.extended,
-            subtrees: vec![Subtree { count, transactions: SubtreeTransactions::Inline(&self.listed) }],
+            subtrees: vec![Subtree { count, transactions }],
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Blocks that leave, that come back, and that are on side chains.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
 use utxo_store::{
+    blob::{BlobOptions, objects::Objects},
     broker::{Broker, TopicPartition},
     record::{Key, Reason, Record, TxState, Verdict},
     sequencer::{chain_group, state::ChainState},
@@ -180,6 +182,46 @@ async fn a_block_of_the_longest_chain_that_is_said_to_be_aside_halts_the_chain()
     assert!(said.contains("is said to be on a side chain, and is on the longest one"), "{said}");
     running.stop().await;
     assert!(is_on_longest_chain(&world, &second).await);
+}
+
+/// What the block lists is in an object, which comes late; the block leaves and returns. A rebuild reads the object, too.
+#[tokio::test(start_paused = true)]
+async fn a_block_refers_to_an_object_leaves_and_returns() {
+    let world = World::new().await;
+    let elsewhere = Arc::new(InMemory::new());
+    let objects = Some(Objects::new(elsewhere.clone(), &BlobOptions::default()));
+    let world = World { store: world.store.clone().with_objects(objects), ..world };
+    let seed = world.seed(1, 3).await;
+    let made = [0, 1, 2].map(|vout| spend(&[seed.coin(vout)], 1, vout as u8));
+    for made in &made {
+        world.validate(made).await;
+    }
+    let first = MadeBlock::new(1, 101, &coinbase(1), &made.each_ref());
+    let first = MadeBlock { object: Some("blocks/1".to_owned()), ..first };
+    let other = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[&made[1]]) };
+    world.bring(1, &first).await;
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    assert!(reasons(&running).contains("object `blocks/1` is not there"), "{}", reasons(&running));
+    elsewhere.put(&Path::from("blocks/1"), first.listed.clone().into()).await.unwrap();
+    world.until_consumed().await;
+    running.stop().await;
+    let unmined = async || {
+        let mut unmined = Vec::new();
+        for made in &made {
+            unmined.push(world.page(made).await.unwrap().master.as_ref().unwrap().unmined_since);
+        }
+        unmined
+    };
+    assert_eq!(unmined().await, [None; 3]);
+    world.reorganise(2, std::slice::from_ref(&first), std::slice::from_ref(&other)).await;
+    world.run_until_consumed().await;
+    assert_eq!(unmined().await, [Some(101), None, Some(101)]);
+    world.check_without_model("a block of an object has left").await;
+    world.reorganise(3, &[other], &[first]).await;
+    world.run_until_consumed().await;
+    assert_eq!(unmined().await, [None; 3]);
+    world.check_without_model("a block of an object has returned").await;
 }
 
 /// Coinbases of several pages fall, come from a side chain, and return, with the children of their last pages; killed at any moment.

@@ -352,7 +352,7 @@ impl World {
     pub async fn rebuild(&self) -> Store {
         let engine = Arc::new(MemoryEngine::new(RULES));
         let blobs = self.store.blobs.as_ref().map(|_| BlobStore::memory());
-        let store = Store::new(engine, self.store.settings).with_blobs(blobs);
+        let store = Store::new(engine, self.store.settings).with_blobs(blobs).with_objects(self.store.objects.clone());
         let wrap = |wrap: &Wrap| Store { engine: wrap(store.engine.clone()), ..store.clone() };
         let wrapped = self.rebuild_engine.as_ref().map(wrap);
         let parts = self.parts(wrapped.as_ref().unwrap_or(&store));
@@ -647,7 +647,8 @@ async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
     pages
 }
 
-async fn dump(store: &Store) -> Vec<String> {
+/// What the digest covers, a line a transaction.
+pub async fn dump(store: &Store) -> Vec<String> {
     let mut lines = Vec::new();
     let dumped = store.dump::<utxo_store::store::digest::SurveyError>(|tx| {
         lines.push(serde_json::to_string(&tx).unwrap());

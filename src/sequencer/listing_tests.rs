@@ -1,0 +1,183 @@
+//! Large blocks: a chunk is four transactions here.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
+use sha2::{Digest, Sha256};
+use tokio::{task::JoinHandle, time::timeout};
+
+use super::*;
+use crate::{
+    blob::{
+        BlobOptions,
+        fault::{FaultStore, Faults},
+    },
+    event::{BlockMined, Event},
+    record::{Key, Operation, Phase, Record, Sequenced},
+    sequencer::{SequencerParts, decisions::DecisionLog, state::ChainState, steps::Making, tests::parts},
+    store::{Store, testing},
+};
+
+const KEY: &str = "blocks/1/1.subtree";
+const LONG: Duration = Duration::from_secs(60);
+
+/// Ten transactions: three are listed in the event, seven in an object.
+struct Bench {
+    parts: SequencerParts,
+    objects: Arc<InMemory>,
+    content: Vec<u8>,
+    event: Bytes,
+}
+
+fn ids(of: std::ops::Range<u8>) -> Vec<u8> {
+    of.flat_map(|n| [n; 32]).collect()
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let (objects, parts) = (Arc::new(InMemory::new()), parts().await);
+        let read = Objects::new(objects.clone(), &BlobOptions::default());
+        let parts = SequencerParts { store: parts.store.clone().with_objects(Some(read)), ..parts };
+        let (inline, content) = (ids(1..4), ids(4..11));
+        let sha256 = Sha256::digest(&content).into();
+        let subtrees = vec![
+            Subtree { count: 3, transactions: SubtreeTransactions::Inline(&inline) },
+            Subtree { count: 7, transactions: SubtreeTransactions::Object { key: KEY, sha256 } },
+        ];
+        let coinbase = testing::coinbase(5_000);
+        let block = Block {
+            block_id: 1,
+            hash: [1; 32],
+            previous: [0; 32],
+            height: 100,
+            time: 5,
+            longest_chain: true,
+            coinbase: &coinbase,
+            subtrees,
+        };
+        let event = Event::BlockMined(BlockMined { sequence: 1, block }).encode().into();
+        Bench { parts, objects, content, event }
+    }
+
+    async fn put(&self, content: &[u8]) {
+        self.objects.put(&Path::from(KEY), content.to_vec().into()).await.unwrap();
+    }
+
+    async fn plant(&self, ids: impl Iterator<Item = u8>) {
+        for id in ids {
+            self.parts.store.plant(testing::seeded(id, 1)).await;
+        }
+    }
+
+    /// Handles the block as the event at this offset of the chain.
+    fn handle(&self, offset: u64) -> JoinHandle<Result<bool, Stop>> {
+        let (parts, event) = (self.parts.clone(), self.event.clone());
+        tokio::spawn(async move {
+            let topic = parts.topics.decisions.clone();
+            let log = DecisionLog::open(parts.broker.clone(), parts.producer.clone(), &topic, 0, offset).await;
+            let mut log = log.unwrap().over(&parts);
+            let at = At { offset, era: 0, making: Making::Allowed, leaving: false };
+            let Ok(Event::BlockMined(mined)) = Event::decode(&event) else { panic!("no block") };
+            Handler::new(parts, ChainState::default()).block_mined(at, &mut log, &mined, &event).await
+        })
+    }
+
+    async fn handled(&self, offset: u64) {
+        assert!(timeout(LONG, self.handle(offset)).await.unwrap().unwrap().unwrap());
+    }
+
+    async fn progress(&self) -> Option<u64> {
+        match self.parts.store.read(vec![Key::Block(1)]).await.unwrap().remove(0) {
+            Some(Record::Block(block)) => Some(block.progress),
+            _ => None,
+        }
+    }
+
+    fn ready(&self) -> String {
+        format!("{:?}", self.parts.health.ready().reasons)
+    }
+}
+
+/// The subtree in which it is mined.
+async fn mined_in(store: &Store, id: u8) -> Option<u32> {
+    let master = store.master(Txid([id; 32])).await.unwrap()?.master.clone()?;
+    master.mined.iter().find(|mined| mined.block_id == 1).map(|mined| mined.subtree)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_block_goes_on_where_it_was_and_another_connection_of_it_begins_anew() {
+    let bench = Bench::new().await;
+    bench.put(&bench.content).await;
+    bench.plant((1..11).filter(|id| *id != 9)).await;
+    let waiting = bench.handle(5);
+    tokio::time::sleep(LONG).await;
+    assert!(bench.ready().contains(&Txid([9; 32]).to_string()), "{}", bench.ready());
+    waiting.abort();
+    // Three of the event, four of the object, and the coinbase.
+    assert_eq!(bench.progress().await, Some(8));
+    let again = async |offset: u64| {
+        let at = At { offset, era: 0, making: Making::Allowed, leaving: false };
+        let unset = Operation::Sequenced(at.stamp(Phase::Apply), Sequenced::UnsetMined { block_id: 1, height: 100 });
+        bench.parts.store.must_apply(Key::master(Txid([2; 32])), unset).await;
+        bench.handled(offset).await;
+        mined_in(&bench.parts.store, 2).await
+    };
+    bench.plant([9].into_iter()).await;
+    assert_eq!(again(5).await, None, "what was done is not done again");
+    let mut subtrees = Vec::new();
+    for id in 3..11 {
+        subtrees.push(mined_in(&bench.parts.store, id).await.unwrap());
+    }
+    assert_eq!((bench.progress().await, subtrees), (Some(11), vec![0, 1, 1, 1, 1, 1, 1, 1]));
+    bench.handled(6).await;
+    assert_eq!(mined_in(&bench.parts.store, 2).await, Some(0), "another event says nothing of this one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_is_not_there_is_waited_for_by_name() {
+    let bench = Bench::new().await;
+    bench.plant(1..11).await;
+    let waiting = bench.handle(0);
+    tokio::time::sleep(LONG).await;
+    assert!(bench.ready().contains(&format!("object `{KEY}` is not there")), "{}", bench.ready());
+    assert_eq!(bench.progress().await, None);
+    bench.put(&bench.content).await;
+    assert!(waiting.await.unwrap().unwrap());
+    assert_eq!((bench.progress().await, mined_in(&bench.parts.store, 10).await), (Some(11), Some(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_is_not_what_its_block_says_halts_the_chain_before_anything_is_done() {
+    for (content, why) in [(ids(4..10), "192 bytes are not 7 transaction ids"), (ids(14..21), "its SHA-256 is")] {
+        let bench = Bench::new().await;
+        bench.plant(1..11).await;
+        bench.put(&content).await;
+        let halted = bench.handle(0).await.unwrap().unwrap_err();
+        assert!(matches!(&halted, Stop::Halt(said) if said.contains(KEY) && said.contains(why)), "{halted}");
+        assert_eq!((bench.progress().await, mined_in(&bench.parts.store, 1).await), (None, None));
+    }
+    let bench = Bench::new().await;
+    let store = bench.parts.store.clone().with_objects(None);
+    let bench = Bench { parts: SequencerParts { store, ..bench.parts.clone() }, ..bench };
+    let halted = bench.handle(0).await.unwrap().unwrap_err();
+    assert!(halted.to_string().contains("set sequencer.objects_url"), "{halted}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_cut_off_is_read_from_its_beginning() {
+    for dice in 0..20 {
+        let bench = Bench::new().await;
+        bench.plant(1..11).await;
+        bench.put(&bench.content).await;
+        let faulty = FaultStore::new(bench.objects.clone(), dice);
+        faulty.set(Faults { cut_short: 0.4, lost_request: 0.2, ..Faults::default() });
+        let objects = Objects::new(Arc::new(faulty), &BlobOptions::default());
+        let store = bench.parts.store.clone().with_objects(Some(objects));
+        let bench = Bench { parts: SequencerParts { store, ..bench.parts.clone() }, ..bench };
+        bench.handled(0).await;
+        for id in 1..11 {
+            assert_eq!(mined_in(&bench.parts.store, id).await, Some(u32::from(id > 3)), "{id}, {dice}");
+        }
+    }
+}
