@@ -23,6 +23,7 @@ mod large;
 mod made_blocks;
 mod model;
 mod pipeline;
+mod real_blocks;
 mod real_kafka;
 mod rebuild;
 mod reference;
