@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use utxo_store::{
+    cli::command::{Asked, Became, Topics, ask, audit},
     event::{Action, Command, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
     record::{Reason, Slot, TxState, Verdict},
     tx::Txid,
@@ -367,6 +368,44 @@ async fn a_command_does_not_wait_for_what_waits_for_the_chain() {
     assert!(matches!(lost_for(&world, &child).await, Some(Reason::ConflictingParent { .. })));
     assert!(matches!(lost_for(&world, &orphan).await, Some(Reason::MissingParent { .. })));
     world.check("commands that do not wait").await;
+}
+
+fn topics() -> Topics {
+    Topics { chain: "chain".into(), decisions: "decisions".into(), outcomes: "outcomes".into() }
+}
+
+/// What `utxo-store command` does: it publishes, waits for the answer, and lists what became of the alert operations.
+#[tokio::test(start_paused = true)]
+async fn a_client_is_answered_and_the_alert_operations_are_listed() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let outpoint = seed.coin(0).outpoint;
+    let asked = [
+        Asked::new([1; 16], Action::Freeze { outpoint }),
+        Asked::new([2; 16], Action::Reconsider { txid: seed.txid }),
+        Asked::new([3; 16], Action::Lock { txid: Txid([9; 32]) }),
+    ];
+    let ask_for = async |asked: &[Asked]| {
+        let answers = ask(&world.broker, &topics(), asked, Duration::from_secs(60)).await.unwrap();
+        answers.into_iter().map(|answer| answer.became).collect::<Vec<_>>()
+    };
+    assert_eq!(ask_for(&asked[..1]).await, [Became::Unanswered], "nobody is there");
+    let running = world.start();
+    let answers = ask_for(&asked).await;
+    assert_eq!(answers[..2], [Became::Applied, Became::AlreadyApplied]);
+    assert!(matches!(&answers[2], Became::Refused { code, .. } if code == "TX_NOT_FOUND"), "{answers:?}");
+    assert_eq!(ask_for(&[Asked::new([4; 16], Action::Unfreeze { outpoint })]).await, [Became::Applied]);
+    assert_eq!(ask_for(&asked[..1]).await, [Became::Applied], "a repeat is answered again");
+    world.until_consumed().await;
+    running.stop().await;
+    let listed = audit(&world.broker, &topics(), false).await.unwrap();
+    let shown = listed.iter().map(|entry| (entry.chain_offset, entry.repeats, entry.became.clone()));
+    let done = Some(Became::Applied);
+    let expected = [(0, None), (1, Some(0)), (4, None), (5, Some(0))];
+    assert_eq!(shown.collect::<Vec<_>>(), expected.map(|(at, repeats)| (at, repeats, done.clone())));
+    assert!(listed[2].to_string().contains("unfreeze") && listed[2].to_string().ends_with(": done"), "{}", listed[2]);
+    assert_eq!(audit(&world.broker, &topics(), true).await.unwrap().len(), 5, "and the lock that was refused");
+    world.check("a client").await;
 }
 
 /// Another sequencer has decided on a command that this one still evaluates, and comes to something else.
