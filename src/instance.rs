@@ -22,7 +22,7 @@ use crate::{
     },
     record::{Consumed, MetaRecord},
     sequencer::{
-        ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, chain_group,
+        ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, ValidatedSource, chain_group,
         decisions::{DecisionError, short_id},
         progress::CommittedProgress,
         state::ChainState,
@@ -439,6 +439,11 @@ fn sequencer_parts(
         creator: creator(parts, &store),
         store,
         topics: settings.topics.clone(),
+        validated: ValidatedSource {
+            topic: settings.pipeline.topic.clone(),
+            group: settings.pipeline.group.clone(),
+            grace: Duration::from_millis(settings.pipeline.missing_parent_grace_ms),
+        },
         settings: settings.sequencer,
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),

@@ -11,6 +11,7 @@
 //! | 2 | bad usage or bad configuration; each error in a line of its own |
 //! | 3 | told to stop at once, by a second signal or by a parent that is gone |
 
+pub mod command;
 mod config;
 pub mod demo;
 mod dump;
@@ -41,7 +42,7 @@ pub use failure::{CommandResult, Failure, UsageError, report};
 #[command(version, arg_required_else_help = true, propagate_version = true, after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Chosen,
 }
 
 const AFTER_HELP: &str = "\
@@ -63,14 +64,14 @@ impl Cli {
 macro_rules! commands {
     ($($(#[doc = $help:literal])+ $name:ident($args:ty)),* $(,)?) => {
         #[derive(Debug, Subcommand)]
-        enum Command {
+        enum Chosen {
             $($(#[doc = $help])+ $name($args)),*
         }
 
-        impl Command {
+        impl Chosen {
             fn run(self) -> CommandResult {
                 match self {
-                    $(Command::$name(args) => Ok(args.run()?)),*
+                    $(Chosen::$name(args) => Ok(args.run()?)),*
                 }
             }
         }
@@ -96,6 +97,8 @@ commands! {
     Inspect(inspect::InspectCommand),
     /// Print what the digest covers: one JSON object a transaction, ordered by txid
     Dump(dump::DumpArgs),
+    /// Ask the sequencer for a change (freeze, reassign, unlock, …) and wait for what became of it; or list such commands
+    Command(command::CommandArgs),
     /// Turn events into their binary form and back
     Events(events::EventsArgs),
     /// Print a commented sample of the configuration, or check one

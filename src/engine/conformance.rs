@@ -40,6 +40,7 @@ macro_rules! checks {
 pub const CHECKS: &[Check] = checks![
     states::every_operation_in_every_state,
     states::the_meta_record,
+    states::command_records,
     states::a_batch_of_a_thousand_mixed_rows,
     states::an_empty_batch,
     sequences::random_sequences,

@@ -8,6 +8,7 @@ use crate::{record::Key, tx::Txid};
 const MASTER: usize = 32;
 const LOCK_RECORD: usize = 33;
 const PAGE: usize = 36;
+const COMMAND: usize = 16;
 const BLOCK: usize = 4;
 const META: usize = 1;
 
@@ -47,6 +48,10 @@ impl KeyBytes {
                 bytes[0] = b'm';
                 META
             }
+            Key::Command(id) => {
+                bytes[..COMMAND].copy_from_slice(id);
+                COMMAND
+            }
         };
         KeyBytes { bytes, length }
     }
@@ -61,6 +66,7 @@ pub(crate) fn first_bytes(key: &Key) -> u64 {
         }
         Key::Block(id) => u64::from(*id) << 32,
         Key::Meta => u64::from(b'm') << 56,
+        Key::Command(id) => id.first_chunk().map_or(0, |first| u64::from_be_bytes(*first)),
     }
 }
 
@@ -78,6 +84,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Key> {
         PAGE => Key::Page(txid(bytes)?, u32::from_be_bytes(bytes.get(32..)?.try_into().ok()?)),
         BLOCK => Key::Block(u32::from_be_bytes(bytes.try_into().ok()?)),
         META => Key::Meta,
+        COMMAND => Key::Command(bytes.try_into().ok()?),
         _ => return None,
     };
     (KeyBytes::of(&key).as_ref() == bytes).then_some(key)
@@ -95,6 +102,7 @@ impl fmt::Display for Key {
             Key::LockRecord(txid) => write!(f, "lock record of {txid}"),
             Key::Block(id) => write!(f, "block {id}"),
             Key::Meta => f.write_str("meta record"),
+            Key::Command(id) => write!(f, "command {}", hex::encode(id)),
         }
     }
 }
@@ -109,7 +117,7 @@ mod tests {
         let keys = [Key::master(low), Key::Page(low, 1), Key::Page(low, 256), Key::LockRecord(low), Key::master(high)];
         let bytes: Vec<Vec<u8>> = keys.iter().map(|key| KeyBytes::of(key).as_ref().to_vec()).collect();
         assert!(bytes.is_sorted());
-        for key in keys.into_iter().chain([Key::Block(0), Key::Block(u32::MAX), Key::Meta]) {
+        for key in keys.into_iter().chain([Key::Block(0), Key::Block(u32::MAX), Key::Meta, Key::Command([9; 16])]) {
             assert_eq!(decode(KeyBytes::of(&key).as_ref()), Some(key));
         }
     }

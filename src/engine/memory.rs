@@ -132,7 +132,7 @@ impl MemoryEngine {
 fn shard_of(key: &Key) -> usize {
     match key {
         Key::Page(txid, _) | Key::LockRecord(txid) => usize::from(txid.0[0]),
-        Key::Block(_) | Key::Meta => OTHER_SHARD,
+        Key::Block(_) | Key::Meta | Key::Command(_) => OTHER_SHARD,
     }
 }
 
@@ -231,7 +231,7 @@ fn place_of(key: &Key) -> Option<Place> {
     match key {
         Key::Page(txid, page) => Some((*txid, u64::from(*page))),
         Key::LockRecord(txid) => Some((*txid, u64::MAX)),
-        Key::Block(_) | Key::Meta => None,
+        Key::Block(_) | Key::Meta | Key::Command(_) => None,
     }
 }
 

@@ -123,6 +123,25 @@ declare! {
     }
 }
 
+impl Action<'_> {
+    /// The transaction that is to be changed.
+    pub fn subject(&self) -> Txid {
+        match self {
+            Action::Unlock { txid }
+            | Action::Lock { txid }
+            | Action::SetConflicting { txid }
+            | Action::Reconsider { txid }
+            | Action::Preserve { txid, .. }
+            | Action::Delete { txid } => *txid,
+            Action::Freeze { outpoint }
+            | Action::Unfreeze { outpoint }
+            | Action::FreezeUntil { outpoint, .. }
+            | Action::Reassign { outpoint, .. }
+            | Action::Unspend { outpoint, .. } => outpoint.txid,
+        }
+    }
+}
+
 declare! {
     describe enum Reason {
         /// An input is spent by another transaction.

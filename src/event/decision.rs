@@ -2,7 +2,7 @@
 
 use super::declare;
 use crate::{
-    record::{Reason, SpendingData},
+    record::{CommandResult, Reason, SpendingData},
     tx::{Outpoint, Txid},
 };
 
@@ -62,6 +62,9 @@ declare! {
         CommandDone = 4, "command-done" {
             /// The command's own id.
             id: [u8; 16],
+            /// Offset in `utxo.chain` at which it was executed. Where that is not the event's own, this is a repeat: its result is
+            /// that of the first time, and nothing is done.
+            executed_at: u64,
             /// What became of it.
             result: CommandResult,
         },
@@ -115,8 +118,7 @@ declare! {
 }
 
 declare! {
-    /// What became of a command.
-    pub enum CommandResult {
+    describe enum CommandResult {
         /// It was done.
         Applied = 0, "applied",
         /// There was nothing to do.

@@ -29,11 +29,12 @@ pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
 pub use chain::{Action, Command, Contest, Position};
 pub use codec::{DecodeError, Problem};
 pub use dead_letter::{DeadLetter, DeadLetterClass, HeaderError};
-pub use decision::{CommandResult, ConeMember, DecidedInput, Decision, DecisionBody, OutcomeEvent, OutcomeKind};
+pub use decision::{ConeMember, DecidedInput, Decision, DecisionBody, OutcomeEvent, OutcomeKind};
 pub use json::{JsonError, from_json, to_json};
 pub use topic::Topic;
 pub use transaction::{SEEDED_OUTPUT_LIMIT, Seeded, SeededOutput, Validated};
 
+pub use crate::record::CommandResult;
 use crate::record::Reason;
 
 /// The bytes of a reason, for records that keep one.

@@ -161,7 +161,8 @@ fn bodies() -> Vec<DecisionBody> {
         DecisionBody::Cone { members: vec![ConeMember { txid: other(0x44), parent: loser, live: true }], height: 170 },
         DecisionBody::Cone { members: vec![], height: 170 },
     ];
-    bodies.extend(results().into_iter().map(|result| DecisionBody::CommandDone { id: [0x1D; 16], result }));
+    let done = |result| DecisionBody::CommandDone { id: [0x1D; 16], executed_at: 7, result };
+    bodies.extend(results().into_iter().map(done));
     bodies.push(DecisionBody::Closed);
     bodies.push(DecisionBody::AcceptedPart {
         whole: [0x77; 16],
@@ -257,10 +258,11 @@ pub fn any_event() -> impl Strategy<Value = Event<'static>> {
         }),
         1 => (1..u64::MAX, any_block())
             .prop_map(|(sequence, block)| Event::BlockMined(BlockMined { sequence, block })),
-        1 => (any::<[u8; 16]>(), any::<String>(), any::<String>(), any::<u64>(), any::<u32>()).prop_map(
-            |(id, code, message, chain_offset, step)| {
+        1 => (any::<[u8; 16]>(), any::<String>(), any::<String>(), any::<(u64, u64)>(), any::<u32>()).prop_map(
+            |(id, code, message, (chain_offset, executed_at), step)| {
                 let result = CommandResult::Refused { code, message };
-                Event::Decision(Decision { chain_offset, step, body: DecisionBody::CommandDone { id, result } })
+                let body = DecisionBody::CommandDone { id, executed_at, result };
+                Event::Decision(Decision { chain_offset, step, body })
             }
         ),
         1 => (any::<String>(), any::<i32>(), any::<u64>(), any::<i64>()).prop_map(

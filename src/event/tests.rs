@@ -207,7 +207,7 @@ fn bodies_are_what_bincode_writes() {
         Accepted([u8; 32], u32, Vec<MirrorInput>, Vec<[u8; 32]>, bool),
         Conflicting,
         Cone(Vec<([u8; 32], [u8; 32], bool)>, u32),
-        CommandDone([u8; 16], MirrorResult),
+        CommandDone([u8; 16], u64, MirrorResult),
     }
     #[derive(bincode::Encode)]
     #[allow(dead_code)]
@@ -232,8 +232,9 @@ fn bodies_are_what_bincode_writes() {
                 let members = members.into_iter().map(|member| (member.txid.0, member.parent.0, member.live)).collect();
                 MirrorBody::Cone(members, height)
             }
-            DecisionBody::CommandDone { id, result } => MirrorBody::CommandDone(
+            DecisionBody::CommandDone { id, executed_at, result } => MirrorBody::CommandDone(
                 id,
+                executed_at,
                 match result {
                     CommandResult::Applied => MirrorResult::Applied,
                     CommandResult::AlreadyApplied => MirrorResult::AlreadyApplied,

@@ -19,7 +19,7 @@ use crate::{
         Broker, BrokerError, Committed, Message, Producer, TopicPartition,
         retry::{next_messages, until_answered},
     },
-    event::{DecisionBody, Event, SubtreeTransactions},
+    event::{CommandResult, DecisionBody, Event, SubtreeTransactions},
     ingest::{
         halts::EarlierHalts,
         partition::consumed_of,
@@ -103,9 +103,10 @@ impl Frontier {
             let below = decided.log.table().iter().take_while(|decision| decision.chain_offset < chain);
             let mut roots: BTreeSet<Txid> = below.flat_map(|decision| names(&decision.body)).collect();
             roots.extend(&decided.winners);
+            let commands = decided.commands_below(chain);
             drop(decided);
             let mut elsewhere = Vec::new();
-            let each = |message: Message| listed_in(&message, &mut roots, &mut elsewhere);
+            let each = |message: Message| named_in(&message, &commands, &mut roots, &mut elsewhere);
             read(parts.broker.as_ref(), &chain_of(settings), 0, chain, each).await?;
             listed_elsewhere(parts, elsewhere, &mut roots).await?;
             rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
@@ -149,6 +150,15 @@ impl Decided {
         let winners = contests.iter().filter_map(|(.., winner)| *winner).collect();
         let undecided = contests.into_iter().map(|(_, txid, _)| txid).collect();
         Ok(Decided { log, undecided, winners, handled })
+    }
+}
+
+impl Decided {
+    /// The commands below a chain offset whose transactions were there.
+    fn commands_below(&self, chain: u64) -> BTreeSet<u64> {
+        let below = self.log.table().iter().take_while(|decision| decision.chain_offset < chain);
+        let was_there = |body: &DecisionBody| matches!(body, DecisionBody::CommandDone { result, .. } if !matches!(result, CommandResult::Refused { .. }));
+        below.filter(|decision| was_there(&decision.body)).map(|decision| decision.chain_offset).collect()
     }
 }
 
@@ -252,11 +262,16 @@ struct Elsewhere {
     sha256: [u8; 32],
 }
 
-/// What the blocks of an event list: all of it was live when the event had been handled.
-fn listed_in(message: &Message, roots: &mut BTreeSet<Txid>, elsewhere: &mut Vec<Elsewhere>) {
+/// Who an event of the chain needs: what its blocks list, all of which was live when it had been handled, and what a command at one of
+/// these offsets changed.
+fn named_in(message: &Message, commands: &BTreeSet<u64>, roots: &mut BTreeSet<Txid>, elsewhere: &mut Vec<Elsewhere>) {
     let blocks = match Event::decode(&message.payload) {
         Ok(Event::BlockMined(mined)) if mined.block.longest_chain => vec![mined.block],
         Ok(Event::Reorg(reorg)) => reorg.connected,
+        Ok(Event::Command(command)) if commands.contains(&message.offset) => {
+            roots.insert(command.action.subject());
+            return;
+        }
         _ => return,
     };
     for subtree in blocks.iter().flat_map(|block| &block.subtrees) {

@@ -15,7 +15,7 @@ mod page;
 
 use bytes::Bytes;
 
-use super::{BlockRecord, Consumed, Key, LockRecord, MetaRecord, Record};
+use super::{BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, MetaRecord, Record};
 use fields::{Reader, Writer};
 
 const VERSION: u8 = 1;
@@ -61,6 +61,10 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) {
             w.byte(3);
             write_meta(meta, &mut w);
         }
+        Record::Command(command) => {
+            w.byte(4);
+            write_command(command, &mut w);
+        }
     }
 }
 
@@ -79,6 +83,7 @@ pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
         (1, Key::LockRecord(_)) => Record::LockRecord(read_lock_record(&mut r)?),
         (2, Key::Block(id)) => Record::Block(read_block(*id, &mut r)?),
         (3, Key::Meta) => Record::Meta(read_meta(&mut r)?),
+        (4, Key::Command(id)) => Record::Command(read_command(*id, &mut r)?),
         _ => return Err(CodecError::Kind),
     };
     if r.0.is_empty() { Ok(record) } else { Err(CodecError::Trailing) }
@@ -125,6 +130,35 @@ fn read_block(block_id: u32, r: &mut Reader) -> Result<BlockRecord, CodecError> 
         time: r.u32()?,
         longest_chain: r.bool()?,
         progress: r.u64()?,
+        chain_pos: r.option(Reader::stamp)?,
+    })
+}
+
+fn write_command(command: &CommandRecord, w: &mut Writer) {
+    let CommandRecord { id: _, chain_offset, result, chain_pos } = command;
+    w.number(*chain_offset);
+    match result {
+        CommandResult::Applied => w.byte(0),
+        CommandResult::AlreadyApplied => w.byte(1),
+        CommandResult::Refused { code, message } => {
+            w.byte(2);
+            w.bytes(code.as_bytes());
+            w.bytes(message.as_bytes());
+        }
+    }
+    w.option(chain_pos.as_ref(), Writer::stamp);
+}
+
+fn read_command(id: [u8; 16], r: &mut Reader) -> Result<CommandRecord, CodecError> {
+    Ok(CommandRecord {
+        id,
+        chain_offset: r.u64()?,
+        result: match r.byte()? {
+            0 => CommandResult::Applied,
+            1 => CommandResult::AlreadyApplied,
+            2 => CommandResult::Refused { code: r.text()?, message: r.text()? },
+            _ => return Err(CodecError::Field("result")),
+        },
         chain_pos: r.option(Reader::stamp)?,
     })
 }

@@ -8,10 +8,12 @@ pub mod beyond;
 pub mod build;
 pub mod codec;
 
+mod command;
 mod operation;
 mod ops;
 mod page;
 
+pub use command::{CommandRecord, CommandResult};
 pub use operation::*;
 pub use ops::{Effect, apply, spend_all};
 pub use page::*;
@@ -29,6 +31,8 @@ pub enum Key {
     Block(u32),
     /// Who this store is; one a set.
     Meta,
+    /// What became of a command, by its own id.
+    Command([u8; 16]),
 }
 
 impl Key {
@@ -49,6 +53,8 @@ pub enum Record {
     Block(BlockRecord),
     /// See [`MetaRecord`].
     Meta(MetaRecord),
+    /// See [`CommandRecord`].
+    Command(CommandRecord),
 }
 
 impl Record {

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{BlockRecord, Body, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState, Verdict};
+use super::{
+    BlockRecord, Body, CommandRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState,
+    Verdict,
+};
 use crate::tx::{Txid, UtxoHash};
 
 /// Settings that decide what an operation does; the same for every operation on a set.
@@ -28,10 +31,8 @@ pub enum Operation {
     Create(Arc<Page>),
     /// Stores a contested transaction whole: the page must have `conflicting` and, on the master, a verdict.
     /// Absent → put. A stub → filled; its own verdict, stamp and marks stay. A contested one (not live) →
-    /// `AlreadyApplied(State)`; its body is replaced where the verdict is `MissingParent` or `Mismatch`. A tombstone of a
-    /// transaction that was conflicting → put again, with its old verdict, which holds for the txid. Live, creating, other
-    /// tombstone: `Rejected(Exists)`. Other outputs, and another kind, are refused as by `Create`. On pages that are not the
-    /// master it differs from `Create` in that it replaces such a tombstone.
+    /// `AlreadyApplied(State)`. Live, creating, a tombstone: `Rejected(Exists)`. Other outputs, and another kind, are
+    /// refused as by `Create`.
     CreateContested(Arc<Page>),
     /// Takes slots for one spender, all or nothing.
     Spend(Spend),
@@ -167,14 +168,16 @@ pub enum Sequenced {
         /// Slot within the page.
         offset: u32,
     },
-    /// Bars a slot until a height (`utxoSpendableIn`); refused when spent or frozen.
+    /// Bars a slot until a height (`utxoSpendableIn`); refused when spent or frozen, unless `decided`.
     FreezeUntil {
         /// Slot within the page.
         offset: u32,
         /// The height from which it is spendable.
         height: u32,
+        /// It could be done when it was decided on, and who took the slot behind that stays.
+        decided: bool,
     },
-    /// Gives a frozen slot to a new owner.
+    /// Gives a frozen slot to a new owner. The very same once more: `AlreadyApplied`, and what the slot says of it holds.
     Reassign {
         /// Slot within the page.
         offset: u32,
@@ -188,6 +191,8 @@ pub enum Sequenced {
         block_height: u32,
         /// Height from which the new owner can spend.
         spendable_at: u32,
+        /// It could be done when it was decided on, and who took the slot behind that stays.
+        decided: bool,
     },
     /// Raises `preserveUntil` (never lowers it) and clears `deleteAtHeight`.
     Preserve {
@@ -197,8 +202,7 @@ pub enum Sequenced {
     /// Marks spent slots as spent by something pruned; only where they name that spender.
     MarkSpenderPruned(Vec<HeldSlot>),
     /// Makes the page a tombstone. Refused unless all spent and mined (master), or conflicting by verdict.
-    /// Keeps the verdict and `conflicting`, so that a contested create can replace the tombstones of a conflicting
-    /// transaction.
+    /// Keeps the verdict and `conflicting`.
     Prune {
         /// Height of the last applied block.
         height: u32,
@@ -211,6 +215,8 @@ pub enum Sequenced {
     ReplaceBody(ClaimedBody),
     /// Writes a block record. Another block under the same id is refused (`OTHER_CONTENT`).
     PutBlock(BlockRecord),
+    /// Writes what became of a command where nothing is under its id yet: the first result stays.
+    PutCommand(CommandRecord),
 }
 
 /// A body as an event claims it, and what follows from the previous outputs in it.
@@ -302,6 +308,11 @@ pub enum RespendChecks {
     /// Everything a spend at this height checks, but for the contested mark: while evaluating.
     Spend {
         /// Height of the block that the spender can first be in.
+        height: u32,
+    },
+    /// The same of what a block lists, which no lock of a parent bars.
+    Listed {
+        /// Height of that block.
         height: u32,
     },
     /// Only that the slot exists, is not frozen and its spender was not pruned: the decision is made.

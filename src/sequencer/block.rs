@@ -9,8 +9,8 @@ use crate::{
     engine::Row,
     event::{Block, BlockMined, DecisionBody},
     record::{
-        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Reason, Record, Rejection, Reply, Sequenced,
-        TxState, Verdict,
+        BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Reason, Record, Rejection, Reply, RespendChecks,
+        Sequenced, TxState, Verdict,
         build::{self, Pages},
     },
     sequencer::{
@@ -447,7 +447,7 @@ impl Handler {
                 match standing {
                     Standing::Mined => continue,
                     Standing::Missing => {}
-                    Standing::Conflicting => won |= self.let_win(at, steps, block, listed.txid).await?,
+                    Standing::Conflicting => won |= self.let_win(at, steps, block, listed.txid, &open).await?,
                 }
                 left.push(*listed);
             }
@@ -482,7 +482,7 @@ impl Handler {
         for page in self.masters(&txids).await?.into_iter().flatten() {
             match page.state() {
                 TxState::Live => return Ok(true),
-                TxState::Conflicting(_) if self.parents_are_ready(&page).await? => return Ok(true),
+                TxState::Conflicting(_) if self.parents_are_ready(&page, waiting).await? => return Ok(true),
                 _ => {}
             }
         }
@@ -529,13 +529,13 @@ impl Handler {
         Ok(())
     }
 
-    /// Whether all parents are live and unlocked: one that this block lists too may have won only now, and is locked until it
-    /// is set mined.
-    async fn parents_are_ready(&self, page: &Page) -> Result<bool, Stop> {
+    /// Whether all parents are live, and unlocked where this block lists them: such a one may have won only now, and is locked until
+    /// it is set mined. No other lock bars what a block lists: the unlock may stand behind it.
+    async fn parents_are_ready(&self, page: &Page, open: &[Listed]) -> Result<bool, Stop> {
         let masters = self.masters(&self.parents_of(page).await?).await?;
         Ok(masters.iter().all(|master| {
             master.as_ref().is_some_and(|page| match page.state() {
-                TxState::Live => !page.locked,
+                TxState::Live => !page.locked || open.iter().all(|listed| listed.txid != page.txid),
                 TxState::Pruned(_) => true,
                 _ => false,
             })
@@ -544,9 +544,16 @@ impl Handler {
 
     /// A listed transaction that is conflicting wins: its rivals and their cones become conflicting. `false`: its own
     /// parents have to become live first.
-    async fn let_win(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, txid: Txid) -> Result<bool, Stop> {
+    async fn let_win(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        block: &Block<'_>,
+        txid: Txid,
+        open: &[Listed],
+    ) -> Result<bool, Stop> {
         let Some(mut page) = self.master(txid).await? else { return Ok(false) };
-        if !self.parents_are_ready(&page).await? {
+        if !self.parents_are_ready(&page, open).await? {
             return Ok(false);
         }
         // Where a node forgot a listed transaction, what was closed is open again: a rival may have come first.
@@ -558,7 +565,8 @@ impl Handler {
                 if let Proof::Otherwise(proven) = self.prove_claims(&page).await? {
                     with_claims(&mut page, proven);
                 }
-                let Findings::Inputs(inputs) = self.findings(at, Phase::Apply, &page, block.height, true).await? else {
+                let checks = RespendChecks::Listed { height: block.height };
+                let Findings::Inputs(inputs) = self.findings(at, Phase::Apply, &page, checks, true).await? else {
                     return Err(Stop::Halt(format!(
                         "block {} lists {txid}, which was pruned",
                         hex_reversed(&block.hash)

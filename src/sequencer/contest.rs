@@ -147,7 +147,9 @@ impl Handler {
         {
             with_claims(&mut page, claimed);
         }
-        let Findings::Inputs(inputs) = self.findings(at, phase, &page, height, may_wait).await? else {
+        let Findings::Inputs(inputs) =
+            self.findings(at, phase, &page, RespendChecks::Spend { height }, may_wait).await?
+        else {
             return Ok(passed_over);
         };
         let is_sure = !was_live && !self.parts.nodes.may_forget();
@@ -213,7 +215,7 @@ impl Handler {
         at: At,
         phase: Phase,
         page: &Page,
-        height: u32,
+        checks: RespendChecks,
         may_wait: bool,
     ) -> Result<Findings, Stop> {
         let txid = page.txid;
@@ -227,7 +229,7 @@ impl Handler {
         while !open.is_empty() {
             let outcomes = self
                 .apply_to_slots(
-                    open.iter().map(|(outpoint, slot)| self.take(at, phase, txid, *outpoint, slot, height)).collect(),
+                    open.iter().map(|(outpoint, slot)| self.take(at, phase, txid, *outpoint, slot, checks)).collect(),
                 )
                 .await?;
             let mut again = Vec::new();
@@ -311,13 +313,9 @@ impl Handler {
         to: Txid,
         outpoint: Outpoint,
         slot: &SpendSlot,
-        height: u32,
+        checks: RespendChecks,
     ) -> crate::engine::Row {
-        let respend = Respend {
-            to,
-            slots: vec![RespendSlot { slot: slot.clone(), from: None }],
-            checks: RespendChecks::Spend { height },
-        };
+        let respend = Respend { to, slots: vec![RespendSlot { slot: slot.clone(), from: None }], checks };
         at.row(phase, self.place(outpoint).0, Sequenced::Respend(respend))
     }
 

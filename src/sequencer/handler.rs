@@ -15,6 +15,7 @@ use crate::{
     record::{Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, Stamp, TxState},
     sequencer::{
         bodies::ReadBodies,
+        command::ValidatedSource,
         decisions::DecisionError,
         reread::Readers,
         state::ChainState,
@@ -69,6 +70,8 @@ pub struct SequencerParts {
     pub creator: Creator,
     /// Topics.
     pub topics: SequencerTopics,
+    /// Where transactions come from.
+    pub validated: ValidatedSource,
     /// Limits.
     pub settings: SequencerSettings,
     /// Time.
@@ -309,14 +312,12 @@ impl Handler {
             return Ok(());
         }
         let messages = outcomes.into_iter().map(|(txid, kind)| {
-            self.parts
-                .metrics
-                .verdicts
-                .of(match kind {
-                    OutcomeKind::Accepted => VerdictKind::Accepted,
-                    _ => VerdictKind::Conflicting,
-                })
-                .inc();
+            let verdicts = &self.parts.metrics.verdicts;
+            match kind {
+                OutcomeKind::Accepted => verdicts.of(VerdictKind::Accepted).inc(),
+                OutcomeKind::Conflicting { .. } => verdicts.of(VerdictKind::Conflicting).inc(),
+                OutcomeKind::Refused { .. } | OutcomeKind::Command { .. } => {}
+            }
             let event = Event::Outcome(OutcomeEvent { txid, chain_offset: at.offset, kind });
             self.message(&self.parts.topics.outcomes, None, Bytes::copy_from_slice(&txid.0), event.encode().into())
         });

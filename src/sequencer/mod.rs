@@ -5,6 +5,7 @@
 
 mod block;
 mod bodies;
+mod command;
 mod contest;
 pub mod decisions;
 pub mod evaluate;
@@ -42,6 +43,7 @@ use crate::{
 };
 
 pub use block::hex_reversed;
+pub use command::ValidatedSource;
 pub use handler::{SequencerParts, SequencerSettings, SequencerTopics, Stop};
 use waiting::Waiting;
 use worker::{Progress, Worker};

@@ -82,7 +82,7 @@ impl Handler {
 
     /// Tells the masters of other pages whether all slots of those are spent. One that is not there hears it from whose event took the
     /// last slot, once it comes (again).
-    async fn tell_masters(&self, rows: &[Row], outcomes: &[Outcome]) -> Result<(), Stop> {
+    pub(super) async fn tell_masters(&self, rows: &[Row], outcomes: &[Outcome]) -> Result<(), Stop> {
         let mut told = BTreeMap::new();
         for (row, outcome) in rows.iter().zip(outcomes) {
             if let (Key::Page(_, 1..), Operation::Sequenced(stamp, operation)) = (row.key, &row.operation)
@@ -169,6 +169,26 @@ impl Handler {
             }
         }
         Ok(missing)
+    }
+
+    /// The same to every page but the master; one that a node forgot is made again first.
+    pub(super) async fn apply_to_all_others(&self, at: At, master: &Page, operation: &Sequenced) -> Result<(), Stop> {
+        let missing = self.apply_to_others(at, master, operation).await?;
+        self.once_restored(at, master, &missing, operation).await
+    }
+
+    /// Makes a page again that a node forgot.
+    pub(super) async fn restore_page(&self, txid: Txid, number: u32) -> Result<(), Stop> {
+        self.complete(&[txid]).await?;
+        let Some(master) = self.master(txid).await? else { return Ok(()) };
+        if number == 0 || number > others(&master) {
+            return Ok(());
+        }
+        let there = self.answer("the store", self.parts.store.read(vec![Key::Page(txid, number)])).await?;
+        if there.into_iter().flatten().next().is_some() {
+            return Ok(());
+        }
+        self.completed(self.parts.store.restore_pages(&master, &[number])).await
     }
 
     /// Flags the other pages of those that are conflicting by verdict. One that is not there is written `creating`, and barred by its master.

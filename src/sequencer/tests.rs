@@ -57,6 +57,7 @@ pub(super) async fn parts() -> SequencerParts {
         broker: Arc::new(broker),
         store,
         topics: topics(),
+        validated: ValidatedSource { topic: "txs".into(), group: "g".into(), grace: Duration::from_secs(1) },
         settings: SequencerSettings {
             block_wait: Duration::from_secs(10),
             mined_batch_size: 64,

@@ -381,7 +381,7 @@ impl Handler {
         Ok(settled)
     }
 
-    async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
+    pub(super) async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
         // One that was stored after it had fallen has pages that nobody has flagged.
         self.flag_others(at, page).await?;
         let inputs = self.inputs_of(page).await?;
@@ -598,6 +598,25 @@ impl Handler {
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
+    /// Second chances for those that were refused because this output was frozen.
+    pub(super) async fn chances_after_unfreeze(&self, at: At, unfrozen: Outpoint) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let parent = self.master(unfrozen.txid).await?;
+        let children = parent.iter().filter_map(|parent| parent.master.as_ref());
+        let children: Vec<Txid> = children.flat_map(|master| master.conflicting_children.iter().copied()).collect();
+        let barred = |child: Arc<Page>| async move {
+            let TxState::Conflicting(Verdict::Conflicting(Reason::Frozen { input })) = child.state() else {
+                return Ok(false);
+            };
+            let inputs = self.inputs_of(&child).await?;
+            Ok(inputs.iter().any(|(outpoint, slot)| (*outpoint, slot.input) == (unfrozen, input)))
+        };
+        let chances = self.deserving(&children, barred).await?;
+        self.publish_reconsider(at, &chances).await
+    }
+
     async fn deserves_a_chance(
         &self,
         child: &Page,
@@ -612,7 +631,7 @@ impl Handler {
         Ok(!refused_for_good && self.inputs_of(child).await?.iter().any(|(outpoint, _)| names(outpoint)))
     }
 
-    async fn publish_reconsider(&self, at: At, txids: &[Txid]) -> Result<(), Stop> {
+    pub(super) async fn publish_reconsider(&self, at: At, txids: &[Txid]) -> Result<(), Stop> {
         let messages = txids.iter().map(|txid| {
             let mut cause = blake3::Hasher::new();
             cause.update(&at.offset.to_le_bytes()).update(&txid.0);

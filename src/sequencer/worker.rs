@@ -182,7 +182,7 @@ impl Worker {
             Event::Contest(contest) => self.handler.contest(at, log, &contest).await,
             Event::Command(command) => match command.action {
                 Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
-                other => Err(Stop::Halt(format!("chain offset {}: {other:?} is not built yet", at.offset))),
+                _ => self.handler.command(at, log, &command, message.timestamp_ms).await,
             },
             Event::Reorg(reorg) => {
                 if self.handler.reorg(at, log, &reorg, &message.payload).await? {

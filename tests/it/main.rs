@@ -11,6 +11,7 @@ mod bad_input;
 mod blobs;
 mod bodies;
 mod cli;
+mod commands;
 mod demo;
 mod differential;
 mod forgetting;

@@ -579,6 +579,7 @@ impl World {
             utxo_batch_size: settings.utxo_batch_size,
             retention: RULES.retention,
             forgetful: self.memory.restarts() > 0,
+            slow: self.store.blobs.is_some() || self.store.may_forget(),
             pruned_to: None,
             partitions: PARTITIONS,
         };

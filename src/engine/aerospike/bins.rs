@@ -25,6 +25,7 @@ pub fn encode(key: &Key, record: &Record) -> Bins {
         Record::LockRecord(lock_record) => others::encode_lock_record(key, lock_record),
         Record::Block(block) => others::encode_block(block),
         Record::Meta(meta) => others::encode_meta(meta),
+        Record::Command(command) => others::encode_command(command),
     }
 }
 
@@ -39,6 +40,7 @@ pub fn decode(key: &Key, bins: IndexMap<String, Value>) -> Result<Record, BadRec
         Key::LockRecord(_) => Record::LockRecord(others::decode_lock_record(&mut bins)?),
         Key::Block(id) => Record::Block(others::decode_block(*id, &mut bins)?),
         Key::Meta => Record::Meta(others::decode_meta(&mut bins)?),
+        Key::Command(id) => Record::Command(others::decode_command(*id, &mut bins)?),
     })
 }
 

@@ -11,7 +11,7 @@ const LOCK_RECORD: u32 = u32::MAX;
 const MOST_PAGES: u32 = 1 << 18;
 const META: &[u8] = b"meta";
 
-/// The place of a store: a namespace and three sets.
+/// The place of a store: a namespace and four sets.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub namespace: String,
@@ -21,6 +21,8 @@ pub struct Place {
     pub blocks: String,
     /// The meta record.
     pub meta: String,
+    /// Command records.
+    pub commands: String,
 }
 
 impl Place {
@@ -31,6 +33,7 @@ impl Place {
             transactions: set.into(),
             blocks: format!("{set}_blocks"),
             meta: format!("{set}_meta"),
+            commands: format!("{set}_commands"),
         }
     }
 
@@ -42,6 +45,7 @@ impl Place {
             Key::LockRecord(txid) => (&self.transactions, numbered(txid, LOCK_RECORD)),
             Key::Block(id) => (&self.blocks, id.to_be_bytes().to_vec()),
             Key::Meta => (&self.meta, META.to_vec()),
+            Key::Command(id) => (&self.commands, id.to_vec()),
         };
         ServerKey::new(self.namespace.as_str(), set.as_str(), Value::Blob(user_key))
     }

@@ -82,6 +82,14 @@ pub mod block {
     pub const PROGRESS: &str = "progress";
 }
 
+/// Of command records. One that was done says only where.
+pub mod command {
+    pub const CHAIN_OFFSET: &str = "chainOffset";
+    pub const NOTHING_TO_DO: &str = "nothingToDo";
+    pub const CODE: &str = "code";
+    pub const MESSAGE: &str = "message";
+}
+
 /// Of the meta record.
 pub mod meta {
     pub const STORE_ID: &str = "storeID";

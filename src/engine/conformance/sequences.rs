@@ -101,7 +101,11 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
         1 | 2 => Sequenced::Settle(vec![held(offset, holder)]),
         3 | 4 => {
             let from = seeded.chance(0.5).then(|| held(offset, holder).holder);
-            let checks = *seeded.pick(&[RespendChecks::Decided, RespendChecks::Spend { height: 300 }]);
+            let checks = *seeded.pick(&[
+                RespendChecks::Decided,
+                RespendChecks::Spend { height: 300 },
+                RespendChecks::Listed { height: 300 },
+            ]);
             let slots = vec![RespendSlot { slot: claim(offset), from }];
             Sequenced::Respend(Respend { to: rival(seeded.below(3)), slots, checks })
         }
@@ -114,7 +118,7 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
         13 => Sequenced::SetLocked(seeded.chance(0.3)),
         14 => Sequenced::Freeze { offset },
         15 => Sequenced::Unfreeze { offset },
-        16 => Sequenced::FreezeUntil { offset, height: height + 10 },
+        16 => Sequenced::FreezeUntil { offset, height: height + 10, decided: seeded.chance(0.5) },
         17 => Sequenced::Reassign {
             offset,
             utxo_hash: hash(offset),
@@ -122,6 +126,7 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
             output: output(offset + 50),
             block_height: height,
             spendable_at: height + 1_000,
+            decided: seeded.chance(0.5),
         },
         18 => Sequenced::Preserve { until: height + seeded.below(10) as u32 },
         19 => Sequenced::MarkSpenderPruned(vec![held(offset, holder)]),

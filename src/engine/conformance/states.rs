@@ -50,7 +50,7 @@ fn ways(txid: Txid) -> Vec<(&'static str, Vec<Operation>)> {
         ("mined on a side chain", vec![live(), set_mined(false)]),
         ("mined, all spent", vec![live(), set_mined(true), all_spent()]),
         ("frozen slot", vec![live(), at(4, Sequenced::Freeze { offset: 1 })]),
-        ("barred slot", vec![live(), at(4, Sequenced::FreezeUntil { offset: 1, height: 400 })]),
+        ("barred slot", vec![live(), at(4, Sequenced::FreezeUntil { offset: 1, height: 400, decided: false })]),
         ("settled slot", vec![live(), spending(rival(1), &[0]), at(4, Sequenced::Settle(vec![held(0, rival(1))]))]),
         ("stub", vec![at(4, Sequenced::MarkContested)]),
         ("stub of a loser", vec![mark_conflicting()]),
@@ -132,13 +132,14 @@ fn sequenced() -> Vec<Sequenced> {
         Sequenced::Respend(Respend { to: rival(2), slots, checks })
     };
     let holder = Some(held(0, rival(1)).holder);
-    let reassign = Sequenced::Reassign {
+    let reassign = |decided| Sequenced::Reassign {
         offset: 1,
         utxo_hash: hash(1),
         new_utxo_hash: hash(77),
         output: output(77),
         block_height: 300,
         spendable_at: 1_300,
+        decided,
     };
     vec![
         Sequenced::MarkContested,
@@ -147,6 +148,7 @@ fn sequenced() -> Vec<Sequenced> {
         respend(None, RespendChecks::Decided),
         respend(holder, RespendChecks::Decided),
         respend(None, RespendChecks::Spend { height: 200 }),
+        respend(None, RespendChecks::Listed { height: 200 }),
         Sequenced::Accept,
         Sequenced::MarkConflicting { reason: lost(), height: 300 },
         Sequenced::AddConflictingChild(rival(3)),
@@ -161,8 +163,10 @@ fn sequenced() -> Vec<Sequenced> {
         Sequenced::SetLocked(false),
         Sequenced::Freeze { offset: 1 },
         Sequenced::Unfreeze { offset: 1 },
-        Sequenced::FreezeUntil { offset: 1, height: 999 },
-        reassign,
+        Sequenced::FreezeUntil { offset: 1, height: 999, decided: false },
+        Sequenced::FreezeUntil { offset: 1, height: 999, decided: true },
+        reassign(false),
+        reassign(true),
         Sequenced::Preserve { until: 950 },
         Sequenced::MarkSpenderPruned(vec![held(0, rival(1))]),
         Sequenced::Prune { height: 600 },
@@ -242,6 +246,30 @@ pub(super) async fn the_meta_record(bench: Bench) {
         bench.apply_as(&mut model, &[Row { key: Key::Meta, operation }]).await;
         model.check_records(&bench).await;
     }
+}
+
+/// The first result under an id stays, whatever it is.
+pub(super) async fn command_records(bench: Bench) {
+    let mut model = Model::default();
+    let results = [CommandResult::Applied, CommandResult::AlreadyApplied, refused("FROZEN")];
+    for (id, result) in (1..).zip(results) {
+        for chain_offset in [3, 5, 5] {
+            let row = command(id, chain_offset, result.clone());
+            bench.apply_as(&mut model, &[row]).await;
+            model.check_records(&bench).await;
+        }
+        bench.apply_as(&mut model, &[command(id, 4, refused("too late"))]).await;
+    }
+    model.check_records(&bench).await;
+}
+
+fn refused(code: &str) -> CommandResult {
+    CommandResult::Refused { code: code.to_owned(), message: "why".to_owned() }
+}
+
+fn command(id: u8, chain_offset: u64, result: CommandResult) -> Row {
+    let record = CommandRecord { id: [id; 16], chain_offset, result, chain_pos: None };
+    Row { key: Key::Command(record.id), operation: at(chain_offset, Sequenced::PutCommand(record)) }
 }
 
 /// Creates, spends, lock records, blocks, all in one batch, all on different keys.

@@ -40,7 +40,7 @@ impl Tables {
         match key {
             Key::Page(..) | Key::LockRecord(_) => &self.records,
             Key::Block(_) => &self.blocks,
-            Key::Meta => &self.meta,
+            Key::Meta | Key::Command(_) => &self.meta,
         }
     }
 

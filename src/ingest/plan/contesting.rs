@@ -62,6 +62,7 @@ impl Planner {
 
     /// Contests a transaction that is stored, unless that would come to nothing.
     fn contest_as_stored(&mut self, id: FlightId, reason: Reason, state: TxState, now_ms: u64) {
+        let forgets = self.store_forgets;
         let Some(flight) = self.get(id) else { return };
         let publish = match state {
             // The verdict holds, and there is nothing to settle: a contest would be passed over. Without this every
@@ -73,11 +74,13 @@ impl Planner {
             }
             TxState::Conflicting(_) | TxState::Stub(_) => true,
             // Live, yet a slot does not name it: a node forgot a spend, and the sequencer mends that. But a parent that
-            // was pruned, or is absent, proves nothing against a live transaction, nor does what another event of it claims.
-            TxState::Live => !matches!(
-                reason,
-                Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Mismatch { .. } | Reason::Found
-            ),
+            // was pruned, or is absent, proves nothing against a live transaction, nor does what another event of it claims: unless
+            // a node may have forgotten the spend before a command gave the output to a new owner.
+            TxState::Live => match reason {
+                Reason::PrunedParent { .. } | Reason::MissingParent { .. } | Reason::Found => false,
+                Reason::Mismatch { .. } => forgets && !flight.again,
+                _ => true,
+            },
             TxState::Creating => return self.park(id, now_ms),
             TxState::Pruned(_) => false,
         };

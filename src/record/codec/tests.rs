@@ -9,8 +9,8 @@ use proptest::{
 use super::*;
 use crate::{
     record::{
-        Blob, Body, Consumed, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot, SpendingData, Stamp,
-        StoredOutput, Verdict,
+        Blob, Body, CommandRecord, CommandResult, Consumed, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot,
+        SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -194,11 +194,21 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                 (Key::Meta, Record::Meta(meta))
             },
         );
+    let results = prop_oneof![
+        Just(CommandResult::Applied),
+        Just(CommandResult::AlreadyApplied),
+        any::<(String, String)>().prop_map(|(code, message)| CommandResult::Refused { code, message }),
+    ];
+    let command =
+        (any::<([u8; 16], u64)>(), results, option::of(stamp())).prop_map(|((id, chain_offset), result, chain_pos)| {
+            (Key::Command(id), Record::Command(CommandRecord { id, chain_offset, result, chain_pos }))
+        });
     prop_oneof![
         5 => page().prop_map(|page| (Key::Page(page.txid, page.number), Record::Page(Arc::new(page)))),
         1 => lock_record,
         1 => block,
         1 => meta,
+        1 => command,
     ]
 }
 
@@ -226,13 +236,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(mut bytes in vec(any::<u8>(), 0..200), kind in 0..5_u8) {
-        for key in [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta] {
+    fn no_bytes_panic(mut bytes in vec(any::<u8>(), 0..200), kind in 0..6_u8) {
+        for key in [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta, Key::Command([1; 16])] {
             let _ = decode(&key, bytes.clone().into());
         }
         if let [version, of, ..] = &mut bytes[..] {
             (*version, *of) = (VERSION, kind);
-            let key = [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta];
+            let key = [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta, Key::Command([1; 16])];
             key.iter().for_each(|key| drop(decode(key, bytes.clone().into())));
         }
     }

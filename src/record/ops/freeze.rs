@@ -35,13 +35,18 @@ pub(super) fn unfreeze(record: &mut Option<Record>, offset: u32, seen: Seen) -> 
     }
 }
 
-pub(super) fn freeze_until(record: &mut Option<Record>, offset: u32, height: u32) -> Result<Effect, Rejection> {
+pub(super) fn freeze_until(
+    record: &mut Option<Record>,
+    offset: u32,
+    height: u32,
+    decided: bool,
+) -> Result<Effect, Rejection> {
     let page = whole_page(record)?;
     match slot(page, offset) {
         None | Some(Slot::Nil) => return Err(Rejection::NoSuchOutput(offset)),
-        Some(Slot::Spent(_, holder)) => return Err(Rejection::SpentBy(offset, holder)),
-        Some(Slot::Frozen(_)) => return Err(Rejection::Frozen(offset)),
-        Some(Slot::Unspent(_)) => {}
+        Some(Slot::Spent(_, holder)) if !decided => return Err(Rejection::SpentBy(offset, holder)),
+        Some(Slot::Frozen(_)) if !decided => return Err(Rejection::Frozen(offset)),
+        Some(Slot::Unspent(_) | Slot::Spent(..) | Slot::Frozen(_)) => {}
     }
     if page.utxo_spendable_in.get(&offset) == Some(&height) && page.contested.contains(&offset) {
         return Ok(Effect::already(Reply::None, false));
@@ -73,7 +78,7 @@ mod tests {
     }
 
     fn until(at: u64, offset: u32, height: u32) -> Operation {
-        sequenced(at, Sequenced::FreezeUntil { offset, height })
+        sequenced(at, Sequenced::FreezeUntil { offset, height, decided: false })
     }
 
     fn one_of_each() -> Option<Record> {
@@ -118,5 +123,19 @@ mod tests {
         assert_eq!(on_master(&mut record, &until(2, 0, 300)).outcome, already(Reply::None));
         assert_eq!(page(&record).utxo_spendable_in, [(0, 300)].into());
         assert_eq!(page(&record).contested, [0].into());
+    }
+
+    #[test]
+    fn what_was_decided_holds_whoever_has_the_slot_since() {
+        let mut record = one_of_each();
+        for offset in [1, 2] {
+            let before = page(&record).utxos.clone();
+            let decided = sequenced(1, Sequenced::FreezeUntil { offset, height: 9, decided: true });
+            assert_eq!(on_master(&mut record, &decided).outcome, applied(Reply::None));
+            assert_eq!(page(&record).utxos, before);
+        }
+        assert_eq!(page(&record).utxo_spendable_in, [(1, 9), (2, 9)].into());
+        let none = sequenced(1, Sequenced::FreezeUntil { offset: 3, height: 9, decided: true });
+        assert_eq!(refused(on_master(&mut record, &none)), Rejection::NoSuchOutput(3));
     }
 }

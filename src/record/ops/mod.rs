@@ -6,6 +6,7 @@
 mod accept;
 mod block;
 mod clear_creating;
+mod command;
 mod conflicting_children;
 mod create;
 mod create_coinbase;
@@ -106,14 +107,15 @@ fn sequenced(
         Sequenced::SetLocked(locked) => set_locked::apply(record, *locked),
         Sequenced::Freeze { offset } => freeze::freeze(record, *offset, seen),
         Sequenced::Unfreeze { offset } => freeze::unfreeze(record, *offset, seen),
-        Sequenced::FreezeUntil { offset, height } => freeze::freeze_until(record, *offset, *height),
-        Sequenced::Reassign { .. } => reassign::apply(record, operation),
+        Sequenced::FreezeUntil { offset, height, decided } => freeze::freeze_until(record, *offset, *height, *decided),
+        Sequenced::Reassign { .. } => reassign::apply(rules, record, operation),
         Sequenced::Preserve { until } => preserve::apply(record, *until),
         Sequenced::MarkSpenderPruned(held) => prune::mark_spender_pruned(record, held),
         Sequenced::Prune { height } => prune::apply(record, *height),
         Sequenced::CreateCoinbase(page) => create_coinbase::apply(rules, key, record, page),
         Sequenced::ReplaceBody(claimed) => replace_body::apply(record, claimed),
         Sequenced::PutBlock(block) => block::put(key, record, block),
+        Sequenced::PutCommand(command) => command::put(key, record, command),
     }?;
     effect.changed |= stamp::write(record.as_mut(), stamp);
     Ok(effect)

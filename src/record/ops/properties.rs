@@ -117,13 +117,14 @@ fn respend() -> impl Strategy<Value = Sequenced> {
 
 fn reassign() -> impl Strategy<Value = Sequenced> {
     // The new owner's output is like the old one's, so that later spends can be right.
-    (offset(), height()).prop_map(|(offset, height)| Sequenced::Reassign {
+    (offset(), height(), any::<bool>()).prop_map(|(offset, height, decided)| Sequenced::Reassign {
         offset,
         utxo_hash: hash(offset),
         new_utxo_hash: hash(offset),
         output: output(offset),
         block_height: height,
         spendable_at: height,
+        decided,
     })
 }
 
@@ -144,7 +145,8 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
         1 => (0..3_u32, any::<bool>()).prop_map(|(page, spent)| Sequenced::SetPageSpent { page, spent }),
         2 => offset().prop_map(|offset| Sequenced::Freeze { offset }),
         1 => offset().prop_map(|offset| Sequenced::Unfreeze { offset }),
-        1 => (offset(), height()).prop_map(|(offset, height)| Sequenced::FreezeUntil { offset, height }),
+        1 => (offset(), height(), any::<bool>())
+            .prop_map(|(offset, height, decided)| Sequenced::FreezeUntil { offset, height, decided }),
         1 => reassign(),
         1 => height().prop_map(|until| Sequenced::Preserve { until }),
         2 => vec(held_slot(), 1..3).prop_map(Sequenced::MarkSpenderPruned),

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::record::{Page, Reassignment, Record, Rejection, Reply, Sequenced, Slot};
+use crate::record::{Reassignment, Record, Rejection, Reply, Rules, Sequenced, Slot};
 
-use super::{Effect, slots, whole_page};
+use super::{Effect, delete_at_height, slots, whole_page};
 
-pub(super) fn apply(record: &mut Option<Record>, operation: &Sequenced) -> Result<Effect, Rejection> {
-    let Sequenced::Reassign { offset, utxo_hash, new_utxo_hash, output, block_height, spendable_at } = operation else {
+pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, operation: &Sequenced) -> Result<Effect, Rejection> {
+    let Sequenced::Reassign { offset, utxo_hash, new_utxo_hash, output, block_height, spendable_at, decided } =
+        operation
+    else {
         return Err(Rejection::Unexpected);
     };
     let offset = *offset;
@@ -20,31 +22,31 @@ pub(super) fn apply(record: &mut Option<Record>, operation: &Sequenced) -> Resul
     };
     let page = whole_page(record)?;
     let slot = slots::slot(page, offset).ok_or(Rejection::NoSuchOutput(offset))?;
-    let frozen = matches!(slot, Slot::Frozen(_));
-    if !frozen && is_latest(page, &entry) {
-        return Ok(Effect::already(Reply::None, false));
+    if page.reassignments.contains(&entry) {
+        // What froze the slot before it was reassigned may have been done once more.
+        let frozen_again = slot == Slot::Frozen(*new_utxo_hash);
+        if frozen_again {
+            slots::put(Arc::make_mut(page), offset, |_| Some(Slot::Unspent(*new_utxo_hash)));
+        }
+        return Ok(Effect::already(Reply::None, frozen_again));
     }
-    if let Some(holder) = slot.spender() {
-        return Err(Rejection::SpentBy(offset, holder));
-    }
-    if !frozen {
-        return Err(Rejection::NotFrozen(offset));
-    }
+    let new = match slot {
+        Slot::Frozen(_) => Slot::Unspent(*new_utxo_hash),
+        Slot::Spent(_, holder) if *decided => Slot::Spent(*new_utxo_hash, holder),
+        Slot::Spent(..) | Slot::Unspent(_) | Slot::Nil => return Err(Rejection::NotFrozen(offset)),
+    };
     if slot.hash() != Some(*utxo_hash) {
         return Err(Rejection::HashMismatch(offset));
     }
     let page = Arc::make_mut(page);
-    slots::put(page, offset, |_| Some(Slot::Unspent(*new_utxo_hash)));
+    slots::put(page, offset, |_| Some(new));
     page.contested.insert(offset);
     page.utxo_spendable_in.insert(offset, *spendable_at);
     // One more than there are slots: so the page is never all-spent, and the audit entry never pruned.
     page.record_utxos += 1;
     page.reassignments.push(entry);
-    Ok(Effect::applied(Reply::None))
-}
-
-fn is_latest(page: &Page, entry: &Reassignment) -> bool {
-    page.reassignments.iter().rev().find(|there| there.offset == entry.offset) == Some(entry)
+    let changed = delete_at_height::evaluate(rules, page);
+    Ok(Effect::applied(delete_at_height::slots_reply(page, changed)))
 }
 
 #[cfg(test)]
@@ -53,23 +55,52 @@ mod tests {
     use crate::record::*;
 
     fn reassign(from: u32, to: u32) -> Operation {
-        sequenced(
-            1,
-            Sequenced::Reassign {
-                offset: 0,
-                utxo_hash: hash(from),
-                new_utxo_hash: hash(to),
-                output: output(to),
-                block_height: 100,
-                spendable_at: 1_100,
-            },
-        )
+        sequenced(1, reassignment(from, to, false))
+    }
+
+    fn reassignment(from: u32, to: u32, decided: bool) -> Sequenced {
+        Sequenced::Reassign {
+            offset: 0,
+            utxo_hash: hash(from),
+            new_utxo_hash: hash(to),
+            output: output(to),
+            block_height: 100,
+            spendable_at: 1_100,
+            decided,
+        }
+    }
+
+    /// Applied again from where the chain had been committed, with all that came behind it.
+    #[test]
+    fn the_very_same_is_done_once() {
+        let mut record = record(page_with(vec![Slot::Frozen(hash(0))]));
+        on_master(&mut record, &reassign(0, 5));
+        assert_eq!(on_master(&mut record, &reassign(0, 5)).outcome, already(Reply::None));
+        on_master(&mut record, &sequenced(2, Sequenced::Freeze { offset: 0 }));
+        on_master(&mut record, &sequenced(3, reassignment(5, 6, false)));
+        let after = page(&record).clone();
+        for again in [reassignment(0, 5, true), Sequenced::Freeze { offset: 0 }, reassignment(5, 6, true)] {
+            assert!(on_master(&mut record, &sequenced(4, again)).outcome.is_done());
+        }
+        assert_eq!(page(&record), &Page { chain_pos: Some(stamp(4)), ..after });
+        assert_eq!(page(&record).utxos, Some(vec![Slot::Unspent(hash(6))]));
+    }
+
+    #[test]
+    fn what_was_decided_holds_whoever_has_the_slot_since() {
+        let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(1, 0))]));
+        let decided = sequenced(1, reassignment(0, 0, true));
+        assert_eq!(on_master(&mut record, &decided).outcome, applied(slots_reply(false)));
+        assert_eq!(page(&record).utxos, Some(vec![Slot::Spent(hash(0), holder(1, 0))]));
+        assert_eq!((page(&record).record_utxos, page(&record).reassignments.len()), (2, 1));
+        assert_eq!(on_master(&mut record, &decided).outcome, already(Reply::None));
+        assert_eq!((page(&record).record_utxos, page(&record).reassignments.len()), (2, 1));
     }
 
     #[test]
     fn a_frozen_slot_gets_a_new_owner_who_can_spend_it_later() {
         let mut record = record(page_with(vec![Slot::Frozen(hash(0))]));
-        assert_eq!(on_master(&mut record, &reassign(0, 5)).outcome, applied(Reply::None));
+        assert_eq!(on_master(&mut record, &reassign(0, 5)).outcome, applied(slots_reply(false)));
         let page = page(&record);
         assert_eq!(page.utxos, Some(vec![Slot::Unspent(hash(5))]));
         assert_eq!((page.record_utxos, page.contested.len()), (2, 1));
@@ -87,7 +118,7 @@ mod tests {
     fn only_a_frozen_slot_of_that_hash() {
         let told = |slot| refused(on_master(&mut record(page_with(vec![slot])), &reassign(0, 5)));
         assert_eq!(told(Slot::Unspent(hash(0))), Rejection::NotFrozen(0));
-        assert_eq!(told(Slot::Spent(hash(0), holder(1, 0))), Rejection::SpentBy(0, holder(1, 0)));
+        assert_eq!(told(Slot::Spent(hash(0), holder(1, 0))), Rejection::NotFrozen(0));
         assert_eq!(told(Slot::Frozen(hash(1))), Rejection::HashMismatch(0));
         assert_eq!(told(Slot::Nil), Rejection::NoSuchOutput(0));
     }

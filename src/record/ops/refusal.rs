@@ -11,11 +11,17 @@ pub(super) enum Taker {
     Spender(Marks),
     /// The sequencer while it evaluates: a history is no obstacle, it is there to be decided on.
     Sequencer,
+    /// The same of what a block lists: nor is a lock.
+    Block,
 }
 
 impl Taker {
     fn heeds_flags(self) -> bool {
         self != Taker::Spender(Marks::Ignore)
+    }
+
+    fn heeds_lock(self) -> bool {
+        self.heeds_flags() && self != Taker::Block
     }
 
     fn heeds_contested(self) -> bool {
@@ -73,13 +79,11 @@ pub(super) fn by_record(page: &Page, height: u32, taker: Taker) -> Result<(), Re
     if page.conflicting || page.utxos.is_none() {
         return Err(Rejection::Conflicting(page.verdict().unwrap_or(Verdict::Pending)));
     }
-    if taker.heeds_flags() {
-        if page.locked {
-            return Err(Rejection::Locked);
-        }
-        if let Some(from) = page.spending_height.filter(|from| *from > height) {
-            return Err(Rejection::Immature(from));
-        }
+    if taker.heeds_lock() && page.locked {
+        return Err(Rejection::Locked);
+    }
+    if let Some(from) = page.spending_height.filter(|from| taker.heeds_flags() && *from > height) {
+        return Err(Rejection::Immature(from));
     }
     Ok(())
 }
@@ -102,7 +106,7 @@ pub(super) fn by_slot(
     if taker.heeds_contested() && page.contested.contains(&offset) {
         return Err(Rejection::Contested(offset));
     }
-    if taker == Taker::Sequencer {
+    if matches!(taker, Taker::Sequencer | Taker::Block) {
         not_pruned(page, offset)?;
     }
     by_holder(slot, offset, from)?;
@@ -188,6 +192,9 @@ mod tests {
 
     const HEIGHT: u32 = 200;
 
+    const TAKERS: [Taker; 4] =
+        [Taker::Spender(Marks::Respect), Taker::Spender(Marks::Ignore), Taker::Sequencer, Taker::Block];
+
     impl Bar {
         fn put_up(self, page: &mut Page, claim: &mut SpendSlot) {
             match self {
@@ -237,6 +244,7 @@ mod tests {
                 Taker::Spender(Marks::Respect) => false,
                 Taker::Spender(Marks::Ignore) => mark || self == Bar::Contested,
                 Taker::Sequencer => self == Bar::Contested,
+                Taker::Block => matches!(self, Bar::Contested | Bar::Locked),
             }
         }
     }
@@ -250,9 +258,12 @@ mod tests {
                 marks,
                 signals: true,
             }),
-            Taker::Sequencer => {
+            Taker::Sequencer | Taker::Block => {
                 let slots = vec![RespendSlot { slot, from: None }];
-                let checks = RespendChecks::Spend { height: HEIGHT };
+                let checks = match taker {
+                    Taker::Block => RespendChecks::Listed { height: HEIGHT },
+                    _ => RespendChecks::Spend { height: HEIGHT },
+                };
                 sequenced(1, Sequenced::Respend(Respend { to: txid(1), slots, checks }))
             }
         }
@@ -261,7 +272,7 @@ mod tests {
     /// Every set of bars, 8,192 of them, for each who may want the slot: the first bar in the order is what is told.
     #[test]
     fn the_first_bar_in_the_order_is_told_whatever_else_there_is() {
-        for taker in [Taker::Spender(Marks::Respect), Taker::Spender(Marks::Ignore), Taker::Sequencer] {
+        for taker in TAKERS {
             for set in 0..1_u32 << ALL.len() {
                 let bars: Vec<Bar> = ALL.into_iter().filter(|bar| set & (1 << *bar as u32) != 0).collect();
                 if bars.contains(&Bar::FrozenSlot) && bars.contains(&Bar::Spent) {
@@ -285,7 +296,7 @@ mod tests {
     #[test]
     fn a_slot_that_names_the_spender_comes_before_every_bar() {
         for bar in ALL.into_iter().filter(|bar| !matches!(bar, Bar::NoSuchOutput | Bar::FrozenSlot | Bar::Spent)) {
-            for taker in [Taker::Spender(Marks::Respect), Taker::Spender(Marks::Ignore), Taker::Sequencer] {
+            for taker in TAKERS {
                 let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
                 let mut claim = claim(0);
                 bar.put_up(&mut page, &mut claim);

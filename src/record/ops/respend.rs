@@ -21,7 +21,7 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, respend: &Respen
     }
     let page = Arc::make_mut(page);
     for moved in &respend.slots {
-        slots::take(page, moved.slot.offset, taker(respend, moved));
+        slots::take(page, moved.slot.offset, spender(respend, moved));
         page.contested.insert(moved.slot.offset);
     }
     let changed = delete_at_height::evaluate(rules, page);
@@ -33,28 +33,29 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, respend: &Respen
 fn check(page: &Page, respend: &Respend) -> Result<bool, Rejection> {
     let mut open = 0;
     for moved in &respend.slots {
-        open += usize::from(!refusal::is_taken_by(page, moved.slot.offset, taker(respend, moved))?);
+        open += usize::from(!refusal::is_taken_by(page, moved.slot.offset, spender(respend, moved))?);
     }
     if open == 0 {
         return match respend.checks {
-            RespendChecks::Spend { .. } => claims_hold(page, respend).map(|()| false),
+            RespendChecks::Spend { .. } | RespendChecks::Listed { .. } => claims_hold(page, respend).map(|()| false),
             RespendChecks::Decided => Ok(false),
         };
     }
     match respend.checks {
-        RespendChecks::Spend { height } => check_as_spend(page, respend, height)?,
+        RespendChecks::Spend { height } => check_as_spend(page, respend, height, Taker::Sequencer)?,
+        RespendChecks::Listed { height } => check_as_spend(page, respend, height, Taker::Block)?,
         RespendChecks::Decided => check_decided(page, respend)?,
     }
     Ok(true)
 }
 
-fn check_as_spend(page: &Page, respend: &Respend, height: u32) -> Result<(), Rejection> {
-    refusal::by_record(page, height, Taker::Sequencer)?;
+fn check_as_spend(page: &Page, respend: &Respend, height: u32, taker: Taker) -> Result<(), Rejection> {
+    refusal::by_record(page, height, taker)?;
     claims_hold(page, respend)?;
     let stored = StoredOutputs::find(page, respend.slots.iter().map(|moved| moved.slot.offset));
     for moved in &respend.slots {
-        if !refusal::is_taken_by(page, moved.slot.offset, taker(respend, moved))? {
-            refusal::by_slot(page, &stored, &moved.slot, moved.from, height, Taker::Sequencer)?;
+        if !refusal::is_taken_by(page, moved.slot.offset, spender(respend, moved))? {
+            refusal::by_slot(page, &stored, &moved.slot, moved.from, height, taker)?;
         }
     }
     Ok(())
@@ -64,7 +65,7 @@ fn check_as_spend(page: &Page, respend: &Respend, height: u32) -> Result<(), Rej
 fn claims_hold(page: &Page, respend: &Respend) -> Result<(), Rejection> {
     let stored = StoredOutputs::find(page, respend.slots.iter().map(|moved| moved.slot.offset));
     for moved in &respend.slots {
-        refusal::is_taken_as_claimed(page, &stored, &moved.slot, taker(respend, moved))?;
+        refusal::is_taken_as_claimed(page, &stored, &moved.slot, spender(respend, moved))?;
     }
     Ok(())
 }
@@ -79,7 +80,7 @@ fn check_decided(page: &Page, respend: &Respend) -> Result<(), Rejection> {
     for moved in &respend.slots {
         let offset = moved.slot.offset;
         let slot = slots::slot(page, offset).ok_or(Rejection::NoSuchOutput(offset))?;
-        if refusal::is_taken_by(page, offset, taker(respend, moved))? {
+        if refusal::is_taken_by(page, offset, spender(respend, moved))? {
             continue;
         }
         if refusal::is_frozen(page, slot) {
@@ -91,7 +92,7 @@ fn check_decided(page: &Page, respend: &Respend) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn taker(respend: &Respend, moved: &RespendSlot) -> SpendingData {
+fn spender(respend: &Respend, moved: &RespendSlot) -> SpendingData {
     SpendingData { txid: respend.to, input: moved.slot.input }
 }
 
@@ -109,6 +110,21 @@ mod tests {
     }
 
     const BOTH: [RespendChecks; 2] = [RespendChecks::Spend { height: 200 }, RespendChecks::Decided];
+
+    #[test]
+    fn no_lock_bars_what_a_block_lists_and_everything_else_does() {
+        let listed = RespendChecks::Listed { height: 200 };
+        let told = |change: &dyn Fn(&mut Page), checks| {
+            let mut page = held_by(2);
+            change(&mut page);
+            on_master(&mut record(page), &respend(1, &[(1, None)], checks)).outcome
+        };
+        assert_eq!(told(&|page| page.locked = true, BOTH[0]), Outcome::Rejected(Rejection::Locked));
+        assert!(told(&|page| page.locked = true, listed).is_done());
+        let immature = told(&|page| page.spending_height = Some(201), listed);
+        assert_eq!(immature, Outcome::Rejected(Rejection::Immature(201)));
+        assert_eq!(told(&|page| page.frozen = true, listed), Outcome::Rejected(Rejection::Frozen(1)));
+    }
 
     fn held_by(by: u8) -> Page {
         page_with(vec![Slot::Spent(hash(0), holder(by, 0)), Slot::Unspent(hash(1))])

@@ -31,6 +31,7 @@ pub(super) fn write(record: Option<&mut Record>, stamp: Stamp) -> bool {
     match record {
         Record::Page(page) => Arc::make_mut(page).chain_pos = Some(stamp),
         Record::Block(block) => block.chain_pos = Some(stamp),
+        Record::Command(command) => command.chain_pos = Some(stamp),
         Record::LockRecord(_) | Record::Meta(_) => return false,
     }
     true
@@ -40,6 +41,7 @@ fn stamp_of(record: &Record) -> Option<Stamp> {
     match record {
         Record::Page(page) => page.chain_pos,
         Record::Block(block) => block.chain_pos,
+        Record::Command(command) => command.chain_pos,
         Record::LockRecord(_) | Record::Meta(_) => None,
     }
 }

@@ -1,5 +1,7 @@
-//! Side chains, reorgs and commands: what they mean. Commands (but for `Reconsider`) have no counterpart in the store yet, so the
-//! order of their decisions is a proposal: what a command makes conflicting first, then what became of it, then `Closed`.
+//! Side chains, reorgs and commands: what they mean. On a command is decided what it makes conflicting first, then what became of it, then
+//! `Closed`.
+
+use std::collections::BTreeSet;
 
 use utxo_store::{
     event::{Action, Block, Command, CommandResult, DecisionBody, OutcomeKind, Reorg},
@@ -9,6 +11,7 @@ use utxo_store::{
 
 use super::{
     Logged,
+    facts::Origin,
     history::{Standing, Tip},
     replay::Replay,
 };
@@ -18,10 +21,43 @@ use super::{
 enum Answer {
     Done,
     Nothing,
+    /// One or the other: when the fast path did something nobody can know.
+    DoneOrNothing,
+    DoneOrNothingOr(&'static str),
     Refused(&'static str),
 }
 
-use Answer::{Done, Nothing, Refused};
+use Answer::{Done, DoneOrNothing, DoneOrNothingOr, Nothing, Refused};
+
+impl Answer {
+    fn is_said_by(self, result: &CommandResult) -> bool {
+        match (self, result) {
+            (Done | DoneOrNothing | DoneOrNothingOr(_), CommandResult::Applied) => true,
+            (Nothing | DoneOrNothing | DoneOrNothingOr(_), CommandResult::AlreadyApplied) => true,
+            (Refused(code) | DoneOrNothingOr(code), CommandResult::Refused { code: said, .. }) => said == code,
+            _ => false,
+        }
+    }
+}
+
+/// The longest script of a new owner, bytes.
+const LONGEST_SCRIPT: usize = 10_000;
+
+/// What no state of a transaction makes possible.
+fn refused_unseen(action: &Action<'_>) -> Option<Answer> {
+    match action {
+        Action::Reassign { new_script, .. } if new_script.len() > LONGEST_SCRIPT => Some(Refused("SCRIPT_TOO_LONG")),
+        Action::FreezeUntil { height: u32::MAX, .. } | Action::Preserve { until: u32::MAX, .. } => {
+            Some(Refused("INVALID_HEIGHT"))
+        }
+        Action::Reassign { height, spendable_after, .. }
+            if height.checked_add(*spendable_after).is_none_or(|from| from == u32::MAX) =>
+        {
+            Some(Refused("INVALID_HEIGHT"))
+        }
+        _ => None,
+    }
+}
 
 impl Replay<'_> {
     /// A block on a side chain decides nothing: its coinbase is there, conflicting, and its triples are written.
@@ -94,28 +130,30 @@ impl Replay<'_> {
         coinbase
     }
 
-    /// What became of a command is what must become of it, and is told.
-    pub fn command(&mut self, command: &Command<'_>) {
-        let (subject, expected) = match self.commands.insert(command.id) {
-            true => (self.named(&command.action), Some(self.execute(&command.action))),
-            false => (self.named(&command.action), None),
+    /// What became of a command is what must become of it, and is told. A repeat of one does nothing, and is told the same.
+    pub fn command(&mut self, logged: &Logged, command: &Command<'_>) {
+        let subject = command.action.subject();
+        let first = self.commands.get(&command.id).cloned();
+        self.touch(&command.action);
+        let expected = match first {
+            Some(_) => None,
+            None if self.is_absent(logged, command) => Some(Refused("TX_NOT_FOUND")),
+            None => Some(self.execute(&command.action)),
         };
         match self.step() {
-            Some(DecisionBody::CommandDone { id, result }) if id == command.id => {
-                let answer = match &result {
-                    CommandResult::Applied => Done,
-                    CommandResult::AlreadyApplied => Nothing,
-                    CommandResult::Refused { .. } => Refused(""),
-                };
-                let agrees = match (expected, &result) {
-                    (Some(Refused(code)), CommandResult::Refused { code: given, .. }) => code == given,
-                    (Some(expected), _) => expected == answer,
-                    // A repeat: whatever is said, nothing is done.
-                    (None, _) => true,
+            Some(DecisionBody::CommandDone { id, executed_at, result }) if id == command.id => {
+                let agrees = match (&first, expected) {
+                    (Some(first), _) => *first == (executed_at, result.clone()),
+                    (None, expected) => executed_at == self.at && expected.is_some_and(|it| it.is_said_by(&result)),
                 };
                 if !agrees {
-                    self.complain(format!("{:?} must be {expected:?}, and is {result:?}", command.action));
+                    let must = first.map_or(format!("{expected:?}"), |first| format!("{first:?}"));
+                    self.complain(format!(
+                        "{:?} must be {must}, and is {result:?}, executed at {executed_at}",
+                        command.action
+                    ));
                 }
+                self.commands.entry(id).or_insert((executed_at, result.clone()));
                 self.told.push((subject, self.at, OutcomeKind::Command { id, result }));
             }
             other => self.complain(format!("{:?} leads to {other:?}", command.action)),
@@ -123,24 +161,54 @@ impl Replay<'_> {
         self.expect_closed();
     }
 
-    fn named(&self, action: &Action<'_>) -> Txid {
-        match action {
-            Action::Unlock { txid }
-            | Action::Lock { txid }
-            | Action::SetConflicting { txid }
-            | Action::Reconsider { txid }
-            | Action::Preserve { txid, .. }
-            | Action::Delete { txid } => *txid,
-            Action::Freeze { outpoint }
-            | Action::Unfreeze { outpoint }
-            | Action::FreezeUntil { outpoint, .. }
-            | Action::Reassign { outpoint, .. }
-            | Action::Unspend { outpoint, .. } => outpoint.txid,
+    /// Whether the command was refused because its transaction is not there; it may only be so for one that does not come by itself.
+    fn is_absent(&mut self, logged: &Logged, command: &Command<'_>) -> bool {
+        let subject = command.action.subject();
+        let said = self.peek();
+        let absent = matches!(&said, Some(DecisionBody::CommandDone { result: CommandResult::Refused { code, .. }, .. })
+            if code == "TX_NOT_FOUND");
+        let may_be_late = self.history.rules.slow || self.history.is_pruned(&subject);
+        if absent && !may_be_late && self.comes_by_itself(&subject, logged.place().timestamp_ms) {
+            self.complain(format!("{subject} is said not to be there, and comes by itself"));
         }
+        let unseen = matches!(refused_unseen(&command.action), Some(Refused(_)));
+        if !absent && !unseen {
+            self.stored.insert(subject);
+        }
+        absent && !unseen
+    }
+
+    /// Whether everything that it needs was produced by then, and nobody had to decide on any of that.
+    fn comes_by_itself(&self, txid: &Txid, by_ms: i64) -> bool {
+        let mut open = vec![*txid];
+        let mut seen = BTreeSet::new();
+        while let Some(txid) = open.pop() {
+            if !seen.insert(txid) {
+                continue;
+            }
+            let Some(tx) = self.history.tx(&txid) else { return false };
+            let produced = match &tx.origin {
+                Origin::Validated(versions) => {
+                    versions.first().is_some_and(|first| first.place.timestamp_ms <= by_ms && !first.locked)
+                }
+                Origin::Seeded { .. } => {
+                    self.history.facts.seeds.get(&txid).into_iter().flatten().any(|seed| seed.timestamp_ms <= by_ms)
+                }
+                Origin::Block { .. } => false,
+            };
+            if !produced || self.ever_contested.contains(&txid) {
+                return false;
+            }
+            open.extend(tx.parents());
+        }
+        true
     }
 
     fn execute(&mut self, action: &Action<'_>) -> Answer {
-        let txid = self.named(action);
+        if let Some(refused) = refused_unseen(action) {
+            return refused;
+        }
+        let txid = action.subject();
         let standing = self.history.standing(&txid);
         if standing.is_none() || self.history.is_pruned(&txid) {
             return Refused("TX_NOT_FOUND");
@@ -160,13 +228,49 @@ impl Replay<'_> {
                 fate.preserve_until = fate.preserve_until.max(Some(until));
                 if raised { Done } else { Nothing }
             }
+            // Its block may return.
+            Action::Delete { txid } if self.history.tx(&txid).is_some_and(|tx| tx.coinbase) => Refused("INVALID_SPEND"),
             Action::Delete { txid } if matches!(standing, Some(Standing::Lost(_))) => {
                 let height = self.history.height();
+                if self.history.fate(&txid).preserve_until.is_some_and(|until| until > height) {
+                    return Refused("NOT_PRUNABLE");
+                }
                 self.history.set(&txid, Standing::Pruned(height));
                 Done
             }
             Action::Delete { .. } => Refused("INVALID_SPEND"),
             Action::Reconsider { .. } => Nothing,
+        }
+    }
+
+    /// What a command does that was done, whoever was live.
+    pub fn carry_out(&mut self, action: &Action<'_>) {
+        let height = self.history.height();
+        match *action {
+            Action::Lock { txid } => self.history.fate(&txid).locked = Some(true),
+            Action::Unlock { txid } => self.history.fate(&txid).locked = Some(false),
+            Action::Preserve { txid, until } => {
+                let fate = self.history.fate(&txid);
+                fate.preserve_until = fate.preserve_until.max(Some(until));
+            }
+            Action::Delete { txid } => self.history.set(&txid, Standing::Pruned(height)),
+            Action::Freeze { outpoint } => {
+                self.history.bars.frozen.insert(outpoint);
+            }
+            Action::Unfreeze { outpoint } => {
+                self.history.bars.frozen.remove(&outpoint);
+            }
+            Action::FreezeUntil { outpoint, height } => {
+                self.history.bars.spendable_from.insert(outpoint, height);
+            }
+            Action::Reassign { outpoint, height, spendable_after, .. } => {
+                self.touched.entry(outpoint).or_insert(self.at);
+                let entry = self.entry_of(outpoint, action);
+                self.history.bars.frozen.remove(&outpoint);
+                self.history.bars.reassigned.entry(outpoint).or_default().extend(entry);
+                self.history.bars.spendable_from.insert(outpoint, height.saturating_add(spendable_after));
+            }
+            Action::Unspend { .. } | Action::SetConflicting { .. } | Action::Reconsider { .. } => {}
         }
     }
 
@@ -199,11 +303,19 @@ impl Replay<'_> {
         (spent || self.history.bars.spender_pruned.contains_key(outpoint)).then_some(Refused("SPENT"))
     }
 
+    /// A slot that is to be frozen is marked before that is decided, whatever comes of it.
+    pub fn touch(&mut self, action: &Action<'_>) {
+        if let Action::Freeze { outpoint } | Action::FreezeUntil { outpoint, .. } | Action::Unspend { outpoint, .. } =
+            action
+        {
+            self.touched.entry(*outpoint).or_insert(self.at);
+        }
+    }
+
     fn freeze(&mut self, outpoint: Outpoint) -> Answer {
         if let Some(refused) = self.spendable(&outpoint) {
             return refused;
         }
-        self.touched.entry(outpoint).or_insert(self.at);
         if self.history.bars.frozen.insert(outpoint) { Done } else { Refused("ALREADY_FROZEN") }
     }
 
@@ -231,55 +343,73 @@ impl Replay<'_> {
         if self.history.bars.frozen.contains(&outpoint) {
             return Refused("FROZEN");
         }
-        self.touched.entry(outpoint).or_insert(self.at);
         let before = self.history.bars.spendable_from.insert(outpoint, height);
         if before == Some(height) { Nothing } else { Done }
     }
 
+    fn entry_of(&self, outpoint: Outpoint, action: &Action<'_>) -> Option<Reassignment> {
+        let Action::Reassign { utxo_hash: claimed, new_script, satoshis, height, .. } = *action else { return None };
+        Some(Reassignment {
+            offset: outpoint.vout % self.history.rules.utxo_batch_size,
+            utxo_hash: claimed,
+            new_utxo_hash: utxo_hash(&outpoint.txid, outpoint.vout, new_script, satoshis),
+            block_height: height,
+            output: StoredOutput { satoshis, script: bytes::Bytes::copy_from_slice(new_script) },
+        })
+    }
+
     fn reassign(&mut self, outpoint: Outpoint, action: &Action<'_>) -> Answer {
-        let Action::Reassign { utxo_hash: claimed, new_script, satoshis, height, spendable_after, .. } = *action else {
-            return Nothing;
-        };
-        if let Some(refused) = self.spendable(&outpoint) {
-            return refused;
+        let Some(entry) = self.entry_of(outpoint, action) else { return Nothing };
+        if self.history.bars.reassigned.get(&outpoint).is_some_and(|before| before.contains(&entry)) {
+            return Refused("ALREADY_REASSIGNED");
+        }
+        if self.history.owed(&outpoint).is_none() {
+            return Refused("UTXO_NOT_FOUND");
         }
         if !self.history.bars.frozen.contains(&outpoint) {
             return Refused("NOT_FROZEN");
         }
-        let hash_of = |script: &[u8], satoshis| utxo_hash(&outpoint.txid, outpoint.vout, script, satoshis);
-        let before = self.history.owed(&outpoint).map(|coin| hash_of(&coin.script, coin.satoshis));
-        if before != Some(claimed) {
+        let now = self.history.owed(&outpoint);
+        let now = now.map(|coin| utxo_hash(&outpoint.txid, outpoint.vout, &coin.script, coin.satoshis));
+        if now != Some(entry.utxo_hash) {
             return Refused("UTXO_HASH_MISMATCH");
         }
-        let entry = Reassignment {
-            offset: outpoint.vout % self.history.rules.utxo_batch_size,
-            utxo_hash: claimed,
-            new_utxo_hash: hash_of(new_script, satoshis),
-            block_height: height,
-            output: StoredOutput { satoshis, script: bytes::Bytes::copy_from_slice(new_script) },
-        };
-        self.history.bars.frozen.remove(&outpoint);
-        self.history.bars.reassigned.entry(outpoint).or_default().push(entry);
-        self.history.bars.spendable_from.insert(outpoint, height.saturating_add(spendable_after));
-        self.touched.entry(outpoint).or_insert(self.at);
+        self.carry_out(action);
         Done
     }
 
-    /// Only who is not live gives a slot back; and who is not live holds none here.
+    /// Only who is not live gives a slot back; it may have been about to take it.
     fn unspend(&mut self, outpoint: Outpoint, spender: Txid) -> Answer {
-        self.touched.entry(outpoint).or_insert(self.at);
-        if self.history.is_live(&spender) { Refused("INVALID_SPEND") } else { Nothing }
+        if self.history.owed(&outpoint).is_none() {
+            return Refused("UTXO_NOT_FOUND");
+        }
+        if self.history.bars.frozen.contains(&outpoint) {
+            return Refused("FROZEN");
+        }
+        self.mentioned.insert(spender);
+        let pruned_with_it = self.history.bars.spender_pruned.get(&outpoint).is_some_and(|by| by.txid == spender);
+        // It is live as soon as it comes, which may be later.
+        if self.history.is_partial(&spender) {
+            return DoneOrNothingOr("INVALID_SPEND");
+        }
+        let live = pruned_with_it || self.history.is_pruned(&spender) || self.history.witness(&spender);
+        if live { Refused("INVALID_SPEND") } else { DoneOrNothing }
     }
 
     fn set_conflicting(&mut self, txid: Txid) -> Answer {
-        if self.history.is_mined(&txid) {
+        if self.history.is_mined(&txid) || self.history.is_partial(&txid) {
             return Refused("INVALID_SPEND");
         }
         if matches!(self.history.standing(&txid), Some(Standing::Lost(_))) {
             return Nothing;
         }
+        let was_live = self.history.witness(&txid);
         match self.step() {
-            Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, height, .. }) if named == txid => {
+            Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, height, live }) if named == txid => {
+                self.check_height(height, None);
+                if live != was_live {
+                    self.complain(format!("{txid} is said to be live until now: {live}; it was: {was_live}"));
+                }
                 let fell = self.fell(height, vec![(txid, Reason::Command)], None);
                 self.after_verdict(None, &fell);
             }

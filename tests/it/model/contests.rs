@@ -78,7 +78,10 @@ impl Replay<'_> {
             Reason::Mismatch { input } => history.tx(txid).is_some_and(|tx| {
                 let version = tx.versions().iter().find(|version| is_at(version, &contest.position));
                 let claim = version.and_then(|version| version.claims.get(input as usize));
-                outpoint(input).and_then(|outpoint| history.owed(&outpoint)).as_ref() != claim
+                outpoint(input).is_some_and(|outpoint| {
+                    let reassigned = history.bars.reassigned.contains_key(&outpoint);
+                    reassigned || history.owed(&outpoint).as_ref() != claim
+                })
             }),
             Reason::Locked { parent } => spends(&parent) && self.ever_locked(&parent),
             // A command touched it, and was handled before.

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 
 use utxo_store::{
     event::{
-        Action, Block, BlockMined, ConeMember, Contest, DecidedInput, DecisionBody, Event, OutcomeKind, Position, Reorg,
+        Action, Block, BlockMined, Command, CommandResult, ConeMember, Contest, DecidedInput, DecisionBody, Event,
+        OutcomeKind, Position, Reorg,
     },
     record::{MinedIn, Reason},
     tx::Txid,
@@ -40,7 +41,7 @@ impl Replay<'_> {
             Ok(Event::Contest(contest)) => self.forgetful_contest(&contest),
             Ok(Event::Command(command)) => match command.action {
                 Action::Reconsider { txid } => drop(self.forgetful_verdicts(txid)),
-                _ => self.complain("is a command that is not built"),
+                _ => self.forgetful_command(&command),
             },
             Ok(Event::Reorg(reorg)) => self.forgetful_reorg(logged, &reorg),
             _ => drop(self.chain_poison.insert(self.at)),
@@ -163,6 +164,34 @@ impl Replay<'_> {
         }
     }
 
+    /// What became of a command is taken at its word, since who was live is not asked here; but only the first of an id does anything.
+    fn forgetful_command(&mut self, command: &Command<'_>) {
+        let (txid, id) = (command.action.subject(), command.id);
+        self.touch(&command.action);
+        if let Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, .. }) = self.peek()
+            && named == txid
+            && matches!(command.action, Action::SetConflicting { .. })
+        {
+            self.next += 1;
+            self.forgetful_fall(vec![(txid, Reason::Command)]);
+        }
+        let Some(DecisionBody::CommandDone { id: named, executed_at, result }) = self.step() else {
+            return self.complain(format!("{:?} has no result", command.action));
+        };
+        let first = self.commands.entry(id).or_insert((self.at, result.clone())).clone();
+        if named != id || first != (executed_at, result.clone()) {
+            self.complain(format!("{:?} came to {first:?}, and is {result:?} at {executed_at}", command.action));
+        }
+        if executed_at == self.at && result == CommandResult::Applied {
+            self.carry_out(&command.action);
+        }
+        if let Action::Unspend { spender, .. } = command.action {
+            self.mentioned.insert(spender);
+        }
+        self.told.push((txid, self.at, OutcomeKind::Command { id, result }));
+        self.expect_closed();
+    }
+
     fn forgetful_win(&mut self, txid: Txid, inputs: &[DecidedInput], losers: &[Txid]) {
         let own = self.history.inputs(&txid);
         if inputs.iter().map(|input| input.outpoint).ne(own.iter().copied()) {
@@ -247,7 +276,10 @@ impl Replay<'_> {
                 let from = self.history.tx(&outpoint.txid).and_then(Tx::spending_height);
                 from.is_some_and(|from| versions.iter().any(|version| from > version.height))
             }),
-            Reason::Frozen { .. } | Reason::NotYetSpendable { .. } => false,
+            // A command touched it.
+            Reason::Frozen { input } | Reason::NotYetSpendable { input } => {
+                outpoint(input).is_some_and(|outpoint| self.touched.contains_key(&outpoint))
+            }
             Reason::History { .. } | Reason::Found | Reason::Command | Reason::Disconnected | Reason::Seeded => false,
         }
     }

@@ -5,8 +5,7 @@
 //! there is a [`Complaint`]. What it cannot know is when the fast path did something; so an uncontested transaction is
 //! *assumed* live as soon as its parents are, and pinned down by the first decision or block that needs it live.
 //!
-//! No counterpart in the store yet (the model says what they mean, for the issue that builds them): commands other than
-//! `Reconsider`, pruning.
+//! No counterpart in the store yet (the model says what it means, for the issue that builds it): pruning.
 
 mod blocks;
 mod commands;
@@ -42,6 +41,8 @@ pub struct Rules {
     pub retention: u32,
     /// A node may forget writes that it acknowledged: then a transaction that was live may be found without its slot.
     pub forgetful: bool,
+    /// Who stores a transaction may take longer than a command waits for that.
+    pub slow: bool,
     /// The block height up to which everything that is due was forgotten; `None`: nothing is.
     pub pruned_to: Option<u32>,
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use utxo_store::{
-    event::{Action, DecidedInput, Decision, DecisionBody, Event, OutcomeKind},
+    event::{Action, CommandResult, DecidedInput, Decision, DecisionBody, Event, OutcomeKind},
     record::Reason,
     tx::{Outpoint, Txid},
 };
@@ -54,8 +54,10 @@ pub struct Replay<'l> {
     pub told: Vec<(Txid, u64, OutcomeKind)>,
     /// Events that the sequencer must have buried.
     pub buried: BTreeSet<Place>,
-    /// Ids of the commands so far.
-    pub commands: BTreeSet<[u8; 16]>,
+    /// Commands so far, by id: where each was executed, and what became of it.
+    pub commands: BTreeMap<[u8; 16], (u64, CommandResult)>,
+    /// Transactions that a contest or a decision names anywhere in the logs.
+    pub ever_contested: BTreeSet<Txid>,
     /// Messages of the chain that are no event that belongs there.
     pub chain_poison: BTreeSet<u64>,
     pub complaints: Vec<Complaint>,
@@ -89,7 +91,8 @@ impl<'l> Replay<'l> {
             contested_bodies: BTreeMap::new(),
             told: Vec::new(),
             buried: BTreeSet::new(),
-            commands: BTreeSet::new(),
+            commands: BTreeMap::new(),
+            ever_contested: BTreeSet::new(),
             chain_poison: BTreeSet::new(),
             complaints: Vec::new(),
         }
@@ -183,6 +186,11 @@ impl<'l> Replay<'l> {
                 | DecisionBody::Closed => {}
             }
         }
+        let contests = self.logs.chain.iter().filter_map(|logged| match Event::decode(&logged.message.payload) {
+            Ok(Event::Contest(contest)) => Some(contest.txid),
+            _ => None,
+        });
+        self.ever_contested = contests.chain(first.keys().copied()).collect();
         for txid in self.history.facts.txs.keys() {
             let live = first.get(txid).copied().unwrap_or(true) || self.history.is_partial(txid);
             let standing = if live { Standing::Uncontested } else { Standing::Pending };
@@ -202,7 +210,7 @@ impl<'l> Replay<'l> {
                     self.decide_on(txid, Opened::Reconsider, None);
                     self.expect_closed();
                 }
-                _ => self.command(&command),
+                _ => self.command(logged, &command),
             },
             _ => {
                 self.chain_poison.insert(self.at);

@@ -28,6 +28,7 @@ const RULES: Rules = Rules {
     utxo_batch_size: 100,
     retention: 288,
     forgetful: false,
+    slow: false,
     pruned_to: None,
 };
 

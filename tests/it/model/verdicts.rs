@@ -186,7 +186,13 @@ impl Replay<'_> {
         });
         let fell = if losers.is_empty() { Vec::new() } else { self.fell(height, lost.collect(), Some(txid)) };
         let after = block.or(self.history.unmined_since(&txid)).unwrap_or(height);
-        for reason in self.history.against(&txid, after) {
+        // No lock bars what a block lists, since the unlock may stand behind it; nor who had the slot before a command locked it.
+        let by_command = |parent: &Txid| self.history.fates.get(parent).is_some_and(|fate| fate.locked == Some(true));
+        let lifted =
+            |reason: &Reason| matches!(reason, Reason::Locked { parent } if block.is_some() || by_command(parent));
+        let barring: Vec<Reason> =
+            self.history.against(&txid, after).into_iter().filter(|reason| !lifted(reason)).collect();
+        for reason in barring {
             self.complain(format!("{txid} is accepted, though {reason:?}"));
         }
         for input in self.history.inputs(&txid) {

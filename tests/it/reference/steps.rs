@@ -194,6 +194,7 @@ impl Transactions {
             output: StoredOutput { satoshis: 24_672, script: Bytes::from_static(&[0x51]) },
             block_height: HEIGHT,
             spendable_at: HEIGHT + 1_000,
+            decided: false,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use utxo_store::seeded::Seeded;
 
 use super::{
+    orders,
     plan::{BASE_HEIGHT, Lie, MATURITY, Plan, Poison, SLOTS, Step, Tx},
     reorganise::reorganise,
     swarm,
@@ -74,6 +75,7 @@ pub fn plan(seed: u64) -> Plan {
     seed_some(&mut author.plan, seed);
     say_other_heights(&mut author.plan, seed);
     reorganise(&mut author.plan, seed);
+    orders::command_some(&mut author.plan, seed);
     author.plan.with_honest_blocks()
 }
 

@@ -8,6 +8,7 @@
 //! - `make sim SEEDS=10000` runs many; `make sim SEED=7` replays one; `make sim PLAN=file` runs a printed plan.
 //! - `SIM_WITHOUT=lie,poison` leaves kinds of events out; `SIM_WITH=node-forgets` has those later faults in every history.
 //! - `SIM_REORGS=1` has reorgs and side chains in every history, not in one of three.
+//! - `SIM_COMMANDS=1` has commands in every history, not in a third of them.
 //! - `SIM_PAGES=1` has most transactions take several pages in every history, not in two of five.
 //! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.
 
@@ -19,6 +20,7 @@ mod doors;
 mod gate;
 mod history;
 mod objects;
+mod orders;
 mod plan;
 mod quiet;
 mod reorganise;

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::orders::Order;
+
 /// Everything that decides a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
@@ -61,6 +63,8 @@ pub enum Tx {
 pub enum Lie {
     Amount,
     Script,
+    /// That it is the new owner's: true once it was reassigned.
+    Owner,
 }
 
 /// A message that nobody can use.
@@ -100,8 +104,10 @@ pub enum Step {
     MineAside { below: usize, coinbase: u32, listed: Vec<u32> },
     /// Produces a reorg: so many runs leave the longest chain, and others come.
     Reorg { leave: usize, come: Vec<Run> },
-    /// Produces a command.
+    /// Produces a `Reconsider`.
     Reconsider { tx: u32 },
+    /// Produces another command, under this id.
+    Command { id: u32, order: Order },
     /// Lets time pass.
     Sleep { ms: u64 },
     /// Starts an instance, where none runs.
@@ -135,6 +141,11 @@ impl Plan {
         self
     }
 
+    /// Whether a command deletes it, if it may be deleted.
+    pub fn deletes(&self, tx: u32) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Command { order, .. } if order.deletes() == Some(tx)))
+    }
+
     /// The transactions that steps name, with all that they descend from.
     pub fn used(&self) -> BTreeSet<u32> {
         let named = self.steps.iter().flat_map(|step| match step {
@@ -145,6 +156,7 @@ impl Plan {
             Step::Reorg { come, .. } => {
                 come.iter().flat_map(|run| [&[run.coinbase], run.listed.as_slice()].concat()).collect()
             }
+            Step::Command { order, .. } => order.names(),
             _ => Vec::new(),
         });
         let mut open: Vec<u32> = named.collect();
@@ -196,7 +208,21 @@ impl Miner {
             Step::Validate { tx, .. } => Some(*tx),
             _ => None,
         });
-        let produced = produced.difference(&otherwise).copied().collect();
+        let orders = || {
+            plan.steps.iter().filter_map(|step| match step {
+                Step::Command { order, .. } => Some(order),
+                _ => None,
+            })
+        };
+        let deleted: BTreeSet<u32> = orders().filter_map(Order::deletes).collect();
+        let barred: BTreeSet<(u32, u32)> = orders().filter_map(Order::bars).collect();
+        // What a command may bar, or delete, no block lists: it would halt the chain.
+        let is_free = |tx: &u32| match plan.txs.get(tx) {
+            Some(Tx::Spend { inputs, .. }) => inputs.iter().all(|input| !barred.contains(input)),
+            _ => true,
+        };
+        let honest = produced.difference(&otherwise).copied();
+        let produced = honest.filter(|tx| !deleted.contains(tx) && is_free(tx)).collect();
         Miner { produced, seeded, runs: BTreeMap::new(), chain: Vec::new() }
     }
 

@@ -12,7 +12,7 @@ use utxo_store::{
         RecordEngine,
         fault::{FaultEngine, Faults},
     },
-    event::{Action, Command, DecisionBody, Event, Validated},
+    event::{Action, Command, CommandResult, DecisionBody, Event, Validated},
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceError},
     record::{Reason, TxState},
@@ -28,6 +28,7 @@ use super::{
     doors::{EngineDoor, LogDoor},
     gate::Gate,
     objects::ObjectDoor,
+    orders::{self, owned},
     plan::{Lie, Plan, Poison, SLOTS, Step, Tx},
     quiet, swarm,
     trace::Observer,
@@ -212,6 +213,10 @@ impl<'a> Simulation<'a> {
                 let event = Event::Command(Command { id: [*tx as u8; 16], action });
                 self.world.produce("chain", b"command", event.encode()).await;
             }
+            Step::Command { id, order } => {
+                self.observer.count("commands", order.name());
+                self.world.produce("chain", &orders::key(), order.event(*id, &self.made)).await;
+            }
             Step::Sleep { ms } => tokio::time::sleep(Duration::from_millis(*ms)).await,
             Step::Rebalance => both_groups().iter().for_each(|group| self.world.broker.rebalance(group)),
             Step::LoseAssignments => {
@@ -393,6 +398,7 @@ impl<'a> Simulation<'a> {
             let page = self.world.store.master(txid).await.map_err(|error| error.to_string())?;
             match page.map(|page| page.state()) {
                 Some(TxState::Live | TxState::Conflicting(utxo_store::record::Verdict::Conflicting(_))) => {}
+                Some(TxState::Pruned(_)) if self.plan.deletes(*tx) => {}
                 state => return Err(format!("transaction {tx} ({txid}) ended as {state:?}\n{}", self.story().await)),
             }
         }
@@ -456,6 +462,7 @@ impl<'a> Simulation<'a> {
         match lie {
             Lie::Amount => claimed[0].satoshis += 1,
             Lie::Script => claimed[0].script.push(0x51),
+            Lie::Owner => claimed[0] = owned(&coins[0]),
         }
         spend_claiming(&coins, &claimed, *outputs as usize, tx as u8)
     }
@@ -502,7 +509,9 @@ fn decision_kind(body: &DecisionBody) -> String {
         DecisionBody::Cone { members, .. } if members.is_empty() => "cone, closed".to_owned(),
         DecisionBody::Cone { .. } => "cone".to_owned(),
         DecisionBody::AcceptedPart { .. } => "accepted, a part".to_owned(),
-        DecisionBody::CommandDone { .. } => "command done".to_owned(),
+        DecisionBody::CommandDone { result: CommandResult::Applied, .. } => "command done".to_owned(),
+        DecisionBody::CommandDone { result: CommandResult::AlreadyApplied, .. } => "command: nothing to do".to_owned(),
+        DecisionBody::CommandDone { result: CommandResult::Refused { code, .. }, .. } => format!("command: {code}"),
         DecisionBody::Closed => "closed".to_owned(),
     }
 }

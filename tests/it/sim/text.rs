@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use super::{
+    orders,
     plan::{Lie, ONE_PAGE, Plan, Poison, Run, Step, Tx},
     swarm,
 };
@@ -52,6 +53,7 @@ impl fmt::Display for Step {
                     None => Ok(()),
                     Some(Lie::Amount) => write!(f, " lie-amount"),
                     Some(Lie::Script) => write!(f, " lie-script"),
+                    Some(Lie::Owner) => write!(f, " lie-owner"),
                 }
             }
             Step::Poison { kind } => write!(f, "poison {}", poison_name(*kind)),
@@ -72,6 +74,7 @@ impl fmt::Display for Step {
                 Ok(())
             }
             Step::Reconsider { tx } => write!(f, "reconsider {tx}"),
+            Step::Command { id, order } => write!(f, "command {id} {order}"),
             Step::Sleep { ms } => write!(f, "sleep {ms}"),
             Step::Start { slot } => write!(f, "start {slot}"),
             Step::Stop { slot } => write!(f, "stop {slot}"),
@@ -177,7 +180,7 @@ fn step(words: &[&str]) -> Result<Step, String> {
     Ok(match words[0] {
         "seed" => Step::Seed { tx: number(words, 1)?, other: words.contains(&"other") },
         "validate" => {
-            let lies = [("lie-amount", Lie::Amount), ("lie-script", Lie::Script)];
+            let lies = [("lie-amount", Lie::Amount), ("lie-script", Lie::Script), ("lie-owner", Lie::Owner)];
             let lie = lies.into_iter().find(|(name, _)| words.contains(name)).map(|(_, lie)| lie);
             Step::Validate { tx: number(words, 1)?, height: number(words, 3)?, locked: words.contains(&"locked"), lie }
         }
@@ -195,6 +198,7 @@ fn step(words: &[&str]) -> Result<Step, String> {
             Step::Reorg { leave: number(words, 1)?, come }
         }
         "reconsider" => Step::Reconsider { tx: number(words, 1)? },
+        "command" => Step::Command { id: number(words, 1)?, order: orders::read(words.get(2..).unwrap_or(&[]))? },
         "sleep" => Step::Sleep { ms: number(words, 1)? },
         "start" => Step::Start { slot: slot()? },
         "stop" => Step::Stop { slot: slot()? },

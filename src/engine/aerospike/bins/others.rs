@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use aerospike::Value;
 
 use super::{
-    super::names::{self, block, lock, meta},
+    super::names::{self, block, command, lock, meta},
     Bins,
     fields::{BadRecord, Fields, int},
     page::{stamp_from, stamp_number},
 };
-use crate::record::{BlockRecord, Consumed, Key, LockRecord, MetaRecord};
+use crate::record::{BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, MetaRecord};
 
 /// The seed's only kind of lock record.
 const LOCK_TYPE: &str = "tx_creation";
@@ -70,6 +70,38 @@ pub fn decode_block(block_id: u32, bins: &mut Fields) -> Result<BlockRecord, Bad
         time: bins.required(block::TIME)?,
         longest_chain: bins.flag(block::LONGEST_CHAIN)?,
         progress: bins.required(block::PROGRESS)?,
+        chain_pos: bins.optional(names::CHAIN_POS)?.map(stamp_from).transpose()?,
+    })
+}
+
+pub fn encode_command(record: &CommandRecord) -> Bins {
+    let mut bins = vec![(command::CHAIN_OFFSET, int(record.chain_offset))];
+    match &record.result {
+        CommandResult::Applied => {}
+        CommandResult::AlreadyApplied => bins.push((command::NOTHING_TO_DO, Value::Bool(true))),
+        CommandResult::Refused { code, message } => {
+            bins.push((command::CODE, Value::String(code.clone())));
+            bins.push((command::MESSAGE, Value::String(message.clone())));
+        }
+    }
+    if let Some(stamp) = &record.chain_pos {
+        bins.push((names::CHAIN_POS, Value::Int(stamp_number(stamp))));
+    }
+    bins
+}
+
+pub fn decode_command(id: [u8; 16], bins: &mut Fields) -> Result<CommandRecord, BadRecord> {
+    let result = if bins.has(command::CODE) {
+        CommandResult::Refused { code: bins.text(command::CODE)?, message: bins.text(command::MESSAGE)? }
+    } else if bins.flag(command::NOTHING_TO_DO)? {
+        CommandResult::AlreadyApplied
+    } else {
+        CommandResult::Applied
+    };
+    Ok(CommandRecord {
+        id,
+        chain_offset: bins.required(command::CHAIN_OFFSET)?,
+        result,
         chain_pos: bins.optional(names::CHAIN_POS)?.map(stamp_from).transpose()?,
     })
 }

@@ -5,7 +5,10 @@ use aerospike::{IndexMap, Value};
 use super::{super::packed::LIST, *};
 use crate::{
     engine::conformance::fixtures::*,
-    record::{Body, Operation, Page, Reason, Reassignment, Sequenced, SpendingData, Verdict, apply},
+    record::{
+        Body, CommandRecord, CommandResult, Operation, Page, Reason, Reassignment, Sequenced, SpendingData, Verdict,
+        apply,
+    },
     tx::{Transaction, Txid},
 };
 
@@ -152,6 +155,12 @@ fn other_records_come_back() {
         ..meta(8)
     };
     comes_back(Key::Meta, &Record::Meta(later));
+    let refused = CommandResult::Refused { code: "FROZEN".into(), message: "slot 0".into() };
+    for result in [CommandResult::Applied, CommandResult::AlreadyApplied, refused] {
+        let chain_pos = Some(crate::record::Stamp { offset: 4, phase: crate::record::Phase::Apply });
+        let command = CommandRecord { id: [5; 16], chain_offset: 1 << 40, result, chain_pos };
+        comes_back(Key::Command([5; 16]), &Record::Command(command));
+    }
 }
 
 /// Bodies in whichever format, and bytes that are no transaction, come back byte for byte.

@@ -1,4 +1,4 @@
-//! What has no counterpart in the store yet: commands, reorgs, pruning.
+//! Commands; and what has no counterpart in the store yet: reorgs, pruning.
 
 use utxo_store::event::{CommandResult, Reorg};
 
@@ -9,7 +9,8 @@ impl Log {
     pub fn command(&mut self, id: u8, txid: Txid, action: Action<'_>, result: CommandResult) {
         let id = [id; 16];
         let offset = self.write(|logs| &mut logs.chain, &txid.0, Command { id, action }.encode());
-        self.decide(offset, &[DecisionBody::CommandDone { id, result: result.clone() }]);
+        let done = DecisionBody::CommandDone { id, executed_at: offset, result: result.clone() };
+        self.decide(offset, &[done]);
         self.tell(offset, txid, OutcomeKind::Command { id, result });
     }
 

@@ -1,4 +1,4 @@
-//! Named regressions of what has no counterpart in the store yet (`tests/it/regressions`, `PENDING`): what must come of them.
+//! What must come of histories that were thought of before the store could meet them (`tests/it/regressions`).
 
 use utxo_store::event::{CommandResult, Reorg};
 

@@ -1,0 +1,242 @@
+//! Publishes commands and waits for what became of them.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::{
+    broker::{
+        Broker, BrokerError, BrokerErrorKind, Message, Produce, Reader, TopicPartition, partitioner::partition_of,
+        produce_until_acknowledged, retry::next_messages,
+    },
+    config,
+    event::{Action, Command, CommandResult, DecisionBody, Event, OutcomeKind},
+    tx::Txid,
+};
+
+/// Topics of commands and of what becomes of them.
+#[derive(Debug, Clone)]
+pub struct Topics {
+    /// `utxo.chain`
+    pub chain: String,
+    /// `utxo.decisions`
+    pub decisions: String,
+    /// `utxo.outcomes`
+    pub outcomes: String,
+}
+
+impl Topics {
+    /// Those of a configuration.
+    pub fn of(topics: &config::Topics) -> Self {
+        Topics {
+            chain: topics.chain.to_string(),
+            decisions: topics.decisions.to_string(),
+            outcomes: topics.outcomes.to_string(),
+        }
+    }
+}
+
+/// A command to be published.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    id: [u8; 16],
+    subject: Txid,
+    is_reconsider: bool,
+    payload: Bytes,
+}
+
+impl Asked {
+    /// This command.
+    pub fn new(id: [u8; 16], action: Action<'_>) -> Self {
+        let (subject, is_reconsider) = (action.subject(), matches!(action, Action::Reconsider { .. }));
+        Asked { id, subject, is_reconsider, payload: Event::Command(Command { id, action }).encode().into() }
+    }
+}
+
+/// What became of a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "result")]
+pub enum Became {
+    /// It was done.
+    Applied,
+    /// There was nothing to do.
+    AlreadyApplied,
+    /// It was not done.
+    Refused {
+        /// Why, as a code.
+        code: String,
+        /// Why, in one line.
+        message: String,
+    },
+    /// Nobody has answered in time; it is handled all the same.
+    Unanswered,
+}
+
+/// The answer to one command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// Its id, hexadecimal digits.
+    pub id: String,
+    /// The transaction that it names.
+    pub txid: Txid,
+    /// Offset in the chain at which it was published.
+    pub chain_offset: u64,
+    /// What became of it.
+    #[serde(flatten)]
+    pub became: Became,
+}
+
+impl Answer {
+    /// Whether everything is as it was asked for.
+    pub fn is_done(&self) -> bool {
+        matches!(self.became, Became::Applied | Became::AlreadyApplied)
+    }
+}
+
+impl fmt::Display for Became {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Became::Applied => f.write_str("done"),
+            Became::AlreadyApplied => f.write_str("there was nothing to do"),
+            Became::Refused { code, message } => write!(f, "refused: {code}: {message}"),
+            Became::Unanswered => f.write_str("no answer in time; ask again with the same id"),
+        }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (id {}, chain offset {}): {}", self.txid, self.id, self.chain_offset, self.became)
+    }
+}
+
+impl From<CommandResult> for Became {
+    fn from(result: CommandResult) -> Self {
+        match result {
+            CommandResult::Applied => Became::Applied,
+            CommandResult::AlreadyApplied => Became::AlreadyApplied,
+            CommandResult::Refused { code, message } => Became::Refused { code, message },
+        }
+    }
+}
+
+/// Publishes these commands, in their order, and waits for what became of them: their outcomes, and of a `Reconsider` the verdict that
+/// was decided on it.
+///
+/// # Errors
+/// The log cannot be read or written, or a topic is missing.
+pub async fn ask(
+    broker: &dyn Broker,
+    topics: &Topics,
+    commands: &[Asked],
+    timeout: Duration,
+) -> Result<Vec<Answer>, BrokerError> {
+    let until = Instant::now() + timeout;
+    // Where answers will stand is known before anything is asked.
+    let mut answers = Answers::open(broker, topics, commands).await?;
+    let producer = broker.producer().await?;
+    let mut asked = Vec::new();
+    for command in commands {
+        let message = Produce {
+            topic: topics.chain.clone(),
+            partition: Some(0),
+            key: Bytes::copy_from_slice(&command.subject.0),
+            payload: command.payload.clone(),
+            ..Produce::default()
+        };
+        let delivered = produce_until_acknowledged(producer.as_ref(), &[message], PAUSE).await?;
+        asked.push((command, delivered.first().map_or(0, |delivered| delivered.offset)));
+    }
+    let answered = |answers: &Answers, (command, at): &(&Asked, u64)| answers.became(command, *at).is_some();
+    while !asked.iter().all(|asked| answered(&answers, asked)) && Instant::now() < until {
+        answers.read_on(broker).await?;
+    }
+    let answer = |(command, chain_offset): (&Asked, u64)| Answer {
+        id: hex::encode(command.id),
+        txid: command.subject,
+        chain_offset,
+        became: answers.became(command, chain_offset).unwrap_or(Became::Unanswered),
+    };
+    Ok(asked.into_iter().map(answer).collect())
+}
+
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+const WAIT: Duration = Duration::from_millis(100);
+
+/// What was read of the topics that answer.
+struct Answers {
+    readers: Vec<(TopicPartition, Box<dyn Reader>)>,
+    /// By id and chain offset.
+    results: BTreeMap<([u8; 16], u64), Became>,
+    /// What was decided last on a transaction, by chain offset; `true`: that is all.
+    verdicts: BTreeMap<u64, (Became, bool)>,
+}
+
+impl Answers {
+    async fn open(broker: &dyn Broker, topics: &Topics, commands: &[Asked]) -> Result<Self, BrokerError> {
+        let count = broker.partitions(&topics.outcomes).await?.ok_or_else(|| missing(&topics.outcomes))?;
+        let mut partitions: Vec<TopicPartition> = commands
+            .iter()
+            .filter_map(|command| partition_of(&command.subject.0, count))
+            .map(|partition| TopicPartition { topic: topics.outcomes.as_str().into(), partition })
+            .collect();
+        if commands.iter().any(|command| command.is_reconsider) {
+            partitions.push(TopicPartition { topic: topics.decisions.as_str().into(), partition: 0 });
+        }
+        partitions.sort_unstable();
+        partitions.dedup();
+        let mut readers = Vec::new();
+        for partition in partitions {
+            let (_, end) = broker.watermarks(&partition).await?;
+            readers.push((partition.clone(), broker.read(&partition, end).await?));
+        }
+        Ok(Answers { readers, results: BTreeMap::new(), verdicts: BTreeMap::new() })
+    }
+
+    async fn read_on(&mut self, broker: &dyn Broker) -> Result<(), BrokerError> {
+        let mut read = Vec::new();
+        for (partition, reader) in &mut self.readers {
+            read.extend(next_messages(reader, broker, partition, WAIT).await?);
+        }
+        read.iter().for_each(|message| self.take(message));
+        Ok(())
+    }
+
+    fn take(&mut self, message: &Message) {
+        match Event::decode(&message.payload) {
+            Ok(Event::Outcome(outcome)) => {
+                if let OutcomeKind::Command { id, result } = outcome.kind {
+                    self.results.insert((id, outcome.chain_offset), result.into());
+                }
+            }
+            Ok(Event::Decision(decision)) => {
+                let entry = self.verdicts.entry(decision.chain_offset).or_insert((Became::AlreadyApplied, false));
+                match decision.body {
+                    DecisionBody::Accepted { .. } | DecisionBody::AcceptedPart { .. } => entry.0 = Became::Applied,
+                    DecisionBody::Conflicting { reason, .. } => {
+                        let (code, message) = ("CONFLICTING".to_owned(), format!("it is conflicting: {reason:?}"));
+                        entry.0 = Became::Refused { code, message };
+                    }
+                    DecisionBody::Closed => entry.1 = true,
+                    DecisionBody::PassedOver { .. } | DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } => {}
+                }
+            }
+            // Whatever else stands there answers nobody.
+            _ => {}
+        }
+    }
+
+    fn became(&self, command: &Asked, chain_offset: u64) -> Option<Became> {
+        if command.is_reconsider {
+            let (became, closed) = self.verdicts.get(&chain_offset)?;
+            return closed.then(|| became.clone());
+        }
+        self.results.get(&(command.id, chain_offset)).cloned()
+    }
+}
+
+fn missing(topic: &str) -> BrokerError {
+    BrokerError::new(BrokerErrorKind::Refused, "read", format!("topic {topic} does not exist"))
+}

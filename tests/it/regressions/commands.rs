@@ -1,0 +1,143 @@
+//! Commands, and what is on its way when they are handled.
+
+use std::time::Duration;
+
+use utxo_store::{
+    event::{Action, CommandResult},
+    record::{Reason, TxState},
+};
+
+use super::{
+    held::{Held, is_create_of, is_work_of},
+    holder, reason, state,
+};
+use crate::world::{Coin, World, spend, spend_claiming};
+
+/// A command has locked a parent; its child waits for that, or has waited too long, and a block lists the child, and the parent too or a
+/// block before it did. The unlock stands behind.
+/// Protects: no lock bars what a block lists.
+#[tokio::test(start_paused = true)]
+async fn an_unlock_behind_the_block_that_needs_it() {
+    for listed_with_it in [false, true] {
+        for too_long in [false, true] {
+            let what = format!("parent listed with it: {listed_with_it}, too long: {too_long}");
+            let world = World::new().await;
+            let seed = world.seed(1, 1).await;
+            let parent = spend(&[seed.coin(0)], 1, 1);
+            let child = spend(&[parent.coin(0)], 1, 2);
+            let running = world.start();
+            world.validate(&parent).await;
+            if !listed_with_it {
+                world.mine(1, &[&parent]).await;
+            }
+            world.until_consumed().await;
+            world.command(1, Action::Lock { txid: parent.txid }).await;
+            world.until_consumed().await;
+            world.validate(&child).await;
+            if too_long {
+                world.until_consumed().await;
+                assert_eq!(reason(&world, &child).await, Some(Reason::Locked { parent: parent.txid }), "{what}");
+            }
+            if listed_with_it {
+                world.mine(1, &[&parent, &child]).await;
+            } else {
+                world.mine(2, &[&child]).await;
+            }
+            world.command(2, Action::Unlock { txid: parent.txid }).await;
+            world.until_consumed().await;
+            running.stop().await;
+            for made in [&parent, &child] {
+                assert_eq!(state(&world, made).await, TxState::Live, "{what}: {}", made.txid);
+            }
+            assert!(!world.page(&parent).await.unwrap().locked, "{what}");
+            world.check(&what).await;
+        }
+    }
+}
+
+/// A child spent one output of its parent before a command locked that, and another before a freeze that was refused; in a rebuild
+/// it comes behind both, and behind a freeze that was lifted before its output was spent.
+/// Protects: in a rebuild, who had won ignores locks and freezes.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_locks_and_freezes_before_an_honest_holder_arrives() {
+    for unfrozen in [false, true] {
+        let world = World::new().await;
+        let seed = world.seed(1, 2).await;
+        let parent = spend(&[seed.coin(0)], 2, 1);
+        let honest = spend(&[parent.coin(0)], 1, 2);
+        let world = Held::late_in_rebuilds(world, Duration::from_secs(2), is_work_of, honest.txid);
+        let running = world.start();
+        world.validate(&parent).await;
+        let outpoint = parent.coin(0).outpoint;
+        if unfrozen {
+            world.command(1, Action::Freeze { outpoint }).await;
+            world.command(2, Action::Unfreeze { outpoint }).await;
+        }
+        world.until_consumed().await;
+        world.validate(&honest).await;
+        world.until_consumed().await;
+        world.command(3, Action::Lock { txid: parent.txid }).await;
+        world.command(4, Action::Freeze { outpoint }).await;
+        world.command(5, Action::Freeze { outpoint: parent.coin(1).outpoint }).await;
+        world.until_consumed().await;
+        running.stop().await;
+        assert!(matches!(world.results(4).await[..], [CommandResult::Refused { .. }]));
+        assert_eq!(world.results(5).await, [CommandResult::Applied]);
+        assert_eq!(holder(&world, &parent.coin(0)).await, Some(honest.txid));
+        world.check(&format!("a lock and a freeze, unfrozen before: {unfrozen}")).await;
+    }
+}
+
+/// Seed 39: the parent's event lies, so its verdict, by a block, gives the child what it waits for; and before that a command names the
+/// child, which is stored. In a rebuild the child waited for the block, and the command for the child.
+/// Protects: in a rebuild, a command makes who has won by a verdict come.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_of_a_command_before_the_block_that_lets_its_transaction_win() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (parent, lie) = {
+        let claimed = Coin { script: vec![0x60], ..seed.coin(0) };
+        (spend(&[seed.coin(0)], 1, 1), spend_claiming(&[seed.coin(0)], &[claimed], 1, 1))
+    };
+    let child = spend(&[parent.coin(0)], 1, 2);
+    assert_eq!(parent.txid, lie.txid);
+    let running = world.start();
+    world.validate(&lie).await;
+    world.validate(&child).await;
+    world.until_consumed().await;
+    world.command(1, Action::Preserve { txid: child.txid, until: 900 }).await;
+    world.mine(1, &[&parent, &child]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    for made in [&parent, &child] {
+        assert_eq!(state(&world, made).await, TxState::Live, "{}", made.txid);
+    }
+    world.check("a command before a block").await;
+}
+
+/// It has taken the slot, and has no record yet.
+/// Protects: `Unspend` contests the spender first, so that it does not become live without its slot.
+#[tokio::test(start_paused = true)]
+async fn an_unspend_of_a_spender_that_is_in_flight() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let spender = spend(&[seed.coin(0), seed.coin(1)], 1, 1);
+    let txid = spender.txid;
+    let held = Held::until_let_go(&world, move |row| is_create_of(row, txid));
+    let running = held.before(&world).start();
+    world.validate(&spender).await;
+    held.until_kept(1).await;
+    assert_eq!(holder(&world, &seed.coin(0)).await, Some(txid));
+    world.command(1, Action::Unspend { outpoint: seed.coin(0).outpoint, spender: txid, input: 0 }).await;
+    while world.results(1).await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(world.results(1).await, [CommandResult::Applied]);
+    assert_eq!(holder(&world, &seed.coin(0)).await, None);
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &spender).await, TxState::Live, "its contest gave it back");
+    assert_eq!(holder(&world, &seed.coin(0)).await, Some(txid));
+    world.check("an unspend of a spender in flight").await;
+}
