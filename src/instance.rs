@@ -278,14 +278,20 @@ pub async fn rebuild(
 /// without it nobody could begin again here.
 async fn begin_rebuild(parts: &InstanceParts, nodes: &mut Nodes, attempt: Rebuild) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
-    let another_began = parts.store.meta().await?.is_some();
     loop {
         let meta = parts.store.begin_rebuild(expectations(&parts.store), attempt, parts.store_id).await?;
-        if another_began {
-            // Should it live, it finds out before anything of ours is there.
-            tokio::time::sleep(LOOK * 4).await;
+        let is_safe = parts.store.blobs.is_none() || nodes.outlast().await.map_err(MetaError::from)?;
+        // Whoever begins at the same time finds the set empty, too: both look again before they write, and one finds the other's number.
+        tokio::time::sleep(LOOK * 2).await;
+        match parts.store.still_rebuilds(attempt.rebuilder).await {
+            // A node has forgotten that it began.
+            Err(MetaError::Absent) if !is_safe => {}
+            other => other?,
         }
-        if parts.store.blobs.is_none() || nodes.outlast().await.map_err(MetaError::from)? {
+        if !parts.store.takes_rebuild().await? {
+            return Err(InstanceError::NotEmpty);
+        }
+        if is_safe {
             return claim_blobs(&parts.store, &meta).await.map(drop);
         }
     }

@@ -365,7 +365,8 @@ fn was_live(body: &DecisionBody) -> bool {
 impl Reopen<'_> {
     fn opens(self, reason: Reason) -> bool {
         match self {
-            Reopen::Reconsider => true,
+            // A coinbase spends nothing that could bar it: only its block brings it back.
+            Reopen::Reconsider => reason != Reason::Disconnected,
             Reopen::ByEvent(_) => reason.reopened_by_its_event(),
         }
     }

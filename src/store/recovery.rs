@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::{
     engine::{EngineError, Index, Row, Set},
-    record::{Key, LockRecord, Operation, Outcome, Page, Record, Rejection, Stamp, TxState, build::OtherPages},
+    record::{Key, LockRecord, Operation, Outcome, Page, Record, Rejection, TxState, build::OtherPages},
     tx::Txid,
 };
 
@@ -256,14 +256,14 @@ impl Store {
         Ok(missing)
     }
 
-    /// Makes these pages again, `creating`, from the body that the master has, where a node may have forgotten them.
+    /// Makes these pages again, `creating`, from the body that the master has, over a store that may forget.
     ///
     /// # Errors
     /// The engine failed for good; or they cannot be made, or must not.
     pub(crate) async fn restore_pages(&self, master: &Page, missing: &[u32]) -> Result<(), CompleteError> {
         let page = missing.first().copied().unwrap_or_default();
         let cannot = |why| CompleteError::MissingPage { txid: master.txid, page, why };
-        let others = self.other_pages(master).await?.map_err(cannot)?;
+        let others = self.other_pages(master).await.map_err(cannot)?;
         tracing::warn!(txid = %master.txid, ?missing, "pages that are not there are made again from the body");
         for numbers in missing.chunks(PAGES_AT_A_TIME as usize) {
             let row = |number: &u32| {
@@ -275,30 +275,13 @@ impl Store {
         Ok(())
     }
 
-    /// Whether no node can have forgotten a page of this transaction: none forgets anything; or a block that lists it has found all of
-    /// them, and so much of the chain is safe.
-    async fn has_lasted(&self, master: &Page) -> Result<bool, EngineError> {
+    async fn other_pages(&self, master: &Page) -> Result<OtherPages, NotRestored> {
         if !self.may_forget() {
-            return Ok(true);
+            return Err(NotRestored::Lasting);
         }
-        let mined = master.master.iter().flat_map(|bins| &bins.mined).map(|mined| Key::Block(mined.block_id));
-        let mut records = self.read([Key::Meta].into_iter().chain(mined).collect()).await?.into_iter().flatten();
-        let Some(Record::Meta(meta)) = records.next() else { return Ok(false) };
-        let is_safe = |stamp: Stamp| stamp.chain_offset() < meta.consumed.chain;
-        Ok(records.any(|block| match block {
-            Record::Block(block) => block.longest_chain && block.chain_pos.is_some_and(is_safe),
-            _ => false,
-        }))
-    }
-
-    async fn other_pages(&self, master: &Page) -> Result<Result<OtherPages, NotRestored>, EngineError> {
-        if self.has_lasted(master).await? {
-            return Ok(Err(NotRestored::Lasting));
-        }
-        Ok(self.body(master).await.map_err(NotRestored::Body).and_then(|body| {
-            let others = OtherPages::of_stored(master, &body, self.settings.network, self.settings.utxo_batch_size);
-            others.ok_or(NotRestored::OtherPages)
-        }))
+        let body = self.body(master).await.map_err(NotRestored::Body)?;
+        let others = OtherPages::of_stored(master, &body, self.settings.network, self.settings.utxo_batch_size);
+        others.ok_or(NotRestored::OtherPages)
     }
 }
 

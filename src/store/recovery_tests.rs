@@ -6,12 +6,9 @@ use crate::{
         BlobOptions, BlobStore,
         fault::{Fault, FaultStore},
     },
-    record::{
-        Blob, BlockRecord, Body, Consumed, MetaRecord, Phase, Reason, Sequenced, Slot, Stamp, Verdict, build::Start,
-    },
-    store::{StoreSettings, meta::MetaExpectations, read::Fields, testing},
+    record::{Blob, Body, Reason, Sequenced, Slot, Verdict, build::Start},
+    store::{StoreSettings, read::Fields, testing},
     telemetry::{Metrics, OperationKind, WatchedEngine},
-    tx::Network,
 };
 
 /// A transaction of five outputs, two a page: its master and others as they are after this many have been cleared.
@@ -72,32 +69,6 @@ async fn a_page_that_nobody_can_have_forgotten_is_named_and_not_made_again() {
     assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
     let swept = store.sweep(NOW).await.unwrap();
     assert_eq!(swept.damaged, [Damaged { txid, problem: told.to_string() }]);
-}
-
-/// A block has found all its pages, and so much of the chain is consumed as no node forgets.
-#[tokio::test(start_paused = true)]
-async fn a_page_of_what_was_mined_long_ago_is_not_made_again() {
-    const AT: u64 = 7;
-    let stamp = Stamp::in_era(3, AT, Phase::Apply);
-    for (consumed, longest_chain, made_again) in [(AT, true, true), (AT + 1, true, false), (AT + 1, false, true)] {
-        let store = testing::forgetful_store(2);
-        let expected = MetaExpectations { network: Network::Regtest, utxo_batch_size: 2, retention: 288 };
-        store.open_meta(expected, false, [1; 16]).await.unwrap();
-        let noted = Consumed { chain: consumed, ..Consumed::default() };
-        store.change_meta(|meta| Ok(MetaRecord { consumed: noted.clone(), ..meta })).await.unwrap();
-        let (txid, _) = with_a_page_gone(&store).await;
-        store.must_apply(Key::master(txid), Operation::ClearCreating).await;
-        store.mine(txid, 9).await;
-        let block = BlockRecord { chain_pos: Some(stamp), ..testing::block(9, longest_chain) };
-        store.must_apply(Key::Block(9), Operation::Sequenced(stamp, Sequenced::PutBlock(block))).await;
-        match store.complete(txid).await {
-            Ok(_) => assert!(made_again, "{consumed}"),
-            Err(told) => assert!(
-                !made_again && matches!(told, CompleteError::MissingPage { page: 2, why: NotRestored::Lasting, .. }),
-                "{told}"
-            ),
-        }
-    }
 }
 
 #[tokio::test(start_paused = true)]

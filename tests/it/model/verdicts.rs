@@ -312,5 +312,10 @@ impl Replay<'_> {
 
 /// Whether a verdict for this reason is open again.
 fn opens(opened: Opened, reason: Reason) -> bool {
-    opened == Opened::Reconsider || matches!(reason, Reason::MissingParent { .. } | Reason::Mismatch { .. })
+    match reason {
+        // Only its block brings a coinbase back.
+        Reason::Disconnected => false,
+        Reason::MissingParent { .. } | Reason::Mismatch { .. } => true,
+        _ => opened == Opened::Reconsider,
+    }
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Key, Operation, Outcome, Rejection, Sequenced, TxState};
+use utxo_store::{
+    event::Action,
+    record::{Key, Operation, Outcome, Rejection, Sequenced, TxState},
+};
 
 use super::{has_lost, held::Held, holder, state};
 use crate::{
@@ -126,4 +129,26 @@ async fn a_coinbase_leaves_and_returns_with_its_spender_before_between_and_after
             world.check(&what).await;
         }
     }
+}
+
+/// A block leaves, and somebody asks for its coinbase, which spends nothing that could bar it.
+/// Protects: only its block brings a coinbase back; a `Reconsider` would make coins of nothing.
+#[tokio::test(start_paused = true)]
+async fn a_coinbase_whose_block_left_is_not_reconsidered() {
+    let world = World::new().await;
+    world.seed(1, 1).await;
+    let (first, other) = rivals(&[]);
+    let running = world.start();
+    world.bring(1, &first).await;
+    world.reorganise(2, &[first.clone()], &[other.clone()]).await;
+    world.until_consumed().await;
+    world.command(1, Action::Reconsider { txid: first.coinbase.txid }).await;
+    world.until_consumed().await;
+    assert!(has_lost(&world, &first.coinbase).await);
+    world.reorganise(3, &[other.clone()], &[first.clone()]).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &first.coinbase).await, TxState::Live);
+    assert!(has_lost(&world, &other.coinbase).await);
+    world.check("a coinbase that is asked for").await;
 }
