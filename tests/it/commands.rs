@@ -107,7 +107,7 @@ async fn an_output_is_frozen_given_to_a_new_owner_and_spent_by_no_other() {
             for (id, expected) in [(1, "NOT_FROZEN"), (2, "done"), (3, "ALREADY_FROZEN")] {
                 assert_eq!(became(&world, id).await, expected, "{what}, command {id}");
             }
-            let old = spend(&[coin.clone()], 1, 1);
+            let old = spend(std::slice::from_ref(&coin), 1, 1);
             world.validate_at(&old, 200).await;
             consume(&world, kill).await;
             assert_eq!(lost_for(&world, &old).await, Some(Reason::Frozen { input: 0 }), "{what}");
@@ -131,7 +131,8 @@ async fn an_output_is_frozen_given_to_a_new_owner_and_spent_by_no_other() {
             for (id, expected) in expected {
                 assert_eq!(became(&world, id).await, expected, "{what}, command {id}");
             }
-            let claiming = |claimed: &Coin, tag| spend_claiming(&[coin.clone()], &[claimed.clone()], 1, tag);
+            let one = std::slice::from_ref;
+            let claiming = |claimed: &Coin, tag| spend_claiming(one(&coin), one(claimed), 1, tag);
             let (as_before, early, owners) = (claiming(&coin, 2), claiming(&new, 3), claiming(&new, 4));
             world.validate_at(&as_before, 2_000).await;
             world.validate_at(&early, 1_099).await;
