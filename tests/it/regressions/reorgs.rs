@@ -1,6 +1,6 @@
 //! Blocks that leave the longest chain and come back, and what is late when they do.
 
-use std::time::Duration;
+use std::{slice::from_ref, time::Duration};
 
 use utxo_store::{
     event::Action,
@@ -140,12 +140,12 @@ async fn a_coinbase_whose_block_left_is_not_reconsidered() {
     let (first, other) = rivals(&[]);
     let running = world.start();
     world.bring(1, &first).await;
-    world.reorganise(2, &[first.clone()], &[other.clone()]).await;
+    world.reorganise(2, from_ref(&first), from_ref(&other)).await;
     world.until_consumed().await;
     world.command(1, Action::Reconsider { txid: first.coinbase.txid }).await;
     world.until_consumed().await;
     assert!(has_lost(&world, &first.coinbase).await);
-    world.reorganise(3, &[other.clone()], &[first.clone()]).await;
+    world.reorganise(3, from_ref(&other), from_ref(&first)).await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(state(&world, &first.coinbase).await, TxState::Live);
