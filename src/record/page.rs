@@ -186,6 +186,11 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Whether nobody thinks of the transaction again by itself: what barred it does not pass, or an operator said so.
+    pub fn is_for_good(self) -> bool {
+        matches!(self, Reason::Immature { .. } | Reason::Command)
+    }
+
     /// Whether a later event of the transaction itself opens the verdict again: its parents may have come meanwhile, or
     /// its extended inputs may have been wrong the first time.
     pub fn reopened_by_its_event(self) -> bool {

@@ -99,15 +99,12 @@ impl Handler {
         } else {
             self.fell(at, steps, applied_again, height, lost, Some(txid)).await?
         };
-        if wins {
-            let page = self.respend(at, applied_again, txid, inputs).await?;
+        if wins && let Some(page) = self.respend(at, applied_again, txid, inputs).await? {
             // What is stored now may be by another event than what was decided on.
             if by_block || applied_again || at.making == Making::Replaying {
                 self.adopt_proven(at, applied_again, txid).await?;
             }
-            if let Some(page) = page {
-                self.accept_others(at, &page).await?;
-            }
+            self.accept_others(at, &page).await?;
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
             self.note_child(at, applied_again, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         }
@@ -285,7 +282,8 @@ impl Handler {
         Ok(())
     }
 
-    /// Moves every slot of an accepted transaction to it, and answers its master.
+    /// Moves every slot of an accepted transaction to it, and answers its master; `None`: a later event has deleted it, and given its
+    /// slots away.
     async fn respend(
         &self,
         at: At,
@@ -293,7 +291,8 @@ impl Handler {
         txid: Txid,
         inputs: &[DecidedInput],
     ) -> Result<Option<Arc<Page>>, Stop> {
-        let Some(page) = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop() else { return Ok(None) };
+        let page = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop();
+        let Some(page) = page.filter(|page| page.pruned.is_none()) else { return Ok(None) };
         let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page).await?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
@@ -624,7 +623,7 @@ impl Handler {
         accepted: Option<Txid>,
     ) -> Result<bool, Stop> {
         let refused_for_good = match child.state() {
-            TxState::Conflicting(Verdict::Conflicting(reason)) => matches!(reason, Reason::Immature { .. }),
+            TxState::Conflicting(Verdict::Conflicting(reason)) => reason.is_for_good(),
             _ => true,
         };
         let names = |outpoint: &Outpoint| freed.contains(outpoint) || accepted == Some(outpoint.txid);

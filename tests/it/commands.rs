@@ -438,3 +438,60 @@ async fn what_is_told_of_a_command_is_what_was_decided() {
     assert_eq!(world.results(1).await, [result]);
     world.check_without_model("told as decided").await;
 }
+
+/// A transaction is accepted by a verdict, made conflicting and deleted; whoever did that dies before any of it is committed.
+/// Protects: a verdict that is applied again passes over who was deleted since, and does not halt the chain.
+#[tokio::test(start_paused = true)]
+async fn a_verdict_on_what_was_deleted_since_is_applied_again() {
+    let mut world = World::new().await;
+    world.settings.sequencer.commit_interval = Duration::from_secs(3_600);
+    let seed = world.seed(1, 1).await;
+    let accepted = spend(&[seed.coin(0)], 1, 1);
+    let outpoint = seed.coin(0).outpoint;
+    let running = world.start();
+    world.command(1, Action::Freeze { outpoint }).await;
+    world.command(2, Action::Unfreeze { outpoint }).await;
+    while became(&world, 2).await != "done" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // The slot has a history.
+    world.validate(&accepted).await;
+    while world.page(&accepted).await.is_none_or(|page| page.state() != TxState::Live) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.command(3, Action::SetConflicting { txid: accepted.txid }).await;
+    world.command(4, Action::Delete { txid: accepted.txid }).await;
+    while !matches!(state(&world, &accepted).await, TxState::Pruned(_)) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    running.kill().await;
+    world.settings.sequencer.commit_interval = Duration::from_millis(100);
+    world.run_until_consumed().await;
+    assert!(matches!(state(&world, &accepted).await, TxState::Pruned(_)));
+    assert_eq!(became(&world, 4).await, "done");
+    world.check("a verdict on what was deleted").await;
+}
+
+/// Two transactions spend one coin, and an operator wants neither.
+/// Protects: what an operator has made conflicting has no second chance by itself, though its rival falls, too.
+#[tokio::test(start_paused = true)]
+async fn what_an_operator_made_conflicting_stays_so_when_its_rival_falls() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (one, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    world.validate(&one).await;
+    world.run_until_consumed().await;
+    world.command(1, Action::SetConflicting { txid: one.txid }).await;
+    world.validate(&other).await;
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &other).await, TxState::Live);
+    world.command(2, Action::SetConflicting { txid: other.txid }).await;
+    world.run_until_consumed().await;
+    for made in [&one, &other] {
+        assert_eq!(lost_for(&world, made).await, Some(Reason::Command));
+    }
+    world.command(3, Action::Reconsider { txid: one.txid }).await;
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &one).await, TxState::Live);
+    world.check("two that nobody wants").await;
+}

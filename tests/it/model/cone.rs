@@ -114,7 +114,7 @@ impl Replay<'_> {
         let parents = freed.iter().map(|outpoint| outpoint.txid).chain(accepted).collect::<BTreeSet<_>>();
         for txid in parents.iter().filter_map(|parent| self.noted.get(parent)).flatten().collect::<BTreeSet<_>>() {
             let lost = self.history.standing(txid);
-            let open = matches!(lost, Some(Standing::Lost(reason)) if !matches!(reason, Reason::Immature { .. }));
+            let open = matches!(lost, Some(Standing::Lost(reason)) if !matches!(reason, Reason::Immature { .. } | Reason::Command));
             let names = |input: &Outpoint| freed.contains(input) || Some(input.txid) == accepted;
             if open && !fallen.contains(txid) && self.history.inputs(txid).iter().any(names) {
                 self.chances.push((*txid, self.at));

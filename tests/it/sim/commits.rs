@@ -109,9 +109,15 @@ impl CommitCheck {
                 state => Err(format!("the contestant {} is {state:?}", contest.txid)),
             },
             Ok(Event::BlockMined(mined)) if mined.sequence <= state.sequence && mined.block.longest_chain => {
-                self.connected(message.offset, &mined.block).await
+                match self.was_in_turn(message.offset).await {
+                    true => self.connected(message.offset, &mined.block).await,
+                    false => Ok(()),
+                }
             }
             Ok(Event::Reorg(reorg)) if reorg.sequence <= state.sequence => {
+                if !self.was_in_turn(message.offset).await {
+                    return Ok(());
+                }
                 for block in &reorg.disconnected {
                     self.disconnected(message.offset, block).await?;
                 }
@@ -163,6 +169,23 @@ impl CommitCheck {
         let page = self.master(txid).await.filter(|page| counts(page));
         let master = page.as_ref().and_then(|page| page.master.as_ref());
         master.is_some_and(|master| master.mined.iter().any(|mined| mined.block_id == block.block_id))
+    }
+
+    /// Whether the event of the chain at this offset had the next sequence: another one, a repeat or one that came too early, is passed
+    /// over, and its blocks may have left since.
+    async fn was_in_turn(&self, at: u64) -> bool {
+        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
+        let (mut next, mut in_turn) = (1, false);
+        for message in read(&self.broker, &chain, 0, at + 1).await {
+            let sequence = match Event::decode(&message.payload) {
+                Ok(Event::BlockMined(mined)) => Some(mined.sequence),
+                Ok(Event::Reorg(reorg)) => Some(reorg.sequence),
+                _ => None,
+            };
+            in_turn = sequence == Some(next);
+            next += u64::from(in_turn);
+        }
+        in_turn
     }
 
     async fn any_later(&self, at: u64, wanted: impl Fn(&Event<'_>) -> bool) -> bool {
