@@ -135,7 +135,8 @@ fn read_block(block_id: u32, r: &mut Reader) -> Result<BlockRecord, CodecError> 
 }
 
 fn write_command(command: &CommandRecord, w: &mut Writer) {
-    let CommandRecord { id: _, chain_offset, result, chain_pos } = command;
+    let CommandRecord { id: _, asked, chain_offset, result, chain_pos } = command;
+    w.raw(asked);
     w.number(*chain_offset);
     match result {
         CommandResult::Applied => w.byte(0),
@@ -152,6 +153,7 @@ fn write_command(command: &CommandRecord, w: &mut Writer) {
 fn read_command(id: [u8; 16], r: &mut Reader) -> Result<CommandRecord, CodecError> {
     Ok(CommandRecord {
         id,
+        asked: r.array()?,
         chain_offset: r.u64()?,
         result: match r.byte()? {
             0 => CommandResult::Applied,

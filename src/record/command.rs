@@ -23,6 +23,8 @@ pub enum CommandResult {
 pub struct CommandRecord {
     /// The command's own id.
     pub id: [u8; 16],
+    /// BLAKE3 of the command as an event: another request under the same id is none that was executed.
+    pub asked: [u8; 32],
     /// Where in `utxo.chain` it was executed.
     pub chain_offset: u64,
     /// What became of it.

@@ -5,7 +5,7 @@ mod execute;
 mod presence;
 
 use crate::{
-    event::{Command, DecisionBody, OutcomeKind},
+    event::{Command, DecisionBody, Event, OutcomeKind},
     record::{CommandRecord, CommandResult, Key, Phase, Record, Sequenced},
     sequencer::{
         Stop,
@@ -42,7 +42,7 @@ impl Handler {
         };
         if executed_at == at.offset {
             self.execute(at, steps.is_applied_again(), &command.action, &result).await?;
-            self.note_command(at, id, &result).await?;
+            self.note_command(at, command, &result).await?;
         }
         self.tell(at, vec![(command.action.subject(), OutcomeKind::Command { id, result })]).await?;
         steps.close().await
@@ -52,7 +52,11 @@ impl Handler {
     async fn judge_command(&self, at: At, command: &Command<'_>, asked_ms: i64) -> Result<DecisionBody, Stop> {
         let (id, executed_at) = (command.id, at.offset);
         if let Some(first) = self.executed(id).await? {
-            return Ok(DecisionBody::CommandDone { id, executed_at: first.chain_offset, result: first.result });
+            let result = match first.asked == asked(command) {
+                true => first.result,
+                false => evaluate::refused("ID_USED", "another command has this id"),
+            };
+            return Ok(DecisionBody::CommandDone { id, executed_at: first.chain_offset, result });
         }
         let result = match evaluate::refused_unseen(&command.action) {
             Some(refused) => refused,
@@ -77,8 +81,13 @@ impl Handler {
     }
 
     /// Keeps the result under the command's id, before anything behind it is handled.
-    async fn note_command(&self, at: At, id: [u8; 16], result: &CommandResult) -> Result<(), Stop> {
-        let record = CommandRecord { id, chain_offset: at.offset, result: result.clone(), chain_pos: None };
+    async fn note_command(&self, at: At, command: &Command<'_>, result: &CommandResult) -> Result<(), Stop> {
+        let (id, asked) = (command.id, asked(command));
+        let record = CommandRecord { id, asked, chain_offset: at.offset, result: result.clone(), chain_pos: None };
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::Command(id), Sequenced::PutCommand(record))]).await
     }
+}
+
+fn asked(command: &Command<'_>) -> [u8; 32] {
+    *blake3::hash(&Event::Command(command.clone()).encode()).as_bytes()
 }

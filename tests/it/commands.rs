@@ -213,7 +213,10 @@ async fn a_repeat_of_an_id_changes_nothing_and_is_answered_again() {
         world.command(1, Action::Freeze { outpoint }).await;
         consume(&world, kill).await;
         assert_eq!(world.results(1).await, vec![CommandResult::Applied; 3], "{what}");
-        assert_eq!(world.results(2).await, vec![CommandResult::Applied; 2], "{what}");
+        let [CommandResult::Applied, CommandResult::Refused { code, .. }] = &world.results(2).await[..] else {
+            panic!("{what}: {:?}", world.results(2).await)
+        };
+        assert_eq!(code, "ID_USED", "{what}");
         assert!(matches!(world.slot(&seed.coin(0)).await, Slot::Unspent(_)), "{what}");
         assert!(!world.page(&seed).await.unwrap().locked, "{what}");
         world.check(&what).await;

@@ -84,6 +84,7 @@ pub mod block {
 
 /// Of command records. One that was done says only where.
 pub mod command {
+    pub const ASKED: &str = "asked";
     pub const CHAIN_OFFSET: &str = "chainOffset";
     pub const NOTHING_TO_DO: &str = "nothingToDo";
     pub const CODE: &str = "code";

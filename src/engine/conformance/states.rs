@@ -268,7 +268,7 @@ fn refused(code: &str) -> CommandResult {
 }
 
 fn command(id: u8, chain_offset: u64, result: CommandResult) -> Row {
-    let record = CommandRecord { id: [id; 16], chain_offset, result, chain_pos: None };
+    let record = CommandRecord { id: [id; 16], asked: [id; 32], chain_offset, result, chain_pos: None };
     Row { key: Key::Command(record.id), operation: at(chain_offset, Sequenced::PutCommand(record)) }
 }
 

@@ -199,10 +199,11 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
         Just(CommandResult::AlreadyApplied),
         any::<(String, String)>().prop_map(|(code, message)| CommandResult::Refused { code, message }),
     ];
-    let command =
-        (any::<([u8; 16], u64)>(), results, option::of(stamp())).prop_map(|((id, chain_offset), result, chain_pos)| {
-            (Key::Command(id), Record::Command(CommandRecord { id, chain_offset, result, chain_pos }))
-        });
+    let command = (any::<([u8; 16], [u8; 32], u64)>(), results, option::of(stamp())).prop_map(
+        |((id, asked, chain_offset), result, chain_pos)| {
+            (Key::Command(id), Record::Command(CommandRecord { id, asked, chain_offset, result, chain_pos }))
+        },
+    );
     prop_oneof![
         5 => page().prop_map(|page| (Key::Page(page.txid, page.number), Record::Page(Arc::new(page)))),
         1 => lock_record,

@@ -29,6 +29,7 @@ mod tests {
     fn the_first_result_stays() {
         let command = |chain_offset| CommandRecord {
             id: [7; 16],
+            asked: [8; 32],
             chain_offset,
             result: CommandResult::Applied,
             chain_pos: Some(stamp(99)),

@@ -59,6 +59,30 @@ fn refused_unseen(action: &Action<'_>) -> Option<Answer> {
     }
 }
 
+/// What became of the first command of an id.
+#[derive(Debug, Clone)]
+pub struct Executed {
+    asked: String,
+    at: u64,
+    result: CommandResult,
+}
+
+impl Executed {
+    pub fn new(action: &Action<'_>, at: u64, result: &CommandResult) -> Self {
+        Executed { asked: format!("{action:?}"), at, result: result.clone() }
+    }
+
+    /// Whether this is what a later command of the same id is told.
+    pub fn answers(&self, action: &Action<'_>, at: u64, result: &CommandResult) -> bool {
+        let right = match (self.asked == format!("{action:?}"), result) {
+            (true, result) => *result == self.result,
+            (false, CommandResult::Refused { code, .. }) => code == "ID_USED",
+            (false, _) => false,
+        };
+        right && at == self.at
+    }
+}
+
 impl Replay<'_> {
     /// A block on a side chain decides nothing: its coinbase is there, conflicting, and its triples are written.
     pub fn side_block(&mut self, logged: &Logged, block: &Block<'_>) {
@@ -143,7 +167,7 @@ impl Replay<'_> {
         match self.step() {
             Some(DecisionBody::CommandDone { id, executed_at, result }) if id == command.id => {
                 let agrees = match (&first, expected) {
-                    (Some(first), _) => *first == (executed_at, result.clone()),
+                    (Some(first), _) => first.answers(&command.action, executed_at, &result),
                     (None, expected) => executed_at == self.at && expected.is_some_and(|it| it.is_said_by(&result)),
                 };
                 if !agrees {
@@ -153,7 +177,7 @@ impl Replay<'_> {
                         command.action
                     ));
                 }
-                self.commands.entry(id).or_insert((executed_at, result.clone()));
+                self.commands.entry(id).or_insert(Executed::new(&command.action, executed_at, &result));
                 self.told.push((subject, self.at, OutcomeKind::Command { id, result }));
             }
             other => self.complain(format!("{:?} leads to {other:?}", command.action)),

@@ -15,6 +15,7 @@ use utxo_store::{
 
 use super::{
     Complaint, Expected, Logged, Place,
+    commands::Executed,
     facts::Tx,
     history::{Fate, Standing, Tip},
     replay::Replay,
@@ -178,8 +179,8 @@ impl Replay<'_> {
         let Some(DecisionBody::CommandDone { id: named, executed_at, result }) = self.step() else {
             return self.complain(format!("{:?} has no result", command.action));
         };
-        let first = self.commands.entry(id).or_insert((self.at, result.clone())).clone();
-        if named != id || first != (executed_at, result.clone()) {
+        let first = self.commands.entry(id).or_insert(Executed::new(&command.action, self.at, &result)).clone();
+        if named != id || !first.answers(&command.action, executed_at, &result) {
             self.complain(format!("{:?} came to {first:?}, and is {result:?} at {executed_at}", command.action));
         }
         if executed_at == self.at && result == CommandResult::Applied {

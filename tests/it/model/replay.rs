@@ -6,13 +6,14 @@ use std::{
 };
 
 use utxo_store::{
-    event::{Action, CommandResult, DecidedInput, Decision, DecisionBody, Event, OutcomeKind},
+    event::{Action, DecidedInput, Decision, DecisionBody, Event, OutcomeKind},
     record::Reason,
     tx::{Outpoint, Txid},
 };
 
 use super::{
     Complaint, Expected, Logged, Logs, Place, Rules,
+    commands::Executed,
     facts::Facts,
     history::{Bars, Fate, History, Standing},
 };
@@ -55,7 +56,7 @@ pub struct Replay<'l> {
     /// Events that the sequencer must have buried.
     pub buried: BTreeSet<Place>,
     /// Commands so far, by id: where each was executed, and what became of it.
-    pub commands: BTreeMap<[u8; 16], (u64, CommandResult)>,
+    pub commands: BTreeMap<[u8; 16], Executed>,
     /// Transactions that a contest or a decision names anywhere in the logs.
     pub ever_contested: BTreeSet<Txid>,
     /// Messages of the chain that are no event that belongs there.

@@ -75,7 +75,8 @@ pub fn decode_block(block_id: u32, bins: &mut Fields) -> Result<BlockRecord, Bad
 }
 
 pub fn encode_command(record: &CommandRecord) -> Bins {
-    let mut bins = vec![(command::CHAIN_OFFSET, int(record.chain_offset))];
+    let asked = Value::Blob(record.asked.to_vec());
+    let mut bins = vec![(command::ASKED, asked), (command::CHAIN_OFFSET, int(record.chain_offset))];
     match &record.result {
         CommandResult::Applied => {}
         CommandResult::AlreadyApplied => bins.push((command::NOTHING_TO_DO, Value::Bool(true))),
@@ -100,6 +101,7 @@ pub fn decode_command(id: [u8; 16], bins: &mut Fields) -> Result<CommandRecord, 
     };
     Ok(CommandRecord {
         id,
+        asked: bins.array(command::ASKED)?,
         chain_offset: bins.required(command::CHAIN_OFFSET)?,
         result,
         chain_pos: bins.optional(names::CHAIN_POS)?.map(stamp_from).transpose()?,

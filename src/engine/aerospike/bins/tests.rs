@@ -158,7 +158,7 @@ fn other_records_come_back() {
     let refused = CommandResult::Refused { code: "FROZEN".into(), message: "slot 0".into() };
     for result in [CommandResult::Applied, CommandResult::AlreadyApplied, refused] {
         let chain_pos = Some(crate::record::Stamp { offset: 4, phase: crate::record::Phase::Apply });
-        let command = CommandRecord { id: [5; 16], chain_offset: 1 << 40, result, chain_pos };
+        let command = CommandRecord { id: [5; 16], asked: [6; 32], chain_offset: 1 << 40, result, chain_pos };
         comes_back(Key::Command([5; 16]), &Record::Command(command));
     }
 }
