@@ -9,7 +9,10 @@ use utxo_store::{
     tx::{Outpoint, utxo_hash},
 };
 
-use super::plan::{BASE_HEIGHT, Lie, Plan, Step, Tx};
+use super::{
+    plan::{BASE_HEIGHT, Lie, Plan, Step, Tx},
+    swarm,
+};
 use crate::world::{Coin, Made};
 
 /// What a command asks for; outputs are (transaction, index).
@@ -190,7 +193,7 @@ pub fn read(words: &[&str]) -> Result<Order, String> {
 pub fn command_some(plan: &mut Plan, seed: u64) {
     let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"commands"));
     let all = std::env::var("SIM_COMMANDS").is_ok_and(|text| text == "1");
-    if dice.below(3) > 0 && !all {
+    if swarm::is_out("commands") || (dice.below(3) > 0 && !all) {
         return;
     }
     let share = *dice.pick(&[0.05, 0.15, 0.4]);

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use utxo_store::seeded::Seeded;
 
-use super::plan::{Plan, Run, Step, Tx};
+use super::{
+    plan::{Plan, Run, Step, Tx},
+    swarm,
+};
 
 /// Height at which nothing is immature any more.
 const LATE: u32 = 100_000;
@@ -24,7 +27,7 @@ struct Reorganiser<'p> {
 pub fn reorganise(plan: &mut Plan, seed: u64) {
     let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"reorgs! "));
     let all = std::env::var("SIM_REORGS").is_ok_and(|text| text == "1");
-    if dice.below(3) > 0 && !all {
+    if swarm::is_out("reorgs") || (dice.below(3) > 0 && !all) {
         return;
     }
     let share: f64 = *dice.pick(&[0.05, 0.15, 0.4]);

@@ -110,7 +110,8 @@ pub fn later_events(dice: &mut Seeded) -> BTreeSet<&'static str> {
     LATER_EVENTS.iter().copied().filter(|_| dice.chance(0.3)).filter(|kind| !is_out(kind)).collect()
 }
 
-fn is_out(kind: &str) -> bool {
+/// Whether this kind of event is left out of every history.
+pub fn is_out(kind: &str) -> bool {
     is_among("SIM_WITHOUT", kind)
 }
 
