@@ -1,6 +1,6 @@
 //! Commands through the whole pipeline: what each does, and that it does so once, whoever dies where.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
     cli::command::{Asked, Became, Topics, ask, audit},
@@ -12,7 +12,7 @@ use utxo_store::{
 use crate::{
     model::Logs,
     regressions::held::{Held, is_create_of},
-    world::{Coin, Made, World, WorldSettings, spend, spend_claiming},
+    world::{Coin, Made, Running, World, WorldSettings, spend, spend_claiming},
 };
 
 impl World {
@@ -326,9 +326,8 @@ async fn what_cannot_be_done_is_refused_by_name() {
     world.check("refused by name").await;
 }
 
-/// Protects: a command waits for its transaction as long as that may still come.
-#[tokio::test(start_paused = true)]
-async fn a_command_waits_for_a_transaction_that_was_produced_before_it() {
+/// A transaction whose record an instance is about to create, and a command that locks it.
+async fn locked_before_it_is_there() -> (World, Made, Arc<Held>, Running) {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let made = spend(&[seed.coin(0)], 1, 1);
@@ -338,6 +337,13 @@ async fn a_command_waits_for_a_transaction_that_was_produced_before_it() {
     world.validate(&made).await;
     held.until_kept(1).await;
     world.command(1, Action::Lock { txid }).await;
+    (world, made, held, running)
+}
+
+/// Protects: a command waits for its transaction as long as that may still come.
+#[tokio::test(start_paused = true)]
+async fn a_command_waits_for_a_transaction_that_was_produced_before_it() {
+    let (world, made, held, running) = locked_before_it_is_there().await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(became(&world, 1).await, "untold");
     held.let_go().await;
@@ -416,15 +422,7 @@ async fn a_client_is_answered_and_the_alert_operations_are_listed() {
 /// Protects: nobody is told what was not decided.
 #[tokio::test(start_paused = true)]
 async fn what_is_told_of_a_command_is_what_was_decided() {
-    let world = World::new().await;
-    let seed = world.seed(1, 1).await;
-    let made = spend(&[seed.coin(0)], 1, 1);
-    let txid = made.txid;
-    let held = Held::until_let_go(&world, move |row| is_create_of(row, txid));
-    let running = held.before(&world).start();
-    world.validate(&made).await;
-    held.until_kept(1).await;
-    world.command(1, Action::Lock { txid }).await;
+    let (world, _, held, running) = locked_before_it_is_there().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let result = CommandResult::AlreadyApplied;
     let done = DecisionBody::CommandDone { id: [1; 16], executed_at: 0, result: result.clone() };
