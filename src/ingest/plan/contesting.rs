@@ -42,7 +42,7 @@ impl Planner {
                 self.contest_as_stored(id, reason, state, now_ms);
             }
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => self.contest_or_end(id, reason, Completion::PassedOver),
-            Outcome::Rejected(Rejection::Held(_)) => self.park(id, now_ms),
+            Outcome::Rejected(Rejection::Held(_)) => self.pause(id, now_ms),
             Outcome::Rejected(Rejection::OtherContent) => self.came_second(id, true),
             Outcome::Rejected(Rejection::OtherKind) => self.came_second(id, false),
             Outcome::Rejected(_) => self.finish(id, Completion::PassedOver),
@@ -54,7 +54,7 @@ impl Planner {
         let Some(flight) = self.get(id) else { return };
         match (own.map(Page::state), contested) {
             _ if own.is_some_and(|own| own.contradicts(flight.work.page())) => self.came_second(id, true),
-            (None | Some(TxState::Stub(_) | TxState::Creating), _) => self.park(id, now_ms),
+            (None | Some(TxState::Stub(_) | TxState::Creating), _) => self.pause(id, now_ms),
             (Some(TxState::Live), None) => self.finish(id, Completion::Live),
             (Some(state), reason) => self.contest_as_stored(id, reason.unwrap_or(Reason::Found), state, now_ms),
         }
@@ -81,7 +81,7 @@ impl Planner {
                 Reason::Mismatch { .. } => forgets && !flight.again,
                 _ => true,
             },
-            TxState::Creating => return self.park(id, now_ms),
+            TxState::Creating => return self.pause(id, now_ms),
             TxState::Pruned(_) => false,
         };
         if publish {

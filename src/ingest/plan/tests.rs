@@ -10,7 +10,7 @@ use crate::{
         prepare::{PrepareSettings, Prepared, prepare},
         proof::Ties,
     },
-    record::{Marks, SpendingData, Verdict, build::Inline},
+    record::{LockRecord, Marks, SpendingData, Verdict, build::Inline},
     tx::{Network, Outpoint, Output, TransactionBuilder},
 };
 
@@ -273,18 +273,34 @@ fn a_redelivered_loser_that_holds_nothing_is_not_contested_again() {
     assert_eq!(completed(&mut planner).len(), 1);
 }
 
+/// Where somebody else is at it he is given time: simulator, seed 7195, which asked without end.
 #[test]
 fn a_locked_parent_is_waited_for_only_so_long() {
-    let mut planner = Planner::new(SETTINGS);
-    planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
-    let (token, _) = row(&mut planner);
-    planner.outcome(token, Outcome::Rejected(Rejection::Locked), 0);
-    let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
-    planner.own_record(id, None, 0);
-    planner.retry_due(1_000);
-    let (token, _) = row(&mut planner);
-    planner.outcome(token, Outcome::Rejected(Rejection::Locked), 1_000);
-    assert!(matches!(row(&mut planner).1.operation, Operation::CreateContested(_)));
+    let held = LockRecord {
+        created_at: 0,
+        expires_at: 32_000,
+        process_id: 1,
+        hostname: "elsewhere".into(),
+        expected_recs: 2,
+        owner: 7,
+    };
+    for busy in [Rejection::Held(held), Rejection::Exists(TxState::Creating)] {
+        let mut planner = Planner::new(SETTINGS);
+        planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(Rejection::Locked), 0);
+        let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
+        planner.own_record(id, None, 0);
+        planner.retry_due(1_000);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(Rejection::Locked), 1_000);
+        let (token, contested) = row(&mut planner);
+        assert!(matches!(contested.operation, Operation::CreateContested(_)));
+        planner.outcome(token, Outcome::Rejected(busy), 1_000);
+        assert!(actions(&mut planner).is_empty());
+        planner.retry_due(1_100);
+        assert!(matches!(row(&mut planner).1.operation, Operation::Spend(_)));
+    }
 }
 
 #[test]

@@ -86,6 +86,18 @@ impl Planner {
         {
             return self.store_contested(id, Reason::Locked { parent });
         }
+        self.pause(id, now_ms);
+    }
+
+    /// Waits a while before it tries again, whatever it waits for: what has just been answered may be answered again at once.
+    pub(super) fn pause(&mut self, id: FlightId, now_ms: u64) {
+        let settings = self.settings;
+        let Some(flight) = self.get(id) else { return };
+        if flight.events.is_empty() {
+            // Its partitions were taken away: whoever has them now reads the event again.
+            return self.finish(id, Completion::PassedOver);
+        }
+        flight.parked_since_ms.get_or_insert(now_ms);
         let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(settings.retry_max_ms);
         flight.attempts += 1;
         flight.stage = Stage::Parked;
