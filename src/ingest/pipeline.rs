@@ -537,6 +537,10 @@ impl Pipeline {
         if now >= self.next_proof && self.planner.counts().parked > 0 {
             self.next_proof = now + self.settings.commit_interval;
             self.ask_others();
+            if let Modes::Rebuild(_) = self.parts.modes {
+                // How far the chain of the live group is says nothing of this one.
+                self.planner.look_at_own(LONG_WAIT_MS, self.now_ms());
+            }
         }
         Ok(())
     }

@@ -442,7 +442,7 @@ impl Planner {
         }
         match own.map(Page::state) {
             _ if stage == Stage::Looking => self.launch(id),
-            Some(TxState::Stub(_)) if waits && forgets => {
+            Some(TxState::Stub(_)) if waits && (forgets || flight.mode.ends_live()) => {
                 self.wait_no_longer(id);
                 self.store_contested(id, Reason::Found);
             }

@@ -24,7 +24,7 @@ use crate::{
         proven::Proof,
         source::with_claims,
         state::Tip,
-        steps::Steps,
+        steps::{Making, Steps},
         waiting::names,
     },
     store::create::{Paged, Starts},
@@ -40,6 +40,15 @@ enum Coinbase {
     Live,
     /// On a side chain until now, or of a block that had left.
     Fallen,
+}
+
+/// A block of which all is there but what it lists.
+struct Begun {
+    /// How many of those that it lists have been dealt with before.
+    done: u64,
+    /// Of its coinbase.
+    txid: Txid,
+    coinbase: Coinbase,
 }
 
 /// Of the transactions that a block waits for so many are kept in memory: before more is looked at, these have to come.
@@ -93,9 +102,17 @@ impl Handler {
         message: &Bytes,
     ) -> Result<(), Stop> {
         loop {
-            let mut may_decide = false;
+            let mut begun = Vec::with_capacity(blocks.len());
             for block in blocks {
-                may_decide |= self.connect_one(at, steps, block, message).await?;
+                begun.push(self.begin_block(at, block, message).await?);
+            }
+            // Only then: one that is done again may have been decided on in another order than that of its blocks.
+            while let Some(body) = steps.existing_that(|body| matches!(body, DecisionBody::Accepted { .. })) {
+                self.carry_out(at, steps, body).await?;
+            }
+            let mut may_decide = false;
+            for (block, begun) in blocks.iter().zip(begun) {
+                may_decide |= self.connect_one(at, steps, block, begun).await?;
             }
             // Another sequencer may be at the same event: what it has decided is carried out before anybody goes on.
             if (!may_decide && !steps.any()) || self.close(at, steps).await? {
@@ -105,30 +122,17 @@ impl Handler {
     }
 
     /// Answers whether there was anything to decide on: there is not on a coinbase alone that is new.
-    async fn connect_one(
-        &self,
-        at: At,
-        steps: &mut Steps<'_>,
-        block: &Block<'_>,
-        message: &Bytes,
-    ) -> Result<bool, Stop> {
-        let done = self.done_before(at, block, true).await?;
-        let (txid, found) = self.begin_block(at, block, message, done).await?;
-        // Those of one event are in the order of its blocks.
-        let is_of_block =
-            |body: &DecisionBody| matches!(body, DecisionBody::Accepted { height, .. } if *height == block.height);
-        while let Some(body) = steps.existing_that(is_of_block) {
-            self.carry_out(at, steps, body).await?;
-        }
-        if found != Coinbase::Made {
+    async fn connect_one(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>, begun: Begun) -> Result<bool, Stop> {
+        let Begun { done, txid, coinbase } = begun;
+        if coinbase != Coinbase::Made {
             self.set_all_mined(at, steps, block, vec![Listed { txid, subtree: 0 }]).await?;
             self.parts.arrivals.came(txid);
         }
-        if found == Coinbase::Live {
+        if coinbase == Coinbase::Live {
             self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await?;
         }
         self.set_listed_mined(at, steps, block, done).await?;
-        Ok(found != Coinbase::Made || listing::count(block) > 0)
+        Ok(coinbase != Coinbase::Made || listing::count(block) > 0)
     }
 
     /// Sets all that a block lists mined, but for the first so many, which have been. A chunk at a time; how far it is stands in
@@ -241,13 +245,8 @@ impl Handler {
     }
 
     /// Creates the coinbase, mined, and the block's record: one write, so that an empty block costs no more.
-    async fn begin_block(
-        &self,
-        at: At,
-        block: &Block<'_>,
-        message: &Bytes,
-        done: u64,
-    ) -> Result<(Txid, Coinbase), Stop> {
+    async fn begin_block(&self, at: At, block: &Block<'_>, message: &Bytes) -> Result<Begun, Stop> {
+        let done = self.done_before(at, block, true).await?;
         let (txid, pages) = self.coinbase_pages(block, message, true)?;
         let put_block = put_block(at, block, true, done + 1);
         let outcomes = match pages.clone() {
@@ -294,7 +293,7 @@ impl Handler {
         if found == Coinbase::Made && !matches!(outcomes[0], Outcome::Rejected(_)) {
             self.parts.arrivals.came(txid);
         }
-        Ok((txid, found))
+        Ok(Begun { done, txid, coinbase: found })
     }
 
     /// Stores a coinbase that is not live, of one page or several.
@@ -556,6 +555,12 @@ impl Handler {
         if !self.parents_are_ready(&page, open).await? {
             return Ok(false);
         }
+        // Where a node had forgotten it, the block made it anew, and there was nothing to decide.
+        if page.is_coinbase && at.making == Making::Replaying {
+            self.accept_others(at, &page).await?;
+            self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
+            return Ok(true);
+        }
         // Where a node forgot a listed transaction, what was closed is open again: a rival may have come first.
         steps.pass_over_closed();
         // Stamped like what is applied: the event has already applied something, and a listed transaction wins whoever
@@ -572,12 +577,8 @@ impl Handler {
                         hex_reversed(&block.hash)
                     )));
                 };
-                let body = evaluate_listed(txid, block.height, &inputs).map_err(|reason| {
-                    Stop::Halt(format!(
-                        "block {} lists {txid}, which cannot be live: {reason:?}",
-                        hex_reversed(&block.hash)
-                    ))
-                })?;
+                let body =
+                    evaluate_listed(txid, block.height, &inputs).map_err(|reason| cannot_win(block, txid, &reason))?;
                 self.check_rivals(block, &body).await?;
                 Ok(body)
             })
@@ -665,6 +666,10 @@ fn cannot_be_stored(block: &Block<'_>, txid: Txid, rejection: &Rejection) -> Sto
             rejection => format!("{txid} cannot be stored: {} ({rejection:?})", rejection.code()),
         },
     )
+}
+
+fn cannot_win(block: &Block<'_>, txid: Txid, reason: &Reason) -> Stop {
+    Stop::Halt(format!("block {} lists {txid}, which cannot be live: {reason:?}", hex_reversed(&block.hash)))
 }
 
 fn has_others(outcome: &Outcome) -> bool {

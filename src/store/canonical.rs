@@ -100,7 +100,8 @@ pub fn write_head(page: &Page, body: BodyHash, side: &SideBlocks, out: &mut Vec<
     write_optional(page.spending_height, out);
     write_optional(master.unmined_since, out);
     write_optional(master.preserve_until, out);
-    write_verdict(master.verdict, out);
+    // That of a live coinbase says only that a block of it had left, or that a node had not forgotten that.
+    write_verdict(master.verdict.filter(|verdict| !(page.is_coinbase && *verdict == Verdict::Accepted)), out);
     let mined = side.without(&master.mined);
     write_count(mined.len(), out);
     for MinedIn { block_id, height, subtree } in mined {

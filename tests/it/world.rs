@@ -579,7 +579,9 @@ impl World {
             utxo_batch_size: settings.utxo_batch_size,
             retention: RULES.retention,
             forgetful: self.memory.restarts() > 0,
-            slow: self.store.blobs.is_some() || self.store.may_forget(),
+            slow: self.store.blobs.is_some()
+                || self.store.may_forget()
+                || self.broker.generation(&self.settings.pipeline.group) > 1,
             pruned_to: None,
             partitions: PARTITIONS,
         };

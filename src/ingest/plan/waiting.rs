@@ -189,7 +189,7 @@ impl Planner {
     /// Those that have been seen to wait for so long, or have since they last looked at their own records: not all, where
     /// they are many.
     pub fn waiting_long(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
-        let waiting = self.flights.iter_mut().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        let waiting = self.flights.iter_mut().flatten().filter(|flight| flight.waits());
         let since = waiting.map(|flight| (flight.id, *flight.waits_since_ms.get_or_insert(now_ms)));
         since
             .filter(|(_, since_ms)| now_ms.saturating_sub(*since_ms) >= long_ms)
@@ -199,8 +199,8 @@ impl Planner {
     }
 
     /// Those that have waited long look at their own records once more: it may all be done already, by an earlier event or by
-    /// whoever had the partition before, and others wait for it here. And over a store that forgets, the sequencer may want
-    /// what a node forgot, while they wait for a verdict that stands behind what it is about.
+    /// whoever had the partition before, and others wait for it here. And over a store that forgets, or in a rebuild, the sequencer may
+    /// want them, while they wait for a verdict that stands behind what it is about.
     pub fn look_at_own(&mut self, long_ms: u64, now_ms: u64) {
         for id in self.waiting_long(long_ms, now_ms) {
             if let Some(flight) = self.get(id) {

@@ -202,7 +202,7 @@ impl Replay<'_> {
         absent && !unseen
     }
 
-    /// Whether everything that it needs was produced by then, and nobody had to decide on any of that.
+    /// Whether everything that it needs was produced by then, nobody had to decide on any of that, and no lock bars the way.
     fn comes_by_itself(&self, txid: &Txid, by_ms: i64) -> bool {
         let mut open = vec![*txid];
         let mut seen = BTreeSet::new();
@@ -220,7 +220,8 @@ impl Replay<'_> {
                 }
                 Origin::Block { .. } => false,
             };
-            if !produced || self.ever_contested.contains(&txid) {
+            let locked = self.history.fates.get(&txid).is_some_and(|fate| fate.locked == Some(true));
+            if !produced || locked || self.ever_contested.contains(&txid) {
                 return false;
             }
             open.extend(tx.parents());

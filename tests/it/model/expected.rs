@@ -117,7 +117,7 @@ impl Expected {
             spending_height: page.spending_height,
             unmined_since: master.unmined_since,
             preserve_until: master.preserve_until,
-            verdict: master.verdict,
+            verdict: master.verdict.filter(|verdict| !(page.is_coinbase && *verdict == Verdict::Accepted)),
             mined: master.mined.iter().filter(side).copied().collect(),
             slots: slots.collect(),
         })

@@ -152,8 +152,15 @@ impl Replay<'_> {
         }
         for (block, listed) in brought {
             for (txid, subtree) in listed {
-                if let Some(Standing::Lost(reason)) = self.history.standing(&txid) {
-                    self.complain(format!("block {} lists {txid}, which lost: {reason:?}", block.height));
+                match self.history.standing(&txid) {
+                    // Forgotten, it was made anew, and there was nothing to decide.
+                    Some(Standing::Lost(_)) if self.history.tx(&txid).is_some_and(|tx| tx.coinbase) => {
+                        self.history.set(&txid, Standing::Live);
+                    }
+                    Some(Standing::Lost(reason)) => {
+                        self.complain(format!("block {} lists {txid}, which lost: {reason:?}", block.height));
+                    }
+                    _ => {}
                 }
                 self.set_mined(&txid, MinedIn { block_id: block.block_id, height: block.height, subtree });
             }

@@ -321,7 +321,7 @@ impl History {
         let verdict = match fate.standing {
             Standing::Pending => Some(Verdict::Pending),
             Standing::Lost(reason) => Some(Verdict::Conflicting(reason)),
-            _ => fate.accepted.then_some(Verdict::Accepted),
+            _ => (fate.accepted && !tx.coinbase).then_some(Verdict::Accepted),
         };
         let slots = tx.slots(&self.rules).into_iter().zip(0..);
         let seeded = tx.seeded_at().map(|height| MinedIn { block_id: 0, height, subtree: 0 });

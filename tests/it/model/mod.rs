@@ -41,7 +41,7 @@ pub struct Rules {
     pub retention: u32,
     /// A node may forget writes that it acknowledged: then a transaction that was live may be found without its slot.
     pub forgetful: bool,
-    /// Who stores a transaction may take longer than a command waits for that.
+    /// Who stores a transaction may take longer than a command waits for that: the partition of it changes hands, say.
     pub slow: bool,
     /// The block height up to which everything that is due was forgotten; `None`: nothing is.
     pub pruned_to: Option<u32>,

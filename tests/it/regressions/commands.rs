@@ -89,30 +89,36 @@ async fn a_rebuild_locks_and_freezes_before_an_honest_holder_arrives() {
 }
 
 /// Seed 39: the parent's event lies, so its verdict, by a block, gives the child what it waits for; and before that a command names the
-/// child, which is stored. In a rebuild the child waited for the block, and the command for the child.
+/// child, which is stored. In a rebuild the child waited for the block, and the command for the child. Seed 4888: or for a child of that,
+/// which waited for its parent in flight and did not look whether anybody asked for it.
 /// Protects: in a rebuild, a command makes who has won by a verdict come.
 #[tokio::test(start_paused = true)]
 async fn a_rebuild_of_a_command_before_the_block_that_lets_its_transaction_win() {
-    let world = World::new().await;
-    let seed = world.seed(1, 1).await;
-    let (parent, lie) = {
-        let claimed = Coin { script: vec![0x60], ..seed.coin(0) };
-        (spend(&[seed.coin(0)], 1, 1), spend_claiming(&[seed.coin(0)], &[claimed], 1, 1))
-    };
-    let child = spend(&[parent.coin(0)], 1, 2);
-    assert_eq!(parent.txid, lie.txid);
-    let running = world.start();
-    world.validate(&lie).await;
-    world.validate(&child).await;
-    world.until_consumed().await;
-    world.command(1, Action::Preserve { txid: child.txid, until: 900 }).await;
-    world.mine(1, &[&parent, &child]).await;
-    world.until_consumed().await;
-    running.stop().await;
-    for made in [&parent, &child] {
-        assert_eq!(state(&world, made).await, TxState::Live, "{}", made.txid);
+    for generations in [1, 2] {
+        let world = World::new().await;
+        let seed = world.seed(1, 1).await;
+        let (parent, lie) = {
+            let claimed = Coin { script: vec![0x60], ..seed.coin(0) };
+            (spend(&[seed.coin(0)], 1, 1), spend_claiming(&[seed.coin(0)], &[claimed], 1, 1))
+        };
+        let child = spend(&[parent.coin(0)], 1, 2);
+        let grandchild = spend(&[child.coin(0)], 1, 3);
+        assert_eq!(parent.txid, lie.txid);
+        let named = [&child, &grandchild][generations - 1];
+        let running = world.start();
+        world.validate(&lie).await;
+        world.validate(&child).await;
+        world.validate(&grandchild).await;
+        world.until_consumed().await;
+        world.command(1, Action::Preserve { txid: named.txid, until: 900 }).await;
+        world.mine(1, &[&parent]).await;
+        world.until_consumed().await;
+        running.stop().await;
+        for made in [&parent, &child, &grandchild] {
+            assert_eq!(state(&world, made).await, TxState::Live, "{generations}: {}", made.txid);
+        }
+        world.check(&format!("a command before a block, {generations} behind what it lists")).await;
     }
-    world.check("a command before a block").await;
 }
 
 /// It has taken the slot, and has no record yet.

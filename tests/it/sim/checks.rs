@@ -94,7 +94,8 @@ fn slots(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
     }
     let change = changed_holders(before, after).into_iter().next()?;
     match &row.operation {
-        Operation::Sequenced(_, Sequenced::Settle(_) | Sequenced::Respend(_)) => None,
+        // Whoever was live when they were freed is complained of with what surrounds the row. A tombstone names nobody, and nobody can take its slots.
+        Operation::Sequenced(_, Sequenced::Settle(_) | Sequenced::Respend(_) | Sequenced::Prune { .. }) => None,
         _ => Some(change.to_string()),
     }
 }
