@@ -3,14 +3,16 @@
 //! A txid commits to the outpoints that are spent, and what those hold is stored with the parents. So a wrong claim bars a
 //! contestant, but never a listed transaction: it gets the claims that are true, and wins.
 
+use bytes::Bytes;
+
 use crate::{
     record::{Body, ClaimedBody, Page, StoredOutput, TxState},
     sequencer::{
         Stop,
         handler::{At, Handler, Patience},
     },
-    store::read::ReadError,
-    tx::{InvalidTransaction, PreviousOutput, Transaction, Txid},
+    store::{into_page, read::ReadError},
+    tx::{InvalidTransaction, PreviousOutput, Transaction, Txid, utxo_hash},
 };
 
 /// What the stored outputs of its parents say of the claims of a stored transaction.
@@ -33,7 +35,7 @@ impl Handler {
         if tx.is_coinbase() {
             return Ok(Proof::AsStored);
         }
-        let outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
+        let mut outputs = match self.answer("the store", self.parts.store.previous_outputs(&tx)).await {
             Ok(outputs) => outputs,
             Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
                 return Ok(Proof::Unknown(outpoint.txid));
@@ -41,6 +43,9 @@ impl Handler {
             Err(ReadError::Engine(error)) => return Err(error.into()),
             Err(error) => return Err(Stop::Halt(format!("what {txid} spends cannot be read: {error}"))),
         };
+        if !agree(&tx, &outputs) {
+            self.keep_what_was_given_away(&tx, &mut outputs).await?;
+        }
         if agree(&tx, &outputs) {
             return Ok(Proof::AsStored);
         }
@@ -48,6 +53,25 @@ impl Handler {
         claimed
             .map(Proof::Otherwise)
             .map_err(|error| Stop::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
+    }
+
+    /// Claims on an output that was given to a new owner since, as it was before, were true then, and are no lie. They get nobody the
+    /// output as it is now.
+    async fn keep_what_was_given_away(&self, tx: &Transaction<'_>, outputs: &mut [StoredOutput]) -> Result<(), Stop> {
+        let claims = tx.inputs().zip(outputs).filter_map(|(input, output)| {
+            let claimed = input.previous.filter(|claimed| *claimed != view(output))?;
+            Some((input.outpoint, claimed, output))
+        });
+        for (outpoint, claimed, output) in claims {
+            let (key, offset) = self.place(outpoint);
+            let records = self.answer("the store", self.parts.store.read(vec![key])).await?;
+            let Some(page) = records.into_iter().find_map(into_page) else { continue };
+            let hash = utxo_hash(&outpoint.txid, outpoint.vout, claimed.script, claimed.satoshis);
+            if page.reassignments.iter().any(|entry| entry.offset == offset && entry.utxo_hash == hash) {
+                *output = StoredOutput { satoshis: claimed.satoshis, script: Bytes::copy_from_slice(claimed.script) };
+            }
+        }
+        Ok(())
     }
 
     /// Stores it as its parents prove it, before it becomes live: what is live by its own claims keeps them. By then it has its slots,

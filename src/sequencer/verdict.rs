@@ -317,6 +317,8 @@ impl Handler {
                     Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
                     // A later event has seen to this slot already.
                     Outcome::Rejected(Rejection::StaleStamp(_)) => {}
+                    // Nor can it be frozen but by one: whoever this is given to had fallen before that, and does so again.
+                    Outcome::Rejected(Rejection::Frozen(_)) if applied_again => {}
                     Outcome::Rejected(Rejection::SpentBy(_, own)) if own.txid == txid => {
                         return Err(Stop::Halt(format!(
                             "the store is damaged: {} names input {} of {txid}, but its input {} spends it",

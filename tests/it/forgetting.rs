@@ -24,7 +24,7 @@ async fn holder(world: &World, coin: &Coin) -> Option<utxo_store::tx::Txid> {
 }
 
 /// Runs until `there` holds, looking often; the clock is a simulated one.
-async fn until(mut there: impl AsyncFnMut() -> bool) {
+pub async fn until(mut there: impl AsyncFnMut() -> bool) {
     for _ in 0..100_000 {
         if there().await {
             return;

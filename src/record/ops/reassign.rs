@@ -23,12 +23,17 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, operation: &Sequ
     let page = whole_page(record)?;
     let slot = slots::slot(page, offset).ok_or(Rejection::NoSuchOutput(offset))?;
     if page.reassignments.contains(&entry) {
-        // What froze the slot before it was reassigned may have been done once more.
+        // What froze the slot before it was reassigned, or gave it a height, may have been done once more.
         let frozen_again = slot == Slot::Frozen(*new_utxo_hash);
+        let is_last = page.reassignments.iter().rfind(|there| there.offset == offset) == Some(&entry);
+        let other_height = is_last && page.utxo_spendable_in.get(&offset) != Some(spendable_at);
         if frozen_again {
             slots::put(Arc::make_mut(page), offset, |_| Some(Slot::Unspent(*new_utxo_hash)));
         }
-        return Ok(Effect::already(Reply::None, frozen_again));
+        if other_height {
+            Arc::make_mut(page).utxo_spendable_in.insert(offset, *spendable_at);
+        }
+        return Ok(Effect::already(Reply::None, frozen_again || other_height));
     }
     let new = match slot {
         Slot::Frozen(_) => Slot::Unspent(*new_utxo_hash),
@@ -79,7 +84,8 @@ mod tests {
         on_master(&mut record, &sequenced(2, Sequenced::Freeze { offset: 0 }));
         on_master(&mut record, &sequenced(3, reassignment(5, 6, false)));
         let after = page(&record).clone();
-        for again in [reassignment(0, 5, true), Sequenced::Freeze { offset: 0 }, reassignment(5, 6, true)] {
+        let until = Sequenced::FreezeUntil { offset: 0, height: 9, decided: true };
+        for again in [until, reassignment(0, 5, true), Sequenced::Freeze { offset: 0 }, reassignment(5, 6, true)] {
             assert!(on_master(&mut record, &sequenced(4, again)).outcome.is_done());
         }
         assert_eq!(page(&record), &Page { chain_pos: Some(stamp(4)), ..after });

@@ -32,7 +32,7 @@ pub(super) enum Answer {
 const LONGEST_SCRIPT: usize = 10_000;
 
 /// Holds no slot: to say in a `Settle` that a slot is only to be marked.
-const NOBODY: SpendingData = SpendingData { txid: Txid([0; 32]), input: u32::MAX };
+pub(super) const NOBODY: SpendingData = SpendingData { txid: Txid([0; 32]), input: u32::MAX };
 
 /// What refuses a command whatever the store holds.
 pub(super) fn refused_unseen(action: &Action<'_>) -> Option<CommandResult> {

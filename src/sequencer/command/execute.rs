@@ -8,7 +8,7 @@ use crate::{
     },
     sequencer::{
         Stop,
-        command::evaluate::reassign,
+        command::evaluate::{NOBODY, reassign},
         contest::Named,
         handler::{At, Handler},
         steps::Making,
@@ -87,6 +87,11 @@ impl Handler {
     async fn free_slot(&self, at: At, applied_again: bool, outpoint: Outpoint) -> Result<(), Stop> {
         if at.making == Making::Replaying {
             return Ok(());
+        }
+        if applied_again {
+            // A node may have forgotten the mark that was made before this was decided.
+            self.wait_for_bodies(at, applied_again, &[outpoint.txid]).await?;
+            self.settle_slot(at, outpoint, NOBODY).await?;
         }
         let Some(holder) = self.holder_of(at, applied_again, outpoint).await? else { return Ok(()) };
         let named = self.contest_holders(at, Phase::Apply, vec![holder.txid]).await?;

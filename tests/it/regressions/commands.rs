@@ -4,14 +4,19 @@ use std::time::Duration;
 
 use utxo_store::{
     event::{Action, CommandResult},
-    record::{Reason, TxState},
+    record::{Body, Key, Operation, Reason, Sequenced, TxState},
 };
 
 use super::{
+    has_lost,
     held::{Held, is_create_of, is_work_of},
     holder, reason, state,
 };
-use crate::world::{Coin, World, spend, spend_claiming};
+use crate::{
+    forgetting::until,
+    sequencing::{longer_than_a_block_waits, reasons},
+    world::{Coin, MAY_FORGET, World, spend, spend_claiming},
+};
 
 /// A command has locked a parent; its child waits for that, or has waited too long, and a block lists the child, and the parent too or a
 /// block before it did. The unlock stands behind.
@@ -119,6 +124,105 @@ async fn a_rebuild_of_a_command_before_the_block_that_lets_its_transaction_win()
         }
         world.check(&format!("a command before a block, {generations} behind what it lists")).await;
     }
+}
+
+/// An output was given to a new owner, and a block lists the former one's spend.
+/// Protects: what proves claims wrong makes nothing of claims that were true before; the block is impossible, and the chain halts by name.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_lists_the_spend_of_a_former_owner() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (coin, outpoint) = (seed.coin(0), seed.coin(0).outpoint);
+    let former = spend(&[coin.clone()], 1, 1);
+    let running = world.start();
+    world.command(1, Action::Freeze { outpoint }).await;
+    let reassign = Action::Reassign {
+        outpoint,
+        utxo_hash: coin.utxo_hash(),
+        new_script: &[0x53],
+        satoshis: coin.satoshis,
+        height: 100,
+        spendable_after: 0,
+    };
+    world.command(2, reassign).await;
+    world.until_consumed().await;
+    world.validate(&former).await;
+    world.until_consumed().await;
+    assert_eq!(reason(&world, &former).await, Some(Reason::Mismatch { input: 0 }));
+    world.mine(1, &[&former]).await;
+    longer_than_a_block_waits().await;
+    let told = reasons(&running);
+    assert!(told.contains(&former.txid.to_string()) && told.contains("Mismatch"), "{told}");
+    running.kill().await;
+    assert_eq!(world.page(&former).await.unwrap().body(), Some(&Body::Transaction(former.extended.clone())));
+}
+
+/// Everything since the beginning is applied again to a store of which a node has forgotten the end; a slot that a verdict gave away was
+/// frozen behind the fall of whoever got it.
+/// Protects: what cannot be given to who has fallen since is left to that.
+#[tokio::test(start_paused = true)]
+async fn a_verdict_that_is_done_again_over_a_slot_that_was_frozen_since() {
+    let (world, coin) = never_committed().await;
+    let outpoint = coin.outpoint;
+    let (winner, loser) = (spend(&[coin.clone()], 1, 1), spend(&[coin], 1, 2));
+    let running = world.start();
+    world.validate(&winner).await;
+    world.validate(&loser).await;
+    until(async || world.page(&loser).await.is_some()).await;
+    until(async || has_lost(&world, &loser).await).await;
+    world.command(1, Action::SetConflicting { txid: winner.txid }).await;
+    until(async || world.page(&loser).await.is_some_and(|page| page.state() == TxState::Live)).await;
+    world.command(2, Action::SetConflicting { txid: loser.txid }).await;
+    world.command(3, Action::Freeze { outpoint }).await;
+    until(async || !world.results(3).await.is_empty()).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    world.nodes.forget(MAY_FORGET, |key| *key == Key::master(loser.txid));
+    running.kill().await;
+    let world = committing(world);
+    world.run_until_consumed().await;
+    assert!(has_lost(&world, &winner).await && has_lost(&world, &loser).await);
+    world.check_after_forgetting("a verdict and a freeze").await;
+}
+
+/// A node forgets a freeze with the mark that was made before it was decided, and a spend comes between the look at the slot and its freeze.
+/// Protects: whoever freezes again marks again.
+#[tokio::test(start_paused = true)]
+async fn a_spend_while_a_forgotten_freeze_is_done_again() {
+    let (world, coin) = never_committed().await;
+    let outpoint = coin.outpoint;
+    let running = world.start();
+    world.command(1, Action::Freeze { outpoint }).await;
+    until(async || !world.results(1).await.is_empty()).await;
+    running.kill().await;
+    assert!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(outpoint.txid)) > Some(0));
+    let held =
+        Held::the_first(&world, move |row| matches!(row.operation, Operation::Sequenced(_, Sequenced::Freeze { .. })));
+    let late = spend(&[coin], 1, 1);
+    let world = committing(world);
+    let running = held.before(&world).start();
+    held.until_kept(1).await;
+    world.validate(&late).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(reason(&world, &late).await, Some(Reason::Frozen { input: 0 }));
+    world.check_after_forgetting("a forgotten freeze").await;
+}
+
+/// A world over a store that forgets, in which nothing of the chain is committed, with one output that can be spent.
+async fn never_committed() -> (World, Coin) {
+    let mut world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    world.settings.sequencer.commit_interval = Duration::from_secs(3_600);
+    (world, seed.coin(0))
+}
+
+/// The same world, in which it is.
+fn committing(mut world: World) -> World {
+    world.settings.sequencer.commit_interval = Duration::from_millis(100);
+    world
 }
 
 /// It has taken the slot, and has no record yet.

@@ -113,6 +113,18 @@ const HERE: &[(&str, &[Scenario])] = &[
         "a command on what a block behind it lets win (simulator, seed 39 with SIM_COMMANDS)",
         &[Scenario("commands", "a_rebuild_of_a_command_before_the_block_that_lets_its_transaction_win")],
     ),
+    (
+        "a block that lists the spend of who owned a reassigned output before (review)",
+        &[Scenario("commands", "a_block_that_lists_the_spend_of_a_former_owner")],
+    ),
+    (
+        "a verdict done again over a slot that was frozen behind the fall of who had it (review)",
+        &[Scenario("commands", "a_verdict_that_is_done_again_over_a_slot_that_was_frozen_since")],
+    ),
+    (
+        "a spend while a freeze that a node forgot is done again (review)",
+        &[Scenario("commands", "a_spend_while_a_forgotten_freeze_is_done_again")],
+    ),
     ("Unspend of a spender still in flight", &[Scenario("commands", "an_unspend_of_a_spender_that_is_in_flight")]),
     (
         "rebuild of: D spends f1, B f0, A f0 and f1, delivered B A D",
