@@ -342,6 +342,8 @@ metrics! {
     pub dead_letters: Counters<DeadLetterClass> = "utxo_dead_letters_total" ["class"];
     /// Height of the last block that was applied.
     pub chain_tip_height: IntGauge = "utxo_chain_tip_height" [];
+    /// Median of the header times of its last eleven blocks, seconds since the epoch.
+    pub chain_median_time: IntGauge = "utxo_chain_median_time_seconds" [];
     /// Offset of the next event of the chain topic to be applied.
     pub chain_offset: IntGauge = "utxo_chain_offset" [];
     /// Transactions of the next block that are not there yet.

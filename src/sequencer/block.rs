@@ -79,17 +79,12 @@ impl Handler {
             self.check_ids(slice::from_ref(block)).await?;
             self.check_objects(at, block).await?;
             self.connect(at, &mut Steps::new(log, at.offset, at.making), slice::from_ref(block), message).await?;
-            self.move_tip(Some(Tip::of(block)));
+            self.move_tip(Some(Tip::of(block)), 0, slice::from_ref(block));
         } else {
             self.side_block(at, block, message).await?;
         }
         self.state.sequence = mined.sequence;
         Ok(true)
-    }
-
-    pub(super) fn move_tip(&mut self, tip: Option<Tip>) {
-        self.state.tip = tip;
-        self.parts.metrics.chain_tip_height.set(i64::from(self.height()));
     }
 
     /// Brings blocks to the longest chain, oldest first, and closes the decisions on the event that does. All of it can be

@@ -10,7 +10,7 @@ use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
     engine::{EngineError, ErrorKind, Row},
-    event::{DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
+    event::{Block, DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
     ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
     record::{Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, Stamp, TxState},
     sequencer::{
@@ -18,7 +18,7 @@ use crate::{
         command::ValidatedSource,
         decisions::DecisionError,
         reread::Readers,
-        state::ChainState,
+        state::{ChainState, Tip},
         steps::Making,
         waiting::{LOOK_AGAIN, Waiting, names},
     },
@@ -190,7 +190,21 @@ impl Handler {
     /// Handles what comes after `state`.
     pub fn new(parts: SequencerParts, state: ChainState) -> Self {
         let returning = Patience::new(parts.nodes.may_forget());
-        Handler { parts, state, readers: Mutex::default(), bodies: Mutex::default(), returning }
+        let handler = Handler { parts, state, readers: Mutex::default(), bodies: Mutex::default(), returning };
+        handler.show_tip();
+        handler
+    }
+
+    fn show_tip(&self) {
+        let metrics = &self.parts.metrics;
+        metrics.chain_tip_height.set(i64::from(self.height()));
+        metrics.chain_median_time.set(self.state.median_time().map_or(0, i64::from));
+    }
+
+    /// Blocks have left the longest chain and others have come.
+    pub(super) fn move_tip(&mut self, tip: Option<Tip>, left: usize, came: &[Block<'_>]) {
+        self.state.move_tip(tip, left, came);
+        self.show_tip();
     }
 
     /// The page and slot of an outpoint.

@@ -42,7 +42,7 @@ impl Handler {
         }
         self.connect(at, &mut steps, &reorg.connected, message).await?;
         self.state.sequence = reorg.sequence;
-        self.move_tip(tip);
+        self.move_tip(tip, reorg.disconnected.len(), &reorg.connected);
         Ok(true)
     }
 

@@ -33,7 +33,16 @@ pub struct ChainState {
     /// The incarnation of the store's nodes in that era, in short; empty for a store that forgets nothing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub nodes: String,
+    /// Header times of the last blocks of the longest chain, oldest first, seconds since the epoch: of eleven, and of as many as a reorg
+    /// may take away without the median of eleven being lost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub times: Vec<u32>,
 }
+
+/// Blocks whose median time is that of the chain.
+const MEDIAN_OF: usize = 11;
+/// Some 800 bytes in a commit.
+const TIMES: usize = MEDIAN_OF + 64;
 
 fn is_zero(era: &u32) -> bool {
     *era == 0
@@ -74,6 +83,21 @@ impl ChainState {
     /// Reads the metadata of a commit; a group that never committed is at the beginning.
     pub fn from_metadata(metadata: &str) -> Result<Self, BadState> {
         if metadata.is_empty() { Ok(ChainState::default()) } else { Ok(serde_json::from_str(metadata)?) }
+    }
+
+    /// Blocks have left and others have come, oldest first; what the tip is then.
+    pub fn move_tip(&mut self, tip: Option<Tip>, left: usize, came: &[Block<'_>]) {
+        self.tip = tip;
+        self.times.truncate(self.times.len().saturating_sub(left));
+        self.times.extend(came.iter().map(|block| block.time));
+        self.times.drain(..self.times.len().saturating_sub(TIMES));
+    }
+
+    /// The median of the header times of the last eleven blocks, seconds since the epoch; of fewer where no more are known. `None`: of none.
+    pub fn median_time(&self) -> Option<u32> {
+        let mut last = self.times[self.times.len().saturating_sub(MEDIAN_OF)..].to_vec();
+        last.sort_unstable();
+        last.get(last.len() / 2).copied()
     }
 
     /// Refuses what nothing could follow: counters that are at their end are damage, or somebody's mischief.
@@ -120,9 +144,10 @@ mod tests {
             decisions_id: "fedcba9876543210".into(),
             era: u32::MAX,
             nodes: "0123456789abcdef".into(),
+            times: vec![u32::MAX; TIMES],
         };
         let metadata = state.to_metadata();
-        assert!(metadata.len() < 512, "{metadata}");
+        assert!(metadata.len() < 1_500, "{metadata}");
         assert_eq!(ChainState::from_metadata(&metadata).unwrap(), state);
         assert_eq!(ChainState::from_metadata("").unwrap(), ChainState::default());
         for bad in ["{", "{\"seq\":1}", "[]", "{\"seq\":1,\"mined\":0,\"reorgs\":0,\"decisions\":0,\"x\":1}"] {
@@ -134,5 +159,32 @@ mod tests {
         assert_eq!(last.clone().checked(), Ok(last));
         let error = ChainState::from_metadata("{\"a\\nb\":1}").unwrap_err().to_string();
         assert!(error.contains("`a\\nb`") && !error.contains('\n'), "{error}");
+    }
+
+    fn block(time: u32) -> Block<'static> {
+        let (hash, previous) = ([1; 32], [0; 32]);
+        Block { block_id: 1, hash, previous, height: 1, time, longest_chain: true, coinbase: &[], subtrees: vec![] }
+    }
+
+    /// Bitcoin's rule: of an even number the later of the two in the middle.
+    #[test]
+    fn the_median_time_is_of_the_last_eleven_blocks_and_follows_a_reorg() {
+        let mut state = ChainState::default();
+        assert_eq!(state.median_time(), None);
+        let times = [50, 10, 40, 30, 20, 60, 70, 80, 90, 100, 110, 15];
+        let mut medians = Vec::new();
+        for time in times {
+            state.move_tip(None, 0, &[block(time)]);
+            medians.push(state.median_time().unwrap());
+        }
+        assert_eq!(medians, [50, 50, 40, 40, 30, 40, 40, 50, 50, 60, 60, 60]);
+        state.move_tip(None, 3, &[block(1_000)]);
+        assert_eq!(state.median_time(), Some(60), "of 50 10 40 30 20 60 70 80 90 1000");
+        state.move_tip(None, 100, &[block(7)]);
+        assert_eq!((state.median_time(), state.times.len()), (Some(7), 1));
+        (0..200).for_each(|time| state.move_tip(None, 0, &[block(time)]));
+        assert_eq!((state.median_time(), state.times.len()), (Some(194), TIMES));
+        state.move_tip(None, TIMES - MEDIAN_OF, &[]);
+        assert_eq!(state.median_time(), Some(130));
     }
 }

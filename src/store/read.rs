@@ -173,19 +173,6 @@ pub enum SpendStatus {
     Unspent,
 }
 
-/// A transaction that no block of the longest chain lists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Unmined {
-    /// ms since the epoch.
-    pub created_at: u64,
-    /// Its id.
-    pub txid: Txid,
-    /// Height since which.
-    pub unmined_since: u32,
-    /// It is half created.
-    pub creating: bool,
-}
-
 impl Store {
     /// Reads a transaction; `None`: there is no record of it.
     pub async fn get(&self, txid: Txid, fields: Fields) -> Result<Option<StoredTransaction>, ReadError> {
@@ -293,30 +280,6 @@ impl Store {
             self.outputs_of(parent, &inputs, &pages, &mut outputs).await?;
         }
         Ok(outputs.into_iter().flatten().collect())
-    }
-
-    /// Transactions that no block of the longest chain lists and that are not conflicting, oldest first: all of them at
-    /// once, since no index has their order; some 50 bytes each.
-    pub async fn unmined(&self) -> Result<Vec<Unmined>, EngineError> {
-        let keys = self.query(Index::UnminedSince, 0, u64::MAX, usize::MAX).await?;
-        let mut unmined = Vec::new();
-        for keys in keys.chunks(self.settings.batch_size.max(1)) {
-            for page in self.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
-                let creating = match page.state() {
-                    TxState::Live => false,
-                    TxState::Creating => true,
-                    TxState::Stub(_) | TxState::Conflicting(_) | TxState::Pruned(_) => continue,
-                };
-                let Some(bins) = page.master.as_deref() else { continue };
-                // Mined since the index was asked.
-                let Some(unmined_since) = bins.unmined_since else { continue };
-                unmined.push(Unmined { created_at: bins.created_at, txid: page.txid, unmined_since, creating });
-            }
-        }
-        unmined.sort_unstable();
-        // A query may tell of a record twice.
-        unmined.dedup_by_key(|unmined| unmined.txid);
-        Ok(unmined)
     }
 
     /// The page that an output's slot lies on, and its place there.
@@ -471,7 +434,7 @@ fn meta_of(stored: &StoredTransaction) -> Result<TxMeta, BodyError> {
     })
 }
 
-fn inpoints_of(transaction: &Transaction<'_>) -> TxInpoints {
+pub(super) fn inpoints_of(transaction: &Transaction<'_>) -> TxInpoints {
     let mut inpoints = TxInpoints::default();
     if transaction.is_coinbase() {
         return inpoints;

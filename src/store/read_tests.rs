@@ -261,32 +261,3 @@ async fn a_body_that_is_not_the_transactions_is_refused() {
     let error = previous(&store, &[outpoint(Txid([9; 32]), 0)]).await.unwrap_err();
     assert!(matches!(error, ReadError::Body(BodyError::OtherTransaction { .. })), "{error}");
 }
-
-#[tokio::test]
-async fn unmined_are_listed_oldest_first() {
-    let store = store(100);
-    let mut planted = Vec::new();
-    for (id, created_at, since) in [(1, 30, 0), (2, 10, 200), (3, 20, 100), (4, 20, 100)] {
-        let mut page = seeded(id, 1);
-        let bins = master(&mut page);
-        (bins.created_at, bins.unmined_since) = (created_at, Some(since));
-        page.conflicting = id == 4;
-        bins_verdict(&mut page);
-        page.creating_at = (id == 3).then_some(20);
-        planted.push(page);
-    }
-    planted.push(seeded(5, 1));
-    for page in planted {
-        store.plant(page).await;
-    }
-    let listed = store.unmined().await.unwrap();
-    let ids: Vec<_> =
-        listed.iter().map(|unmined| (unmined.txid.0[0], unmined.unmined_since, unmined.creating)).collect();
-    assert_eq!(ids, [(2, 200, false), (3, 100, true), (1, 0, false)]);
-}
-
-fn bins_verdict(page: &mut Page) {
-    if page.conflicting {
-        master(page).verdict = Some(Verdict::Pending);
-    }
-}

@@ -113,7 +113,8 @@ async fn tip_and_sequence_follow_a_reorg() {
     let fourth = third.followed_by(4, &coinbase(4), &[]);
     world.reorganise(3, std::slice::from_ref(&second), &[third.clone(), fourth.clone()]).await;
     world.run_until_consumed().await;
-    let ChainState { sequence, tip, reorgs_next, .. } = committed_state(&world).await;
+    let ChainState { sequence, tip, reorgs_next, times, .. } = committed_state(&world).await;
+    assert_eq!(times, [&first, &third, &fourth].map(|block| block.as_event().time));
     let tip = tip.unwrap();
     assert_eq!((sequence, reorgs_next, tip.hash, tip.height, tip.block_id), (3, 1, fourth.hash, 103, Some(4)));
     let on_chain = [is_on_longest_chain(&world, &second).await, is_on_longest_chain(&world, &third).await];
