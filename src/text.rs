@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::tx::Txid;
+
 /// The text with its control characters (line ends among them) written as escapes.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
@@ -12,6 +14,11 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
         escape.into_iter().flatten().chain(plain)
     });
     Cow::Owned(escaped.collect())
+}
+
+/// A block hash as explorers show it.
+pub fn hex_reversed(hash: &[u8; 32]) -> String {
+    Txid(*hash).to_string()
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::{
 };
 
 pub use ask::{Answer, Asked, Became, Topics, ask};
+pub(super) use list::each;
 pub use list::{Entry, audit};
 
 const AFTER_HELP: &str = "\

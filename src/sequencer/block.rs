@@ -28,6 +28,7 @@ use crate::{
         waiting::names,
     },
     store::create::{Paged, Starts},
+    text::hex_reversed,
     tx::{Transaction, Txid},
 };
 
@@ -696,9 +697,4 @@ fn standing(outcome: Outcome, listed: &Listed) -> Result<Standing, Stop> {
         }
         Outcome::Rejected(rejection) => Err(Stop::Halt(format!("{} cannot be set mined: {rejection:?}", listed.txid))),
     }
-}
-
-/// A block hash as explorers show it.
-pub fn hex_reversed(hash: &[u8; 32]) -> String {
-    Txid(*hash).to_string()
 }

@@ -16,8 +16,9 @@ use crate::{
     event::{DeadLetter, DeadLetterClass, Event},
     ingest::publish::bury_until_acknowledged,
     record::{Key, Record},
-    sequencer::{SequencerParts, Stop, fed::Fed, hex_reversed, state::ChainState, waiting::Waiting},
+    sequencer::{SequencerParts, Stop, fed::Fed, state::ChainState, waiting::Waiting},
     telemetry::Metrics,
+    text::hex_reversed,
 };
 
 /// Header of a fed event: its own offset in the topic that it comes from.

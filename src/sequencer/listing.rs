@@ -6,10 +6,10 @@ use crate::{
     event::{Block, Subtree, SubtreeTransactions},
     sequencer::{
         Stop,
-        block::hex_reversed,
         handler::{At, Handler},
         waiting::Waiting,
     },
+    text::hex_reversed,
     tx::Txid,
 };
 

@@ -42,7 +42,6 @@ use crate::{
     telemetry::Rebalance,
 };
 
-pub use block::hex_reversed;
 pub use command::ValidatedSource;
 pub use handler::{SequencerParts, SequencerSettings, SequencerTopics, Stop};
 use waiting::Waiting;

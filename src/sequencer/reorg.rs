@@ -12,7 +12,7 @@ use crate::{
     record::{BlockRecord, Key, Phase, Reason, Sequenced},
     sequencer::{
         Stop,
-        block::{coinbase_of, follows, hex_reversed, put_block},
+        block::{coinbase_of, follows, put_block},
         contest::Named,
         decisions::DecisionLog,
         handler::{At, Handler, subject},
@@ -20,6 +20,7 @@ use crate::{
         state::Tip,
         steps::{Making, Steps},
     },
+    text::hex_reversed,
     tx::Txid,
 };
 

@@ -1,12 +1,17 @@
 //! What the seeds ask of a whole store: which transactions are unmined, and which stand against one another (`semantics.md`, "Reads").
 
-use std::collections::{BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    fmt,
+    str::FromStr,
+};
 
 use serde::Serialize;
 
 use crate::{
-    engine::{EngineError, Index},
-    record::{SpendingData, TxState},
+    engine::{EngineError, Index, Set},
+    record::{BlockRecord, Key, Record, SpendingData, TxState},
+    text::{hex_reversed, one_line},
     tx::{Outpoint, Txid},
 };
 
@@ -15,6 +20,7 @@ use super::{
     body::ParsedBody,
     into_page,
     read::{Fields, ReadError, StoredTransaction, inpoints_of},
+    scan::Scan,
 };
 
 /// A transaction that no block of the longest chain lists.
@@ -37,6 +43,42 @@ pub struct PreservedParent {
     pub txid: Txid,
     /// Height until which it is not pruned, whatever becomes of its children; `None`: as long as one of them is unmined.
     pub preserve_until: Option<u32>,
+}
+
+/// Which block, or blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockName {
+    /// By its local id.
+    Id(u32),
+    /// By its hash, internal order.
+    Hash([u8; 32]),
+    /// All of this height.
+    Height(u32),
+}
+
+/// Neither a local id nor a hash.
+#[derive(Debug, thiserror::Error)]
+#[error("`{}` is neither the local id of a block nor a hash of 64 hexadecimal digits", one_line(.0))]
+pub struct NotABlockName(String);
+
+impl FromStr for BlockName {
+    type Err = NotABlockName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let by_id = name.parse().ok().map(BlockName::Id);
+        let by_hash = || name.parse().ok().map(|Txid(hash)| BlockName::Hash(hash));
+        by_id.or_else(by_hash).ok_or_else(|| NotABlockName(name.to_owned()))
+    }
+}
+
+impl fmt::Display for BlockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BlockName::Id(id) => write!(f, "{id}"),
+            BlockName::Hash(hash) => f.write_str(&hex_reversed(hash)),
+            BlockName::Height(height) => write!(f, "at height {height}"),
+        }
+    }
 }
 
 /// Transactions that hang together, nearest first.
@@ -110,6 +152,30 @@ impl Store {
         Ok(preserved)
     }
 
+    /// The blocks of this name, by their local ids. But for one that is named by its id all that are known are looked at.
+    ///
+    /// # Errors
+    /// The engine failed for good.
+    pub async fn find_blocks(&self, name: BlockName) -> Result<Vec<BlockRecord>, EngineError> {
+        let mut found = Vec::new();
+        if let BlockName::Id(id) = name {
+            found.extend(self.read(vec![Key::Block(id)]).await?.into_iter().filter_map(into_block));
+            return Ok(found);
+        }
+        let mut scan = Scan::new(self, Set::Blocks);
+        while let Some(records) = scan.next().await? {
+            let blocks = records.into_iter().filter_map(|(_, record)| into_block(Some(record)));
+            found.extend(blocks.filter(|block| match name {
+                BlockName::Id(id) => block.block_id == id,
+                BlockName::Hash(hash) => block.hash == hash,
+                BlockName::Height(height) => block.height == height,
+            }));
+        }
+        found.sort_unstable_by_key(|block| block.block_id);
+        found.dedup_by_key(|block| block.block_id);
+        Ok(found)
+    }
+
     /// The conflicting transactions that descend from this one, at most `limit`.
     ///
     /// # Errors
@@ -146,6 +212,13 @@ impl Store {
             walk.found(slots.filter_map(|slot| slot.spender()).map(|SpendingData { txid, .. }| txid));
         }
         Ok(Some(walk.others_than(&txid)))
+    }
+}
+
+fn into_block(record: Option<Record>) -> Option<BlockRecord> {
+    match record {
+        Some(Record::Block(block)) => Some(block),
+        _ => None,
     }
 }
 

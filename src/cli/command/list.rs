@@ -89,7 +89,11 @@ fn entry(message: &Message, command: &Command<'_>) -> Entry {
     }
 }
 
-async fn each(broker: &dyn Broker, topic: &str, mut take: impl FnMut(&Message)) -> Result<(), BrokerError> {
+/// Reads a topic of one partition from its beginning to where it ends now.
+///
+/// # Errors
+/// It cannot be read.
+pub async fn each(broker: &dyn Broker, topic: &str, mut take: impl FnMut(&Message)) -> Result<(), BrokerError> {
     let partition = TopicPartition { topic: topic.into(), partition: 0 };
     let (low, end) = broker.watermarks(&partition).await?;
     let mut reader = broker.read(&partition, low).await?;

@@ -46,7 +46,7 @@ pub struct DecisionsArgs {
 /// Whether a record is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Standing {
+pub(super) enum Standing {
     /// It is the first for its step.
     Counts,
     /// An earlier one has decided the step: it is ignored.
@@ -89,6 +89,10 @@ struct Listing {
     open: Vec<Open>,
 }
 
+/// What has been seen so far of each chain offset.
+#[derive(Debug, Default)]
+pub(super) struct Steps(BTreeMap<u64, Seen>);
+
 /// What has been seen of one chain offset.
 #[derive(Debug)]
 struct Seen {
@@ -102,7 +106,7 @@ struct Seen {
 struct Reading {
     from: u64,
     limit: usize,
-    seen: BTreeMap<u64, Seen>,
+    seen: Steps,
     shown: Vec<Shown>,
     left_out: u64,
 }
@@ -140,26 +144,11 @@ async fn read(broker: &dyn Broker, topic: &str, reading: &mut Reading) -> Result
     Ok(())
 }
 
-impl Reading {
-    fn new(from: u64, limit: usize) -> Self {
-        Reading { from, limit, seen: BTreeMap::new(), shown: Vec::new(), left_out: 0 }
-    }
-
-    fn take(&mut self, message: &Message) {
-        match Event::decode(&message.payload) {
-            Ok(Event::Decision(decision)) => {
-                let standing = self.standing(&decision, message.timestamp_ms);
-                if decision.chain_offset >= self.from {
-                    self.show(message, Some(decision), standing);
-                }
-            }
-            _ => self.show(message, None, Standing::Unreadable),
-        }
-    }
-
-    fn standing(&mut self, decision: &Decision, timestamp_ms: i64) -> Standing {
+impl Steps {
+    /// How the next record in the log stands.
+    pub(super) fn standing(&mut self, decision: &Decision, timestamp_ms: i64) -> Standing {
         let first = Seen { steps: 0, closed: false, since_ms: timestamp_ms };
-        let seen = self.seen.entry(decision.chain_offset).or_insert(first);
+        let seen = self.0.entry(decision.chain_offset).or_insert(first);
         if decision.step < seen.steps {
             Standing::Repeat
         } else if decision.step > seen.steps {
@@ -168,6 +157,24 @@ impl Reading {
             seen.steps += 1;
             seen.closed = decision.body == DecisionBody::Closed;
             Standing::Counts
+        }
+    }
+}
+
+impl Reading {
+    fn new(from: u64, limit: usize) -> Self {
+        Reading { from, limit, seen: Steps::default(), shown: Vec::new(), left_out: 0 }
+    }
+
+    fn take(&mut self, message: &Message) {
+        match Event::decode(&message.payload) {
+            Ok(Event::Decision(decision)) => {
+                let standing = self.seen.standing(&decision, message.timestamp_ms);
+                if decision.chain_offset >= self.from {
+                    self.show(message, Some(decision), standing);
+                }
+            }
+            _ => self.show(message, None, Standing::Unreadable),
         }
     }
 
@@ -188,7 +195,7 @@ impl Reading {
 
     fn finish(self, now_ms: u64) -> Listing {
         let age_ms = |seen: &Seen| now_ms.saturating_sub(u64::try_from(seen.since_ms).unwrap_or(0));
-        let open = self.seen.iter().filter(|(_, seen)| !seen.closed && age_ms(seen) > OPEN_TOO_LONG_MS);
+        let open = self.seen.0.iter().filter(|(_, seen)| !seen.closed && age_ms(seen) > OPEN_TOO_LONG_MS);
         let open = open.map(|(&chain_offset, seen)| Open { chain_offset, steps: seen.steps, age_ms: age_ms(seen) });
         Listing { open: open.collect(), decisions: self.shown, left_out: self.left_out }
     }

@@ -1,0 +1,145 @@
+//! `utxo-store inspect block`: the blocks that the store knows.
+
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    super::{CommandResult, Failure, offline::StoreArgs},
+    line,
+};
+use crate::{
+    record::BlockRecord,
+    store::{Store, queries::BlockName},
+    text::hex_reversed,
+};
+
+const AFTER_HELP: &str = "\
+A block is named by its local id, by its hash as explorers show it, or by its height: then those of side chains are shown, too.
+
+Example: utxo-store inspect block --store fjall:///var/lib/utxo-store --height 170";
+
+/// Arguments of `inspect block`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct BlockArgs {
+    #[command(flatten)]
+    pub(super) store: StoreArgs,
+    /// Its local id, or its hash
+    #[arg(required_unless_present = "height", conflicts_with = "height")]
+    block: Option<BlockName>,
+    /// All blocks of this height
+    #[arg(long, value_name = "HEIGHT")]
+    height: Option<u32>,
+    /// Print one JSON object a block
+    #[arg(long)]
+    json: bool,
+}
+
+/// A block as it is shown.
+#[derive(Debug, Serialize)]
+struct Shown {
+    block_id: u32,
+    hash: String,
+    previous: String,
+    height: u32,
+    /// Header time, seconds since the epoch.
+    time: u32,
+    longest_chain: bool,
+    /// Transactions that it lists and that are dealt with, its coinbase among them.
+    done: u64,
+    /// Offset in the chain of the event that wrote this.
+    chain_offset: Option<u64>,
+}
+
+impl BlockArgs {
+    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
+        let name = match (self.block, self.height) {
+            (Some(name), _) => name,
+            (None, Some(height)) => BlockName::Height(height),
+            (None, None) => return Err(Failure::new("which block: a local id, a hash, or --height")),
+        };
+        let found = store.find_blocks(name).await?;
+        if found.is_empty() {
+            return Err(Failure::new(format!("the store has no block {name}")));
+        }
+        for block in found.iter().map(Shown::from) {
+            if self.json {
+                serde_json::to_writer(&mut *out, &block)?;
+                writeln!(out)?;
+            } else {
+                write(&block, out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<&BlockRecord> for Shown {
+    fn from(record: &BlockRecord) -> Self {
+        Shown {
+            block_id: record.block_id,
+            hash: hex_reversed(&record.hash),
+            previous: hex_reversed(&record.previous),
+            height: record.height,
+            time: record.time,
+            longest_chain: record.longest_chain,
+            done: record.progress,
+            chain_offset: record.chain_pos.map(|stamp| stamp.chain_offset()),
+        }
+    }
+}
+
+fn write(block: &Shown, out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(out, "block {}", block.hash)?;
+    line(out, "local id", block.block_id)?;
+    line(out, "height", block.height)?;
+    line(out, "previous", &block.previous)?;
+    line(out, "time", format!("{} s since the epoch", block.time))?;
+    line(out, "chain", if block.longest_chain { "the longest one" } else { "a side chain, or it has left" })?;
+    if block.longest_chain {
+        line(out, "done", format!("{} transactions", block.done))?;
+    }
+    match block.chain_offset {
+        Some(offset) => line(out, "by", format!("chain offset {offset}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cli::offline::tests::{opened, text},
+        record::{Key, Sequenced},
+        store::testing,
+    };
+
+    async fn shown(store: &Store, block: Option<&str>, height: Option<u32>) -> Result<String, String> {
+        let mut out = Vec::new();
+        let block = block.map(|name| name.parse().unwrap());
+        let args = BlockArgs { store: StoreArgs::default(), block, height, json: false };
+        args.show(store, &mut out).await.map_err(|failure| failure.to_string())?;
+        Ok(text(out))
+    }
+
+    #[tokio::test]
+    async fn a_block_is_found_by_its_id_its_hash_and_its_height() {
+        let (store, _) = opened().await;
+        for (id, longest_chain) in [(4, true), (5, false)] {
+            let record = testing::block(id, longest_chain);
+            store.sequenced(Key::Block(id), Sequenced::PutBlock(record)).await;
+        }
+        let record = testing::block(4, true);
+        let by_id = shown(&store, Some("4"), None).await.unwrap();
+        assert!(by_id.contains("the longest one") && by_id.contains(&format!("height            {}", record.height)));
+        let hash = hex_reversed(&record.hash);
+        assert!(shown(&store, Some(&hash), None).await.unwrap().contains("local id          4"));
+        let by_height = shown(&store, None, Some(record.height)).await.unwrap();
+        assert!(by_height.contains("local id          4"), "{by_height}");
+        let missing = shown(&store, Some("77"), None).await.unwrap_err();
+        assert!(missing.contains("no block 77"), "{missing}");
+        assert!("7x".parse::<BlockName>().is_err());
+    }
+}
