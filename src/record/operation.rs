@@ -310,9 +310,9 @@ pub enum RespendChecks {
         /// Height of the block that the spender can first be in.
         height: u32,
     },
-    /// The same of what a block lists, which no lock of a parent bars.
+    /// The same of what a block lists, or was live: no lock of a parent bars that.
     Listed {
-        /// Height of that block.
+        /// Height of that block, or the height of a spend.
         height: u32,
     },
     /// Only that the slot exists, is not frozen and its spender was not pruned: the decision is made.

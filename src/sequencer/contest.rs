@@ -147,9 +147,9 @@ impl Handler {
         {
             with_claims(&mut page, claimed);
         }
-        let Findings::Inputs(inputs) =
-            self.findings(at, phase, &page, RespendChecks::Spend { height }, may_wait).await?
-        else {
+        // What was live would have its slots, had no node forgotten that: a lock that came since bars it no more than then.
+        let checks = if was_live { RespendChecks::Listed { height } } else { RespendChecks::Spend { height } };
+        let Findings::Inputs(inputs) = self.findings(at, phase, &page, checks, may_wait).await? else {
             return Ok(passed_over);
         };
         let is_sure = !was_live && !self.parts.nodes.may_forget();

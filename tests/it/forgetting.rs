@@ -6,11 +6,13 @@ use std::{slice, time::Duration};
 use utxo_store::{
     broker::memory::MemoryFaults,
     engine::fault::Faults,
-    record::{Body, Key, TxState, Verdict},
+    event::Action,
+    record::{Body, Key, Operation, TxState, Verdict},
 };
 
 use crate::{
     made_blocks::MadeBlock,
+    regressions::held::Held,
     world::{Coin, MAY_FORGET, Made, World, coinbase, spend, spend_claiming},
 };
 
@@ -411,6 +413,38 @@ async fn a_decision_on_the_first_block_behind_those_on_the_second() {
         assert_eq!(state(&world, made).await == TxState::Live, live, "{}", made.txid);
     }
     world.check_after_forgetting("two blocks of one event").await;
+}
+
+/// Seed 400703: a node forgets the spend of what a block lists and a lock of its parent behind that; the lock comes again first, and who
+/// was live is to be judged.
+/// Protects: a lock bars nobody who was live, whose spend was forgotten. The chain halted.
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_spend_comes_again_behind_a_lock() {
+    let mut world = World::forgetful().await;
+    // A command is carried out while what is before it may still be forgotten.
+    world.settings.pipeline.missing_parent_grace_ms = 100;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let running = world.start();
+    let child = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&child).await;
+    let coinbase = world.mine(1, &[&child]).await;
+    until(async || is_stored(&world, &coinbase).await).await;
+    world.command(1, Action::Lock { txid: seed.txid }).await;
+    let is_locked = async || world.page(&seed).await.unwrap().locked;
+    until(is_locked).await;
+    running.kill().await;
+    assert!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(seed.txid)) > Some(1));
+    let late = Held::late(&world, Duration::from_secs(30), |row| matches!(row.operation, Operation::Spend(_)));
+    let running = late.before(&world).start();
+    until(is_locked).await;
+    assert_eq!(holder(&world, &seed.coin(0)).await, None);
+    world.command(2, Action::Reconsider { txid: child.txid }).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    assert_eq!(holder(&world, &seed.coin(0)).await, Some(child.txid));
+    world.check_after_forgetting("a spend behind a lock").await;
 }
 
 /// A world that is slow to notice that a node has forgotten, and one transaction in it.
