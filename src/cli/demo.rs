@@ -8,6 +8,7 @@ mod progress;
 mod report;
 mod rivalry;
 mod survive;
+mod tell;
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -34,10 +35,11 @@ use crate::{
     config::{Brokers, Config},
     engine::StoreUrl,
     event::Topic,
-    generate::{Chain, Message, PreviousOutputs, Rivals, SourceFile},
+    generate::{Chain, Message, PreviousOutputs, Rivals, Scenario, SourceFile, Story},
     instance,
     seeded::Seeded,
     store::Store,
+    tx::Network,
 };
 
 const EXAMPLE: &str = "\
@@ -45,6 +47,7 @@ Example:
   utxo-store demo
   utxo-store demo --kills 10 --seed 7
   utxo-store demo --contended
+  utxo-store demo --scenario double-spend
   utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
   utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
 
@@ -76,6 +79,9 @@ pub struct DemoArgs {
     /// Add double spends, and transactions that depend on them
     #[arg(long, conflicts_with = "events")]
     contended: bool,
+    /// Tell a story instead, with the state before and after each chapter: double-spend, reorg, coinbase-reorg, freeze
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["events", "blocks", "contended", "kills"])]
+    scenario: Option<Scenario>,
     /// Chooses the moments of the kills and the double spends
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -103,6 +109,9 @@ impl DemoArgs {
     }
 
     async fn show(&self) -> CommandResult {
+        if let Some(scenario) = self.scenario {
+            return self.tell(&scenario.story()).await;
+        }
         let loaded = self.load()?;
         let feed = loaded.feed()?;
         let rivals = self.rivals(&feed);
@@ -133,6 +142,26 @@ impl DemoArgs {
         let report = result.map_err(|failure| directory.named(failure))?;
         report.print(self.json)?;
         report.verdict()
+    }
+
+    async fn tell(&self, story: &Story) -> CommandResult {
+        let log = Log::start(self.brokers.as_ref(), self.partitions)?;
+        let mut directory = Directory::new(self.data_dir.as_deref())?;
+        let config = directory.configure(&Settings {
+            brokers: log.brokers(),
+            suffix: log.suffix(),
+            store: self.store.as_ref(),
+            network: Network::default(),
+            utxo_batch_size: self.utxo_batch_size,
+            externalize_all: self.externalize_all,
+        })?;
+        check_empty(&config).await?;
+        let told = tell::tell(story, &config, &log, &directory).await;
+        if told.is_err() {
+            directory.keep();
+        }
+        drop(log);
+        told.map_err(|failure| directory.named(failure))
     }
 
     async fn through<'m>(

@@ -16,7 +16,7 @@ use crate::{
     broker::{Broker, BrokerError, NewTopic, TopicPartition, kafka::KafkaBroker},
     config::{Brokers, Topics},
     event::Topic,
-    generate::{ChainCounts, Message},
+    generate::{ChainCounts, Message, Scenario, Story},
 };
 
 pub use produce::{Produced, produce, progress_bar};
@@ -29,6 +29,7 @@ Example:
   utxo-store generate --blocks blk00000.dat --brokers 127.0.0.1:9092
   utxo-store generate --blocks tests/data/mainnet-384188.block --synthesize-prevouts --brokers 127.0.0.1:9092
   utxo-store generate --events events.jsonl --brokers 127.0.0.1:9092
+  utxo-store generate --scenario coinbase-reorg --brokers 127.0.0.1:9092
 
 Files are one chain in the order given. Topics that are not there are created. Blocks are numbered from 1, so only the same
 files (or more of the same chain) can be produced to topics that hold blocks.";
@@ -36,10 +37,13 @@ files (or more of the same chain) can be produced to topics that hold blocks.";
 /// Turns block files into events, and feeds them to the log
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
-#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["blocks", "events"]))]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["blocks", "events", "scenario"]))]
 pub struct GenerateArgs {
     #[command(flatten)]
     source: SourceArgs,
+    /// All events of a short story: double-spend, reorg, coinbase-reorg, freeze (`demo --scenario` tells it)
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["blocks", "events"])]
+    scenario: Option<Scenario>,
     #[command(flatten)]
     config: ConfigArgs,
     /// Brokers, `host:port` separated by commas; otherwise those of the configuration
@@ -72,12 +76,16 @@ impl GenerateArgs {
         if let Some(brokers) = self.brokers {
             config.kafka.brokers = brokers;
         }
-        let loaded = self.source.load()?;
+        let story = self.scenario.map(Scenario::story);
+        let loaded = match &story {
+            Some(story) => Loaded::Lines(story.messages().collect()),
+            None => self.source.load()?,
+        };
         let feed = loaded.feed()?;
         block_on(async {
             let broker = KafkaBroker::new(super::wiring::kafka(&config))?;
             create_missing(&broker, &new_topics(&config.kafka.topics, self.partitions)).await?;
-            if let Feed::Chain(_) = feed {
+            if story.is_some() || matches!(feed, Feed::Chain(_)) {
                 check_same_chain(&broker, &config.kafka.topics, feed.messages()).await?;
             }
             let bar = progress_bar("produced", feed.messages().count() as u64);
@@ -85,6 +93,9 @@ impl GenerateArgs {
             let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await?;
             bar.finish_and_clear();
             Summary { counts: feed.counts(), produced }.print(self.json)?;
+            if let Some(story) = story.filter(|_| !self.json) {
+                print_cast(&story)?;
+            }
             Ok(())
         })
     }
@@ -115,6 +126,12 @@ async fn check_same_chain(
         };
     }
     Ok(())
+}
+
+/// Whom to ask the store for.
+fn print_cast(story: &Story) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    story.cast.iter().try_for_each(|(name, txid)| writeln!(out, "{txid}  {name}"))
 }
 
 impl Summary {

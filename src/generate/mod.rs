@@ -7,6 +7,7 @@ mod error;
 mod lines;
 mod prevouts;
 mod rivals;
+mod story;
 
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ pub use error::GenerateError;
 pub use lines::{LineError, messages_from_lines};
 pub use prevouts::{Parent, Parents, PrevoutsError};
 pub use rivals::{RivalPair, Rivals};
+pub use story::{Chapter, NoSuchScenario, Scenario, Story};
 
 use crate::{event::Topic, tx::Txid};
 

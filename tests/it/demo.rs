@@ -67,6 +67,35 @@ fn the_first_blocks_with_a_kill() {
     }
 }
 
+/// Each ends with a rebuild of the same digest; what is shown last is how everybody stands.
+#[test]
+fn stories_are_told_with_the_state_after_each_chapter() {
+    let endings: [(&str, &[&str]); 4] = [
+        (
+            "double-spend",
+            &["* to-bob       conflicting (what input 0 names is spent by to-mallory)", "* to-mallory   live, mined"],
+        ),
+        (
+            "reorg",
+            &["* second       live, mined at height 800001", "old-reward   conflicting (a coinbase whose block left"],
+        ),
+        ("coinbase-reorg", &["* passed-on    live, unmined", "* their-reward conflicting"]),
+        (
+            "freeze",
+            &["too-early    conflicting (what input 0 names is not spendable yet)", "output 0 is spent by new-owner"],
+        ),
+    ];
+    for (scenario, ending) in endings {
+        let output = demo(&["--scenario", scenario]);
+        let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(0), "{err}{out}");
+        let last = out.rsplit("\n\n").nth(1).unwrap_or_default();
+        assert!(ending.iter().all(|line| last.contains(line)), "{scenario}: {last}");
+        assert!(out.contains("A rebuild from the log has the same digest"), "{out}");
+    }
+    assert_refused(&["--scenario", "tragedy"], 2, &["tragedy", "double-spend"]);
+}
+
 /// So many that a process may die before it has joined its group, or just after.
 #[test]
 fn a_block_with_ten_kills() {
