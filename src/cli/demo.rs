@@ -35,7 +35,7 @@ use crate::{
     config::{Brokers, Config},
     engine::StoreUrl,
     event::Topic,
-    generate::{Chain, Message, PreviousOutputs, Rivals, Scenario, SourceFile, Story},
+    generate::{Chain, Message, PreviousOutputs, Reorganised, Rivals, Scenario, SourceFile, Story},
     instance,
     seeded::Seeded,
     store::Store,
@@ -47,6 +47,7 @@ Example:
   utxo-store demo
   utxo-store demo --kills 10 --seed 7
   utxo-store demo --contended
+  utxo-store demo --reorgs 100 --seed 7
   utxo-store demo --scenario double-spend
   utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
   utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
@@ -79,10 +80,13 @@ pub struct DemoArgs {
     /// Add double spends, and transactions that depend on them
     #[arg(long, conflicts_with = "events")]
     contended: bool,
+    /// Add so many artificial reorgs of 1 to 20 blocks, after each of which the blocks are back
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["events", "contended"])]
+    reorgs: u64,
     /// Tell a story instead, with the state before and after each chapter: double-spend, reorg, coinbase-reorg, freeze
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["events", "blocks", "contended", "kills"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["events", "blocks", "contended", "kills", "reorgs"])]
     scenario: Option<Scenario>,
-    /// Chooses the moments of the kills and the double spends
+    /// Chooses the moments of the kills, the double spends and the reorgs
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
     /// Partitions of the transactions' topic
@@ -118,6 +122,10 @@ impl DemoArgs {
         let messages = || -> Box<dyn Iterator<Item = Message> + Send + '_> {
             match &rivals {
                 Some(rivals) => Box::new(rivals.among(feed.messages())),
+                None if self.reorgs > 0 => {
+                    let blocks = feed.counts().blocks;
+                    Box::new(Reorganised::new(feed.messages(), blocks, self.reorgs, self.seed))
+                }
                 None => feed.messages(),
             }
         };

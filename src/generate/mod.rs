@@ -5,7 +5,9 @@ mod blocks;
 mod chain;
 mod error;
 mod lines;
+mod made;
 mod prevouts;
+mod reorgs;
 mod rivals;
 mod story;
 
@@ -17,6 +19,7 @@ pub use chain::{Chain, ChainCounts, PreviousOutputs};
 pub use error::GenerateError;
 pub use lines::{LineError, messages_from_lines};
 pub use prevouts::{Parent, Parents, PrevoutsError};
+pub use reorgs::Reorganised;
 pub use rivals::{RivalPair, Rivals};
 pub use story::{Chapter, NoSuchScenario, Scenario, Story};
 

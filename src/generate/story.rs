@@ -3,13 +3,13 @@
 
 use std::{fmt, str::FromStr};
 
-use super::Message;
+use super::{
+    Message,
+    made::{ANYBODY, MadeBlock, reorg_message, txid_of},
+};
 use crate::{
-    event::{
-        Action, Block, BlockMined, Command, Event, Reorg, Seeded, SeededOutput, Subtree, SubtreeTransactions, Topic,
-        Validated,
-    },
-    tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid, UtxoHash, utxo_hash},
+    event::{Action, Command, Event, Seeded, SeededOutput, Topic, Validated},
+    tx::{Outpoint, Output, TransactionBuilder, Txid, UtxoHash, utxo_hash},
 };
 
 /// Which story.
@@ -108,8 +108,6 @@ impl Story {
     }
 }
 
-/// Anybody may spend what is locked like this.
-const ANYBODY: [u8; 1] = [0x51];
 const NEW_OWNER: [u8; 2] = [0x52, 0x51];
 /// Long after Genesis on the main network.
 const HEIGHT: u32 = 800_000;
@@ -163,72 +161,24 @@ fn payment(name: &'static str, coin: (Outpoint, Output<'_>), amounts: &[u64], he
     }
 }
 
-fn txid_of(tx: &[u8]) -> Txid {
-    Transaction::parse(tx).expect("the builder writes what parses, with one input").txid()
+/// The coinbase of a block as one of the cast.
+fn reward(block: &MadeBlock, name: &'static str) -> Made {
+    let message = Message { topic: Topic::BlockMined, key: None, payload: Vec::new() };
+    Made { name, txid: txid_of(&block.coinbase), outputs: vec![(MadeBlock::REWARD, &ANYBODY)], message }
 }
 
-/// A block, with all that its event needs.
-struct MadeBlock {
-    id: u32,
-    height: u32,
-    hash: [u8; 32],
-    previous: [u8; 32],
-    coinbase: Vec<u8>,
-    listed: Vec<u8>,
-}
-
-impl MadeBlock {
-    fn new(id: u32, previous: Option<&MadeBlock>, listed: &[&Made]) -> Self {
-        let height = previous.map_or(HEIGHT, |block| block.height + 1);
-        let nobody = Outpoint { txid: Txid([0; 32]), vout: u32::MAX };
-        let mut push_height = vec![3];
-        push_height.extend_from_slice(&height.to_le_bytes()[..3]);
-        push_height.extend_from_slice(&id.to_le_bytes());
-        let coinbase =
-            TransactionBuilder::default().input(nobody, &push_height, u32::MAX, None).output(5_000, &ANYBODY);
-        MadeBlock {
-            id,
-            height,
-            hash: *blake3::hash(&id.to_le_bytes()).as_bytes(),
-            previous: previous.map_or([7; 32], |block| block.hash),
-            coinbase: coinbase.standard(),
-            listed: listed.iter().flat_map(|made| made.txid.0).collect(),
-        }
-    }
-
-    fn reward(&self, name: &'static str) -> Made {
-        let message = Message { topic: Topic::BlockMined, key: None, payload: Vec::new() };
-        Made { name, txid: txid_of(&self.coinbase), outputs: vec![(5_000, &ANYBODY)], message }
-    }
-
-    fn event(&self) -> Block<'_> {
-        let count = (self.listed.len() / 32) as u64;
-        let listed = Subtree { count, transactions: SubtreeTransactions::Inline(&self.listed) };
-        Block {
-            block_id: self.id,
-            hash: self.hash,
-            previous: self.previous,
-            height: self.height,
-            time: 1_700_000_000 + 600 * self.id,
-            longest_chain: true,
-            coinbase: &self.coinbase,
-            subtrees: if count == 0 { vec![] } else { vec![listed] },
-        }
-    }
-
-    fn mined(&self, sequence: u64) -> Message {
-        let payload = Event::BlockMined(BlockMined { sequence, block: self.event() }).encode();
-        Message { topic: Topic::BlockMined, key: None, payload }
-    }
+/// A block of this id behind another, or the first one.
+fn block(id: u32, previous: Option<&MadeBlock>, listed: &[&Made]) -> MadeBlock {
+    let (height, hash) = previous.map_or((HEIGHT, [7; 32]), |block| (block.height + 1, block.hash));
+    MadeBlock::new(id, height, hash, listed.iter().flat_map(|made| made.txid.0).collect())
 }
 
 fn reorganise(sequence: u64, leave: &[&MadeBlock], come: &[&MadeBlock]) -> Message {
-    let reorg = Event::Reorg(Reorg {
+    reorg_message(
         sequence,
-        disconnected: leave.iter().map(|block| block.event()).collect(),
-        connected: come.iter().map(|block| block.event()).collect(),
-    });
-    Message { topic: Topic::Reorgs, key: None, payload: reorg.encode() }
+        leave.iter().map(|block| block.event()).collect(),
+        come.iter().map(|block| block.event()).collect(),
+    )
 }
 
 fn command(id: u8, action: Action<'_>) -> Message {
@@ -242,16 +192,16 @@ fn double_spend() -> Story {
     let to_bob = payment("to-bob", funding.coin(0), &[6_000, 3_900], HEIGHT);
     let to_carol = payment("to-carol", to_bob.coin(0), &[5_900], HEIGHT);
     let to_mallory = payment("to-mallory", funding.coin(0), &[9_900], HEIGHT);
-    let block = MadeBlock::new(1, None, &[&to_mallory]);
+    let mallorys = block(1, None, &[&to_mallory]);
     let told = story.add(&funding);
     story.tell("Alice has two coins, from before this store knew anything.", vec![told]);
     let told = vec![story.add(&to_bob), story.add(&to_carol)];
     story.tell("She pays Bob with the first one and keeps the change. Bob passes it on to Carol.", told);
     let told = story.add(&to_mallory);
     story.tell("Then comes a payment to Mallory that spends the same coin. Who was first keeps it.", vec![told]);
-    story.add(&block.reward("reward"));
+    story.add(&reward(&mallorys, "reward"));
     let says = "But a miner has put Mallory's payment into a block. What a block lists wins: Bob's payment falls, and with it what descends from it.";
-    story.tell(says, vec![block.mined(1)]);
+    story.tell(says, vec![mallorys.mined(1)]);
     story
 }
 
@@ -260,34 +210,34 @@ fn reorg() -> Story {
     let funding = funding(&[10_000, 4_000]);
     let first = payment("first", funding.coin(0), &[9_900], HEIGHT);
     let second = payment("second", funding.coin(1), &[3_900], HEIGHT);
-    let old = MadeBlock::new(1, None, &[&first, &second]);
-    let new = MadeBlock::new(2, None, &[&first]);
-    let next = MadeBlock::new(3, Some(&new), &[&second]);
+    let old = block(1, None, &[&first, &second]);
+    let new = block(2, None, &[&first]);
+    let next = block(3, Some(&new), &[&second]);
     let told = vec![story.add(&funding), story.add(&first), story.add(&second)];
     story.tell("Two payments wait for a block.", told);
-    story.add(&old.reward("old-reward"));
+    story.add(&reward(&old, "old-reward"));
     story.tell("A block lists both.", vec![old.mined(1)]);
-    story.add(&new.reward("new-reward"));
+    story.add(&reward(&new, "new-reward"));
     let says = "A reorg: another block takes its place, and lists only the first. The second is unmined again, and stays spendable; the old block's \
                 coinbase was never paid.";
     story.tell(says, vec![reorganise(2, &[&old], &[&new])]);
-    story.add(&next.reward("next-reward"));
+    story.add(&reward(&next, "next-reward"));
     story.tell("The next block lists the second, too.", vec![next.mined(3)]);
     story
 }
 
 fn coinbase_reorg() -> Story {
     let mut story = Story::default();
-    let ours = MadeBlock::new(1, None, &[]);
-    let theirs = MadeBlock::new(2, None, &[]);
-    let reward = ours.reward("our-reward");
-    let spent = payment("reward-spent", reward.coin(0), &[4_900], HEIGHT + MATURITY);
+    let ours = block(1, None, &[]);
+    let theirs = block(2, None, &[]);
+    let ours_reward = reward(&ours, "our-reward");
+    let spent = payment("reward-spent", ours_reward.coin(0), &[4_900], HEIGHT + MATURITY);
     let on = payment("passed-on", spent.coin(0), &[4_800], HEIGHT + MATURITY);
-    story.add(&reward);
+    story.add(&ours_reward);
     story.tell("Our block is mined. Its reward can be spent a hundred blocks later.", vec![ours.mined(1)]);
     let told = vec![story.add(&spent), story.add(&on)];
     story.tell("Those have come (the events say so by their heights): the reward is spent, and passed on.", told);
-    story.add(&theirs.reward("their-reward"));
+    story.add(&reward(&theirs, "their-reward"));
     let says = "A deep reorg takes our block away. Its reward never existed, nor does anything that came of it.";
     story.tell(says, vec![reorganise(2, &[&ours], &[&theirs])]);
     let says =

@@ -100,8 +100,7 @@ pub fn write_head(page: &Page, body: BodyHash, side: &SideBlocks, out: &mut Vec<
     write_optional(page.spending_height, out);
     write_optional(master.unmined_since, out);
     write_optional(master.preserve_until, out);
-    // That of a live coinbase says only that a block of it had left, or that a node had not forgotten that.
-    write_verdict(master.verdict.filter(|verdict| !(page.is_coinbase && *verdict == Verdict::Accepted)), out);
+    write_verdict(master.verdict, out);
     let mined = side.without(&master.mined);
     write_count(mined.len(), out);
     for MinedIn { block_id, height, subtree } in mined {
@@ -171,9 +170,9 @@ fn flags(page: &Page) -> u8 {
 
 fn write_verdict(verdict: Option<Verdict>, out: &mut Vec<u8>) {
     out.push(match verdict {
-        None => 0,
+        // What is live is live: that it was contested once says nothing.
+        None | Some(Verdict::Accepted) => 0,
         Some(Verdict::Pending) => 1,
-        Some(Verdict::Accepted) => 2,
         Some(Verdict::Conflicting(_)) => 3,
     });
     if let Some(Verdict::Conflicting(reason)) = verdict {

@@ -40,6 +40,8 @@ pub struct ParseDigestError(String);
 pub struct Survey {
     /// Of the logical state.
     pub digest: StateDigest,
+    /// The same without what is conflicting: histories that differ only by what has lost, or has left, end alike by it.
+    pub digest_without_conflicting: StateDigest,
     /// Counts.
     pub stats: StoreStats,
 }
@@ -158,7 +160,11 @@ impl Surveyor<'_> {
             next = to;
         }
         hasher.update(&form);
-        self.survey.digest += StateDigest(*hasher.finalize().as_bytes());
+        let digest = StateDigest(*hasher.finalize().as_bytes());
+        self.survey.digest += digest;
+        if !master.conflicting {
+            self.survey.digest_without_conflicting += digest;
+        }
         self.survey.stats.add(master, parsed.as_ref(), counts);
         Ok(())
     }

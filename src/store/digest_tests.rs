@@ -109,15 +109,13 @@ async fn each_thing_that_it_covers_changes_it() {
     }
 }
 
-/// A coinbase has one where its block had left, or where no node has forgotten that.
+/// It was contested, or its block had left: what is live is live.
 #[tokio::test]
-async fn that_it_was_accepted_counts_but_for_a_coinbase() {
-    for is_coinbase in [false, true] {
-        let mut page = Page { is_coinbase, ..sample() };
-        let never_contested = digest([page.clone()]).await;
-        master(&mut page).verdict = Some(Verdict::Accepted);
-        assert_eq!(digest([page]).await == never_contested, is_coinbase);
-    }
+async fn that_it_was_accepted_does_not_count() {
+    let mut page = sample();
+    let never_contested = digest([page.clone()]).await;
+    master(&mut page).verdict = Some(Verdict::Accepted);
+    assert_eq!(digest([page]).await, never_contested);
 }
 
 fn reassignment() -> Reassignment {

@@ -9,7 +9,7 @@ use crate::{
     cli::{CommandResult, Failure, stats::group},
     store::{
         Store,
-        digest::StateDigest,
+        digest::{StateDigest, Survey},
         stats::{SeededStats, StoreStats},
         verify::Violation,
     },
@@ -22,6 +22,7 @@ const SHOWN: usize = 10;
 pub struct Checked {
     stats: StoreStats,
     digest: StateDigest,
+    digest_without_conflicting: StateDigest,
     violations: u64,
     shown: Vec<Violation>,
 }
@@ -41,7 +42,8 @@ impl Checked {
             }
         };
         store.verify(|_| {}, found).await?;
-        Ok(Checked { stats: survey.stats, digest: survey.digest, violations, shown })
+        let Survey { stats, digest, digest_without_conflicting } = survey;
+        Ok(Checked { stats, digest, digest_without_conflicting, violations, shown })
     }
 }
 
@@ -68,6 +70,7 @@ pub struct Report {
     contests: u64,
     dead_letters: u64,
     digest_live: StateDigest,
+    digest_without_conflicting: StateDigest,
     digest_rebuilt: StateDigest,
     violations: u64,
     seconds: f64,
@@ -118,6 +121,7 @@ impl Report {
             contests,
             dead_letters,
             digest_live: live.digest,
+            digest_without_conflicting: live.digest_without_conflicting,
             digest_rebuilt: rebuilt.digest,
             violations: live.violations + rebuilt.violations,
             seconds: (seconds * 1_000.0).round() / 1_000.0,
@@ -156,7 +160,11 @@ impl Report {
             writeln!(out, "violation: {violation}")?;
         }
         writeln!(out, "digest            {}", self.digest_live)?;
-        writeln!(out, "digest of rebuild {}", self.digest_rebuilt)
+        writeln!(out, "digest of rebuild {}", self.digest_rebuilt)?;
+        if self.conflicting > 0 {
+            writeln!(out, "  of what is not conflicting {}", self.digest_without_conflicting)?;
+        }
+        Ok(())
     }
 
     fn counts(&self) -> Vec<(&'static str, u128)> {

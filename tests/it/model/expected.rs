@@ -174,9 +174,8 @@ fn canonical(txid: &Txid, tx: &LogicalTx) -> Vec<u8> {
         out.extend(number.map(u32::to_le_bytes).into_iter().flatten());
     }
     match tx.verdict {
-        None => out.push(0),
+        None | Some(Verdict::Accepted) => out.push(0),
         Some(Verdict::Pending) => out.push(1),
-        Some(Verdict::Accepted) => out.push(2),
         Some(Verdict::Conflicting(why)) => {
             out.push(3);
             out.extend(reason(why));
