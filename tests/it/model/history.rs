@@ -155,7 +155,9 @@ impl History {
 
     /// When something that is due is pruned is not in the logs.
     pub fn may_be_pruned(&self, txid: &Txid) -> bool {
-        self.may_be_pruned.contains(txid) || self.is_pruned(txid)
+        // Who was live once a node has forgotten is not asked, so neither is what was due.
+        let unknown = self.rules.forgetful && self.rules.pruned_to.is_some();
+        unknown || self.may_be_pruned.contains(txid) || self.is_pruned(txid)
     }
 
     /// On the longest chain.
