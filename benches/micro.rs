@@ -283,7 +283,7 @@ fn operations() -> Vec<(&'static str, Option<Page>, Operation)> {
         ("freeze", Some(live.clone()), sequenced(Sequenced::Freeze { offset: 1 })),
         ("preserve", Some(live), sequenced(Sequenced::Preserve { until: 800_000 })),
         ("mark_spender_pruned", Some(held), sequenced(Sequenced::MarkSpenderPruned(settled))),
-        ("prune", Some(lost(contested)), sequenced(Sequenced::Prune { height: 800_000 })),
+        ("prune", Some(lost(contested)), sequenced(Sequenced::Prune { height: 800_000, keep_until: Some(800_144) })),
     ]
 }
 

@@ -32,7 +32,7 @@ use crate::{
         create::{Creator, Identity},
         meta::{MetaError, MetaExpectations, Rebuild, topic_id},
         nodes::{Nodes, durability_lag},
-        whole::{GroupStore, WholeStore},
+        whole::{GroupStore, WholeStore, is_above},
     },
     telemetry::Metrics,
 };
@@ -164,7 +164,11 @@ pub async fn run(
     frontier.look_for_halts(&parts.earlier_halts);
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
-    group_store(&parts.store).holds(&frontier.consumed).await?;
+    let floor = group_store(&parts.store).floor(&frontier.consumed).await?;
+    if is_above(&floor, &frontier.stands_at()).is_err() {
+        // Perhaps it was pruned since its group was asked: then that has gone on.
+        is_above(&floor, &Frontier::committed(&settings, &parts).await?.stands_at())?;
+    }
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
     check_decisions(&settings, &parts).await?;
@@ -386,7 +390,7 @@ async fn together(
     Ok(report?)
 }
 
-fn expectations(store: &Store) -> MetaExpectations {
+pub(crate) fn expectations(store: &Store) -> MetaExpectations {
     MetaExpectations {
         network: store.settings.network,
         utxo_batch_size: store.settings.utxo_batch_size,

@@ -110,6 +110,16 @@ labels! {
         Conflicting = "conflicting",
     }
 
+    /// What was pruned.
+    PrunedKind {
+        /// A transaction, all of whose outputs are spent by what is mined.
+        Spent = "spent",
+        /// A conflicting transaction.
+        Conflicting = "conflicting",
+        /// What was left of a transaction.
+        Tombstone = "tombstone",
+    }
+
     /// What a blob store is asked to do.
     BlobOperation {
         /// Stores a transaction.
@@ -305,6 +315,12 @@ metrics! {
     pub chain_gap: IntGauge = "utxo_chain_sequence_gap" [];
     /// Verdicts on contested transactions and on what fell with them, by verdict.
     pub verdicts: Counters<VerdictKind> = "utxo_verdicts_total" ["verdict"];
+    /// Everything that was due up to this block height is pruned.
+    pub prune_horizon: IntGauge = "utxo_prune_horizon_height" [];
+    /// Transactions that the pruner has looked at.
+    pub prune_examined: IntCounter = "utxo_prune_examined_total" [];
+    /// Transactions that are pruned, by why; and tombstones that are gone.
+    pub pruned: Counters<PrunedKind> = "utxo_pruned_total" ["kind"];
     /// Events read, by kind; those of the chain when their turn comes.
     pub events: Counters<EventKind> = "utxo_events_total" ["kind"];
     /// Events of validated partitions read again although an earlier assignment had read them: those below the position

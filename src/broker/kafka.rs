@@ -33,7 +33,7 @@ use rdkafka::{
 use self::{
     consumer::{KafkaConsumer, KafkaReader, off_the_runtime},
     errors::{kind_of_code, translate},
-    lookup::{committed_of, watermarks_of},
+    lookup::{committed_of, members_of, watermarks_of},
     worker::{Source, start},
 };
 pub use self::{
@@ -176,6 +176,11 @@ impl Broker for KafkaBroker {
             }
         })
         .await
+    }
+
+    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
+        let group = group.to_owned();
+        self.ask("look up group", move |client, bound| members_of(client, &group, bound)).await
     }
 
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {

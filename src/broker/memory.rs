@@ -286,6 +286,10 @@ impl Broker for MemoryBroker {
         Ok(partitions.iter().map(|partition| group?.committed.get(partition).cloned()).collect())
     }
 
+    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
+        Ok(self.members(group).len())
+    }
+
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
         let mut state = self.shared.lock();
         topics.iter().try_for_each(|topic| state.logs.create(topic))

@@ -255,6 +255,9 @@ pub trait Broker: Send + Sync + 'static {
         partitions: &[TopicPartition],
     ) -> Result<Vec<Option<Committed>>, BrokerError>;
 
+    /// How many members a group has; 0 where there is none of that name.
+    async fn member_count(&self, group: &str) -> Result<usize, BrokerError>;
+
     /// Creates topics; one that exists already with as many partitions is no error.
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError>;
 }

@@ -21,6 +21,7 @@ pub mod generate;
 mod inspect;
 mod offline;
 mod opening;
+mod prune;
 mod recover;
 mod replay;
 mod run;
@@ -93,6 +94,8 @@ commands! {
     Verify(verify::VerifyArgs),
     /// Complete transactions over several pages that are half created
     Recover(recover::RecoverArgs),
+    /// Forget what is spent by what is mined, and what is conflicting, while no instance runs
+    Prune(prune::PruneArgs),
     /// Show a transaction, an output, lock records, the consumer's offsets or the sequencer's decisions
     Inspect(inspect::InspectCommand),
     /// Print what the digest covers: one JSON object a transaction, ordered by txid

@@ -13,8 +13,8 @@ use crate::{
     },
     instance::InstanceSettings,
     record::Rules,
-    sequencer::{SequencerSettings, SequencerTopics},
-    store::StoreSettings,
+    sequencer::{PruneTask, SequencerSettings, SequencerTopics},
+    store::{StoreSettings, prune::PruneSettings},
     telemetry::Metrics,
 };
 
@@ -97,11 +97,19 @@ pub fn instance(config: &Config) -> InstanceSettings {
             mined_batch_size: config.sequencer.mined_batch_size as usize,
             cone_chunk: config.sequencer.cone_chunk as usize,
             commit_interval: ms(config.ingest.commit_interval_ms),
+            prune: config.prune.enabled.then(|| prune(config)),
         },
         topics: topics(config),
         sequencer_enabled: config.sequencer.enabled,
         durability_lag: config.ingest.durability_lag_ms.map(ms),
     }
+}
+
+/// How what is due is pruned.
+pub fn prune(config: &Config) -> PruneTask {
+    let keep_tombstones = Some(config.prune.keep_tombstones).filter(|blocks| *blocks > 0);
+    let pass = PruneSettings { keep_tombstones, step: config.prune.batch_size as usize, dry_run: false };
+    PruneTask { per_second: config.prune.per_second, pass }
 }
 
 /// How to reach the cluster.
@@ -219,6 +227,9 @@ mod tests {
             ("SEQUENCER__MINED_BATCH_SIZE", "28"),
             ("SEQUENCER__CONCURRENCY", "29"),
             ("SEQUENCER__CONE_CHUNK", "30"),
+            ("PRUNE__PER_SECOND", "33"),
+            ("PRUNE__BATCH_SIZE", "34"),
+            ("PRUNE__KEEP_TOMBSTONES", "35"),
         ]);
 
         let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled, durability_lag } = instance(&config);
@@ -238,6 +249,8 @@ mod tests {
         assert_eq!(durability_lag, Some(ms(31)));
         assert_eq!((sequencer.block_wait, sequencer.mined_batch_size, sequencer.cone_chunk), (ms(27), 28, 30));
         assert_eq!(sequencer.commit_interval, ms(23));
+        let prune = sequencer.prune.unwrap();
+        assert_eq!((prune.per_second, prune.pass.step, prune.pass.keep_tombstones), (33, 34, Some(35)));
         let names = [topics.block_mined, topics.reorgs, topics.chain, topics.decisions, topics.outcomes];
         assert_eq!(names, ["blocks", "reorgs", "chain", "decisions", "outcomes"]);
         assert_eq!(topics.dead_letters, "dead");

@@ -6,7 +6,7 @@ use figment::{Figment, Profile, error::Kind};
 
 use super::{
     Config,
-    settings::{Blobs, Http, Ingest, Kafka, Log, Sequencer, Store, Topics},
+    settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Sequencer, Store, Topics},
     types::{Range, SettingType},
     writable_blobs,
 };
@@ -185,6 +185,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let store = Store::take(checker);
     let ingest = Ingest::take(checker);
     let sequencer = Sequencer::take(checker);
+    let prune = Prune::take(checker);
     let http = Http::take(checker);
     let log = Log::take(checker);
     if let Some(kafka) = &kafka {
@@ -201,5 +202,6 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
         checker.ordered(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
-    Some(Config { kafka: kafka?, store: store?, ingest: ingest?, sequencer: sequencer?, http: http?, log: log? })
+    let (ingest, sequencer, prune) = (ingest?, sequencer?, prune?);
+    Some(Config { kafka: kafka?, store: store?, ingest, sequencer, prune, http: http?, log: log? })
 }

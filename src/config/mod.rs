@@ -19,7 +19,7 @@ use crate::{
 };
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
-pub use settings::{Blobs, Http, Ingest, Kafka, Log, SECTIONS, Section, Sequencer, Setting, Store, Topics};
+pub use settings::{Blobs, Http, Ingest, Kafka, Log, Prune, SECTIONS, Section, Sequencer, Setting, Store, Topics};
 
 pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName};
 
@@ -34,6 +34,8 @@ pub struct Config {
     pub ingest: Ingest,
     /// The consumer of the chain topic.
     pub sequencer: Sequencer,
+    /// Forgetting.
+    pub prune: Prune,
     /// Metrics and health.
     pub http: Http,
     /// Logging.

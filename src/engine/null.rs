@@ -76,9 +76,10 @@ mod tests {
             partitions: None,
             has_blobs: false,
             consumed: Default::default(),
+            replay_floor: Default::default(),
         };
         let rows = [
-            Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) },
+            Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta.clone())) },
             Row { key: Key::master(Txid::default()), operation: Operation::ClearCreating },
         ];
         for outcome in engine.apply(&rows).await {

@@ -76,6 +76,12 @@ impl Frontier {
         halts.look(self.commits.iter().map(|(number, committed)| (*number, committed)));
     }
 
+    /// Where the group goes on, whoever has said so.
+    pub(super) fn stands_at(&self) -> Consumed {
+        let validated = self.validated.iter().map(|(partition, offset)| (partition.unsigned_abs(), *offset));
+        Consumed { chain: self.chain, validated: validated.collect() }
+    }
+
     pub(super) fn any(&self) -> bool {
         self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
     }

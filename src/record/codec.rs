@@ -179,6 +179,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         partitions,
         has_blobs,
         consumed,
+        replay_floor,
     } = meta;
     w.raw(store_id);
     w.number(*layout_version);
@@ -191,11 +192,13 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
     w.byte(u8::from(*has_blobs));
-    w.number(consumed.chain);
-    w.count(consumed.validated.len());
-    for (partition, offset) in &consumed.validated {
-        w.number(*partition);
-        w.number(*offset);
+    for Consumed { chain, validated } in [consumed, replay_floor] {
+        w.number(*chain);
+        w.count(validated.len());
+        for (partition, offset) in validated {
+            w.number(*partition);
+            w.number(*offset);
+        }
     }
 }
 
@@ -212,8 +215,13 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         rebuilder: r.option(Reader::u64)?,
         partitions: r.option(Reader::u32)?,
         has_blobs: r.bool()?,
-        consumed: Consumed { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? },
+        consumed: read_consumed(r)?,
+        replay_floor: read_consumed(r)?,
     })
+}
+
+fn read_consumed(r: &mut Reader) -> Result<Consumed, CodecError> {
+    Ok(Consumed { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? })
 }
 
 #[cfg(test)]

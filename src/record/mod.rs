@@ -40,6 +40,14 @@ impl Key {
     pub fn master(txid: Txid) -> Self {
         Key::Page(txid, 0)
     }
+
+    /// The transaction that it is about, if it is about one.
+    pub fn txid(&self) -> Option<Txid> {
+        match self {
+            Key::Page(txid, _) | Key::LockRecord(txid) => Some(*txid),
+            Key::Block(_) | Key::Meta | Key::Command(_) => None,
+        }
+    }
 }
 
 /// One record of the store.

@@ -62,7 +62,7 @@ pub enum Operation {
         owner: u64,
     },
     /// Writes the meta record where there is none.
-    CreateMeta(MetaRecord),
+    CreateMeta(Box<MetaRecord>),
     /// Replaces the meta record if it still is what was read. Rare, and two records large: boxed, or every row had their size.
     ReplaceMeta(Box<ReplaceMeta>),
     /// An operation of the sequencer.
@@ -201,12 +201,28 @@ pub enum Sequenced {
     },
     /// Marks spent slots as spent by something pruned; only where they name that spender.
     MarkSpenderPruned(Vec<HeldSlot>),
-    /// Makes the page a tombstone. Refused unless all spent and mined (master), or conflicting by verdict.
-    /// Keeps the verdict and `conflicting`.
+    /// Makes the page a tombstone. Refused unless all spent and mined (master), or conflicting by verdict; what was reassigned is never
+    /// pruned. A master keeps how many pages there are and what says where its blob is; one that was conflicting also its verdict
+    /// and its body: what was done with it may have to be done again, and a block may still bring it.
     Prune {
         /// Height of the last applied block.
         height: u32,
+        /// From which height on the tombstone may go, too; `None`: nobody comes back for it.
+        keep_until: Option<u32>,
     },
+    /// Raises the hint of a page that was looked at too early; one without a hint is `AlreadyApplied`.
+    PostponePruning {
+        /// When to look again.
+        until: u32,
+    },
+    /// A tombstone has served its time. Anything else is refused.
+    ForgetTombstone {
+        /// What remains are the few bytes that say who it was; `false`: nothing.
+        keep_name: bool,
+    },
+    /// A tombstone of what was conflicting becomes a stub of it, with its verdict and with the body that it kept, to be filled with that: a
+    /// block brings it. On another page: a place for the marks of its slots. What was live when it was pruned is refused (`PRUNED`); anything else is `AlreadyApplied(State)`.
+    Revive,
     /// The coinbase of a block: as `Create`, and in the place of a stub without verdict, whose marks and children it keeps
     /// (`Applied(State)`).
     CreateCoinbase(Arc<Page>),

@@ -474,7 +474,8 @@ impl Page {
     /// whole one takes slots. A coinbase takes none in either form.
     pub fn is_other_kind_than(&self, other: &Page) -> bool {
         let both_tell = self.body().is_some() && other.body().is_some();
-        !self.is_coinbase && both_tell && self.is_partial() != other.is_partial()
+        let remains = self.pruned.is_some() || other.pruned.is_some();
+        !self.is_coinbase && both_tell && !remains && self.is_partial() != other.is_partial()
     }
 
     /// All slots that are not nil are spent. A page of only nil slots is so from the start.
@@ -552,6 +553,8 @@ pub struct MetaRecord {
     pub has_blobs: bool,
     /// At least so much of the log has been consumed into this set; the group commits no more than that.
     pub consumed: Consumed,
+    /// Nobody reads from below it into this set again: what was pruned since is recognised for a time only.
+    pub replay_floor: Consumed,
 }
 
 /// How much of the log has been consumed: next to read.

@@ -60,6 +60,7 @@ enum Standing {
     Mined,
     Missing,
     Conflicting,
+    Pruned,
 }
 
 impl Handler {
@@ -412,7 +413,7 @@ impl Handler {
             }
             self.wait_until(at, &what, || async {
                 self.parts.metrics.sequencer_waiting.set(left.len() as i64);
-                Ok(match self.any_arrived(&left).await? {
+                Ok(match self.any_arrived(block, &left).await? {
                     true => Ok(()),
                     false => Err(names(left.iter().map(|listed| listed.txid))),
                 })
@@ -443,6 +444,11 @@ impl Handler {
                     Standing::Mined => continue,
                     Standing::Missing => {}
                     Standing::Conflicting => won |= self.let_win(at, steps, block, listed.txid, &open).await?,
+                    Standing::Pruned => {
+                        // Rare, and a part of every future here: boxed.
+                        Box::pin(self.revive(at, block, listed.txid)).await?;
+                        won = true;
+                    }
                 }
                 left.push(*listed);
             }
@@ -472,11 +478,13 @@ impl Handler {
     }
 
     /// Whether anything can be set mined, or can win, that could not before.
-    async fn any_arrived(&self, waiting: &[Listed]) -> Result<bool, Stop> {
+    async fn any_arrived(&self, block: &Block<'_>, waiting: &[Listed]) -> Result<bool, Stop> {
         let txids: Vec<Txid> = waiting.iter().map(|listed| listed.txid).collect();
         for page in self.masters(&txids).await?.into_iter().flatten() {
             match page.state() {
                 TxState::Live => return Ok(true),
+                // Who was bringing it back has died.
+                TxState::Stub(_) if Box::pin(self.refill(block.height, &page)).await? => return Ok(true),
                 TxState::Conflicting(_) if self.parents_are_ready(&page, waiting).await? => return Ok(true),
                 _ => {}
             }
@@ -531,7 +539,8 @@ impl Handler {
         Ok(masters.iter().all(|master| {
             master.as_ref().is_some_and(|page| match page.state() {
                 TxState::Live => !page.locked || open.iter().all(|listed| listed.txid != page.txid),
-                TxState::Pruned(_) => true,
+                // One that fell comes back first, should this block list it.
+                TxState::Pruned(_) => !page.conflicting,
                 _ => false,
             })
         }))
@@ -582,6 +591,44 @@ impl Handler {
         if body != DecisionBody::Closed {
             self.carry_out(at, steps, body).await?;
         }
+        Ok(true)
+    }
+
+    /// A block lists what was conflicting and is pruned, or deleted: its tombstone becomes a stub, and is given the body that it kept.
+    /// Without one it is waited for, as for any transaction that is not there.
+    async fn revive(&self, at: At, block: &Block<'_>, txid: Txid) -> Result<(), Stop> {
+        let Some(tombstone) = self.master(txid).await?.filter(|page| page.pruned.is_some()) else { return Ok(()) };
+        let name = hex_reversed(&block.hash);
+        if !tombstone.conflicting {
+            let why = "all of whose outputs were spent long ago, and which was pruned";
+            return Err(Stop::Halt(format!("block {name} lists {txid}, {why}")));
+        }
+        tracing::warn!(%txid, block = name, "a block brings back what was conflicting, and pruned");
+        let row = |number| at.row(Phase::Apply, Key::Page(txid, number), Sequenced::Revive);
+        // The other pages first: the master is what a repeat goes by.
+        self.apply((1..=others(&tombstone)).map(row).collect()).await?;
+        self.apply_decided(at, vec![row(0)]).await?;
+        match self.master(txid).await? {
+            Some(stub) => self.refill(block.height, &stub).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a stub the slots of the body that it kept. `false`: it is none, or has kept none.
+    async fn refill(&self, height: u32, stub: &Page) -> Result<bool, Stop> {
+        if !matches!(stub.state(), TxState::Stub(_)) {
+            return Ok(false);
+        }
+        let Some(body) = self.transaction_of(stub).await? else { return Ok(false) };
+        let (txid, settings) = (stub.txid, &self.parts.store.settings);
+        let damaged = |why: String| Stop::Halt(format!("the stored body of {txid} is damaged: {why}"));
+        let created_at = stub.master.as_ref().map_or(0, |master| master.created_at);
+        let (network, batch_size) = (settings.network, settings.utxo_batch_size);
+        let setting = build::Setting { network, height, batch_size, created_at };
+        let tx = Transaction::parse(&body).map_err(|error| damaged(error.to_string()))?;
+        let pages = build::pages_of(&tx, body.clone(), txid, &setting, &build::Start::default());
+        let pages = pages.map_err(|error| damaged(error.to_string()))?;
+        self.create_contested(pages.keeping(self.parts.store.inline(), &setting)).await?;
         Ok(true)
     }
 
@@ -695,6 +742,7 @@ fn standing(outcome: Outcome, listed: &Listed) -> Result<Standing, Stop> {
         Outcome::Rejected(Rejection::NotFound | Rejection::Creating | Rejection::Conflicting(Verdict::Accepted)) => {
             Ok(Standing::Missing)
         }
+        Outcome::Rejected(Rejection::Pruned(_)) => Ok(Standing::Pruned),
         Outcome::Rejected(rejection) => Err(Stop::Halt(format!("{} cannot be set mined: {rejection:?}", listed.txid))),
     }
 }

@@ -69,7 +69,7 @@ impl Handler {
         Ok(parents)
     }
 
-    /// The bytes of a stored transaction; of a partial one, a stub or a tombstone none.
+    /// The bytes of a stored transaction; of a partial one, a stub, or a tombstone that keeps none, none.
     pub(super) async fn transaction_of(&self, page: &Page) -> Result<Option<Bytes>, Stop> {
         let whose = match page.body() {
             Some(Body::Transaction(bytes)) => return Ok(Some(bytes.clone())),

@@ -182,10 +182,15 @@ impl Handler {
     /// present holder.
     async fn judge_live(&self, page: &Page, inputs: &[Input]) -> Result<DecisionBody, Stop> {
         let txid = page.txid;
-        if inputs.iter().all(|input| input.found == Found::Held) {
+        let mined = |page: &Page| page.master.as_ref().is_some_and(|master| master.unmined_since.is_none());
+        // A parent is pruned only when all who spend it are mined.
+        let held = |input: &Input| match input.found {
+            Found::Refused(Reason::PrunedParent { .. }) => mined(page),
+            found => found == Found::Held,
+        };
+        if inputs.iter().all(held) {
             return Ok(DecisionBody::PassedOver { txid });
         }
-        let mined = |page: &Page| page.master.as_ref().is_some_and(|master| master.unmined_since.is_none());
         if !mined(page) {
             return Ok(evaluate(txid, true, self.height(), inputs));
         }

@@ -126,6 +126,11 @@ impl DecisionTable {
         last.map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed))
     }
 
+    /// Nothing from this chain offset on is decided.
+    pub fn decided_below(&self) -> u64 {
+        self.by_offset.keys().next_back().map_or(0, |last| last + 1)
+    }
+
     /// Forgets what lies below a chain offset that is handled.
     pub fn forget_below(&mut self, chain_offset: u64) {
         self.by_offset = self.by_offset.split_off(&chain_offset);

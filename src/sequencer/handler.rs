@@ -17,6 +17,7 @@ use crate::{
         bodies::ReadBodies,
         command::ValidatedSource,
         decisions::DecisionError,
+        prune::PruneTask,
         reread::Readers,
         state::{ChainState, Tip},
         steps::Making,
@@ -55,6 +56,8 @@ pub struct SequencerSettings {
     pub cone_chunk: usize,
     /// Between commits.
     pub commit_interval: Duration,
+    /// How fast what is due is pruned; `None`: it is not.
+    pub prune: Option<PruneTask>,
 }
 
 /// What the sequencer works with.

@@ -17,6 +17,7 @@ mod pages;
 mod parts;
 pub mod progress;
 mod proven;
+mod prune;
 mod reorg;
 mod reread;
 mod source;
@@ -28,7 +29,11 @@ mod worker;
 
 use std::{collections::VecDeque, time::Duration};
 
-use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -44,6 +49,7 @@ use crate::{
 
 pub use command::ValidatedSource;
 pub use handler::{SequencerParts, SequencerSettings, SequencerTopics, Stop};
+pub use prune::{PruneTask, Safe, floor_of};
 use waiting::Waiting;
 use worker::{Progress, Worker};
 
@@ -99,6 +105,8 @@ struct Holding {
     /// Where it goes on when a node has forgotten.
     committed: Option<Committed>,
     start: u64,
+    /// The worker hears what is committed.
+    safe: watch::Sender<Safe>,
 }
 
 impl Sequencer {
@@ -245,6 +253,7 @@ impl Sequencer {
         self.parts.health.set(Condition::ChainFed, None);
         self.parts.metrics.chain_halted.set(0);
         let (messages, received) = mpsc::unbounded_channel();
+        let (safe, committed) = watch::channel(Safe::of(assigned.committed.as_ref()));
         let worker = Worker::new(
             self.parts.clone(),
             self.mode,
@@ -252,6 +261,7 @@ impl Sequencer {
             assigned.epoch,
             assigned.position,
             self.progress_sender.clone(),
+            committed,
         );
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         let (progress, epoch) = (self.progress_sender.clone(), assigned.epoch);
@@ -270,6 +280,7 @@ impl Sequencer {
             noted: 0,
             committed: assigned.committed,
             start: assigned.position,
+            safe,
         });
         Ok(())
     }
@@ -416,6 +427,7 @@ impl Sequencer {
         match self.consumer.commit(&[(holding.partition.clone(), committed.clone())]).await {
             Ok(()) => {
                 holding.handled.pop_front();
+                holding.safe.send_replace(Safe::of(Some(&committed)));
                 holding.committed = Some(committed);
                 self.parts.metrics.commits.inc();
                 commits.succeeded(health);

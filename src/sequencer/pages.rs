@@ -193,7 +193,8 @@ impl Handler {
 
     /// Flags the other pages of those that are conflicting by verdict. One that is not there is written `creating`, and barred by its master.
     pub(super) async fn flag_others(&self, at: At, master: &Page) -> Result<(), Stop> {
-        if let TxState::Conflicting(Verdict::Conflicting(reason)) = master.state()
+        let is_flagged = matches!(master.state(), TxState::Conflicting(_) | TxState::Pruned(_));
+        if let Some(Verdict::Conflicting(reason)) = master.verdict().filter(|_| is_flagged)
             && others(master) > 0
         {
             let height = self.height();

@@ -52,6 +52,9 @@ impl Handler {
         let wrong = |why: String| Stop::Halt(format!("reorg with sequence {}: {why}", reorg.sequence));
         let tip = tip_after(self.state.tip, reorg).map_err(wrong)?;
         let Reorg { disconnected, connected, .. } = reorg;
+        if at.making == Making::Allowed {
+            self.check_depth(disconnected).map_err(wrong)?;
+        }
         for (block, there) in disconnected.iter().zip(self.records_of(disconnected).await?) {
             if !there.is_some_and(|there| is_of(&there, block)) {
                 return Err(match self.may_have_been_forgotten(at).await? {
@@ -77,6 +80,25 @@ impl Handler {
             }
         }
         Ok(tip)
+    }
+
+    /// Whatever a block lists that is retention below the greatest height of the longest chain may have been pruned, and could not
+    /// become unmined again.
+    fn check_depth(&self, disconnected: &[Block<'_>]) -> Result<(), String> {
+        let retention = self.parts.store.settings.rules.retention;
+        if self.parts.settings.prune.is_none() || retention == 0 {
+            return Ok(());
+        }
+        let pruned_to = self.state.highest().saturating_sub(retention);
+        match disconnected.iter().find(|block| block.height <= pruned_to && pruned_to > 0) {
+            None => Ok(()),
+            Some(block) => Err(format!(
+                "block {} at height {} is to leave, but what was mined up to height {pruned_to} may have been pruned \
+                 (store.block_height_retention is {retention}): rebuild into an empty set without pruning, and go on with that",
+                hex_reversed(&block.hash),
+                block.height
+            )),
+        }
     }
 
     async fn may_have_been_forgotten(&self, at: At) -> Result<bool, Stop> {

@@ -81,6 +81,10 @@ impl Broker for Log {
         self.inner.committed(group, of).await
     }
 
+    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
+        self.inner.member_count(group).await
+    }
+
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
         self.inner.create_topics(topics).await
     }

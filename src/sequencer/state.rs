@@ -27,6 +27,9 @@ pub struct ChainState {
     /// What the decisions topic is known by, once it holds any: the beginning of its [`topic_id`](crate::store::meta::topic_id).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub decisions_id: String,
+    /// The greatest height that the longest chain has had, where that is above its tip: by it is decided what may be forgotten.
+    #[serde(default, rename = "top", skip_serializing_if = "is_zero")]
+    pub highest: u32,
     /// How often the chain has gone back because a node of the store had forgotten; part of every stamp.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub era: u32,
@@ -44,8 +47,8 @@ const MEDIAN_OF: usize = 11;
 /// Some 800 bytes in a commit.
 const TIMES: usize = MEDIAN_OF + 64;
 
-fn is_zero(era: &u32) -> bool {
-    *era == 0
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The last block of the longest chain.
@@ -87,10 +90,17 @@ impl ChainState {
 
     /// Blocks have left and others have come, oldest first; what the tip is then.
     pub fn move_tip(&mut self, tip: Option<Tip>, left: usize, came: &[Block<'_>]) {
+        let highest = self.highest();
         self.tip = tip;
+        self.highest = if highest > tip.map_or(0, |tip| tip.height) { highest } else { 0 };
         self.times.truncate(self.times.len().saturating_sub(left));
         self.times.extend(came.iter().map(|block| block.time));
         self.times.drain(..self.times.len().saturating_sub(TIMES));
+    }
+
+    /// The greatest height that the longest chain has had.
+    pub fn highest(&self) -> u32 {
+        self.highest.max(self.tip.map_or(0, |tip| tip.height))
     }
 
     /// The median of the header times of the last eleven blocks, seconds since the epoch; of fewer where no more are known. `None`: of none.
@@ -142,6 +152,7 @@ mod tests {
             reorgs_next: 2,
             decisions_from: 3,
             decisions_id: "fedcba9876543210".into(),
+            highest: u32::MAX,
             era: u32::MAX,
             nodes: "0123456789abcdef".into(),
             times: vec![u32::MAX; TIMES],
@@ -164,6 +175,17 @@ mod tests {
     fn block(time: u32) -> Block<'static> {
         let (hash, previous) = ([1; 32], [0; 32]);
         Block { block_id: 1, hash, previous, height: 1, time, longest_chain: true, coinbase: &[], subtrees: vec![] }
+    }
+
+    #[test]
+    fn the_greatest_height_stays_when_the_chain_becomes_shorter() {
+        let mut state = ChainState::default();
+        let tip = |height| Some(Tip { hash: [1; 32], height, block_id: None });
+        for (height, highest) in [(5, 5), (6, 6), (4, 6), (5, 6), (7, 7)] {
+            state.move_tip(tip(height), 0, &[]);
+            assert_eq!(state.highest(), highest);
+        }
+        assert!(!state.to_metadata().contains("top"), "it says nothing that the tip does not");
     }
 
     /// Bitcoin's rule: of an even number the later of the two in the middle.

@@ -59,6 +59,7 @@ pub(super) async fn parts() -> SequencerParts {
         topics: topics(),
         validated: ValidatedSource { topic: "txs".into(), group: "g".into(), grace: Duration::from_secs(1) },
         settings: SequencerSettings {
+            prune: None,
             block_wait: Duration::from_secs(10),
             mined_batch_size: 64,
             cone_chunk: 2,

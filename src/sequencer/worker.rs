@@ -12,6 +12,7 @@ use crate::{
         decisions::DecisionLog,
         feed::{Feed, Passed, source_offset},
         handler::{At, Handler},
+        prune::{Pruner, Safe},
         state::ChainState,
         steps::Making,
         waiting::Waiting,
@@ -37,10 +38,11 @@ pub struct Worker {
     epoch: u64,
     position: u64,
     progress: mpsc::UnboundedSender<(u64, Progress)>,
+    safe: watch::Receiver<Safe>,
 }
 
 impl Worker {
-    /// A worker that goes on at chain offset `position`, after `state`.
+    /// A worker that goes on at chain offset `position`, after `state`; `safe` says what is committed.
     pub fn new(
         parts: SequencerParts,
         mode: ChainMode,
@@ -48,8 +50,9 @@ impl Worker {
         epoch: u64,
         position: u64,
         progress: mpsc::UnboundedSender<(u64, Progress)>,
+        safe: watch::Receiver<Safe>,
     ) -> Self {
-        Worker { handler: Handler::new(parts, state), mode, epoch, position, progress }
+        Worker { handler: Handler::new(parts, state), mode, epoch, position, progress, safe }
     }
 
     /// Runs until it is aborted or cannot go on.
@@ -91,6 +94,7 @@ impl Worker {
         mut passed: watch::Receiver<Passed>,
     ) -> Result<(), Stop> {
         let mut asked = false;
+        let mut pruner = self.pruner(log);
         loop {
             let batch = tokio::select! {
                 biased;
@@ -101,6 +105,10 @@ impl Worker {
                 // What the feed refuses makes no event here.
                 Ok(()) = passed.changed() => {
                     self.tell(&mut passed);
+                    continue;
+                }
+                () = pruner.ready() => {
+                    Box::pin(pruner.step(&self.handler)).await?;
                     continue;
                 }
             };
@@ -123,7 +131,18 @@ impl Worker {
                 }
                 self.tell(&mut passed);
             }
+            // A chain that is never idle must not keep it from its work.
+            if pruner.is_ready() {
+                Box::pin(pruner.step(&self.handler)).await?;
+            }
         }
+    }
+
+    /// A rebuild keeps everything: whoever goes on with it prunes.
+    fn pruner(&self, log: &DecisionLog) -> Pruner {
+        let task = self.handler.parts.settings.prune.filter(|_| self.mode == ChainMode::Live);
+        let retains = self.handler.parts.store.settings.rules.retention > 0;
+        Pruner::new(task.filter(|_| retains), self.safe.clone(), log.table().decided_below())
     }
 
     /// Tells how far the chain is, and the feed.

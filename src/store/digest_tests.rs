@@ -238,7 +238,9 @@ async fn stubs_and_what_is_pruned_are_left_out() {
     master(&mut pruned).verdict = Some(Verdict::Conflicting(Reason::Command));
     store.plant(pruned).await;
     assert_ne!(survey(&store).await.digest, before.digest);
-    store.sequenced(Key::master(Txid([2; 32])), crate::record::Sequenced::Prune { height: 900 }).await;
+    store
+        .sequenced(Key::master(Txid([2; 32])), crate::record::Sequenced::Prune { height: 900, keep_until: None })
+        .await;
     let after = survey(&store).await;
     assert_eq!(after.digest, before.digest);
     assert_eq!((after.stats.stubs, after.stats.tombstones, after.stats.contested), (1, 1, 2));

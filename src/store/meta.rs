@@ -136,6 +136,19 @@ pub enum MetaError {
          the URL of Aerospike; `--blobs` of commands that only read) to the one that it was worked on with"
     )]
     WithoutBlobs,
+    /// What was pruned since would be made again, and be spendable.
+    #[error(
+        "{what} is to be read again from offset {from}, and the store was pruned: it is read again from {floor} on only; set the \
+         group's offset to that or more, or run `replay --rebuild` into an empty set"
+    )]
+    BelowFloor {
+        /// Partition or chain.
+        what: String,
+        /// Next to read.
+        from: u64,
+        /// The least that it may be.
+        floor: u64,
+    },
     /// A change needs a meta record and there is none.
     #[error("the store has no meta record (any more): start `run` on it first, or run `replay --rebuild`")]
     Absent,
@@ -309,6 +322,26 @@ impl Store {
         .await
     }
 
+    /// Pruning begins: nobody reads from below `floor` into this set again.
+    ///
+    /// # Errors
+    /// As [`change_meta`](Self::change_meta).
+    pub async fn begin_pruning(&self, floor: &Consumed) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|mut meta| {
+            meta.replay_floor.raise(floor);
+            Ok(meta)
+        })
+        .await
+    }
+
+    /// Everything that was due at `height` is pruned.
+    ///
+    /// # Errors
+    /// As [`change_meta`](Self::change_meta).
+    pub async fn end_pruning(&self, height: u32) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|meta| Ok(MetaRecord { prune_horizon: meta.prune_horizon.max(height), ..meta })).await
+    }
+
     /// The rebuild of this set has ended: all of `consumed` is in it.
     ///
     /// # Errors
@@ -372,8 +405,9 @@ impl Store {
             partitions: None,
             has_blobs: false,
             consumed: Consumed::default(),
+            replay_floor: Consumed::default(),
         };
-        match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(meta.clone()) }).await? {
+        match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta.clone())) }).await? {
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(meta),
             Outcome::Rejected(_) => self.meta().await?.ok_or(MetaError::Absent),
         }

@@ -8,6 +8,7 @@ pub mod dump;
 pub mod external;
 pub mod meta;
 pub mod nodes;
+pub mod prune;
 pub mod queries;
 pub mod read;
 pub mod recovery;

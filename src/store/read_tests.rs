@@ -188,7 +188,7 @@ async fn the_rest_of_the_spend_states() {
     }
     let reason = Reason::Command;
     store.sequenced(Key::master(PARENT), Sequenced::MarkConflicting { reason, height: 1 }).await;
-    store.sequenced(Key::master(PARENT), Sequenced::Prune { height: 900 }).await;
+    store.sequenced(Key::master(PARENT), Sequenced::Prune { height: 900, keep_until: None }).await;
     assert_eq!(store.get_spend(at(0), None, None).await.unwrap(), SpendStatus::Pruned(900));
 }
 

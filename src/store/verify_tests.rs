@@ -213,7 +213,7 @@ async fn a_loser_that_still_holds_slots_as_stub_and_whole() {
     };
     assert_eq!(violations(&store).await, [holds(0, &whole), holds(1, &stub)]);
     // Pruned, it must have given them back before.
-    store.sequenced(Key::master(id(&whole)), Sequenced::Prune { height: 900 }).await;
+    store.sequenced(Key::master(id(&whole)), Sequenced::Prune { height: 900, keep_until: None }).await;
     assert_eq!(violations(&store).await, [holds(0, &whole), holds(1, &stub)]);
 }
 

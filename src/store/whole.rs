@@ -62,11 +62,46 @@ impl WholeStore for GroupStore {
     }
 }
 
+impl GroupStore {
+    /// As [`holds`](WholeStore::holds); answers from where on the group may read into it ([`is_above`]).
+    ///
+    /// # Errors
+    /// [`MetaError::Behind`]; or nobody knows.
+    pub async fn floor(&self, committed: &Consumed) -> Result<Consumed, MetaError> {
+        let meta = self.store.meta().await?.ok_or(MetaError::NamespaceLost)?;
+        behind(&meta.consumed, committed).map_or(Ok(meta.replay_floor), Err)
+    }
+}
+
+/// Looks whether nothing that was pruned is read again where a group goes on `from` there. Only a group without members can be set
+/// back.
+///
+/// # Errors
+/// [`MetaError::BelowFloor`]
+pub fn is_above(floor: &Consumed, from: &Consumed) -> Result<(), MetaError> {
+    below_floor(floor, from).map_or(Ok(()), Err)
+}
+
+fn name_of(partition: u32) -> String {
+    format!("partition {partition} of the validated transactions")
+}
+
+/// The first that would be read again from where it was pruned.
+fn below_floor(floor: &Consumed, from: &Consumed) -> Option<MetaError> {
+    let validated = floor.validated.iter().map(|(partition, floor)| {
+        let from = from.validated.get(partition).copied().unwrap_or(0);
+        (name_of(*partition), from, *floor)
+    });
+    let chain = ("the chain".to_owned(), from.chain, floor.chain);
+    let (what, from, floor) = validated.chain([chain]).find(|(_, from, floor)| from < floor)?;
+    Some(MetaError::BelowFloor { what, from, floor })
+}
+
 /// The first in which a store is behind what is committed.
 fn behind(consumed: &Consumed, committed: &Consumed) -> Option<MetaError> {
     let validated = committed.validated.iter().map(|(partition, offset)| {
         let here = consumed.validated.get(partition).copied().unwrap_or(0);
-        (format!("partition {partition} of the validated transactions"), *offset, here)
+        (name_of(*partition), *offset, here)
     });
     let chain = ("the chain".to_owned(), committed.chain, consumed.chain);
     let (what, committed, consumed) = validated.chain([chain]).find(|(_, there, here)| there > here)?;
@@ -131,6 +166,25 @@ mod tests {
             (consumed(0, [(3, 1)]), ["partition 3", "1", "0"]),
         ] {
             let error = store.holds(&committed).await.unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+
+    /// Below it the log says what was pruned since, and nothing may be left that recognises it.
+    #[tokio::test]
+    async fn a_pruned_store_is_not_read_into_from_below() {
+        let store = new().await;
+        let may_go_on = async |from| is_above(&store.floor(&Consumed::default()).await.unwrap(), &from);
+        may_go_on(consumed(0, [])).await.unwrap();
+        store.store.begin_pruning(&consumed(7, [(0, 5)])).await.unwrap();
+        store.store.begin_pruning(&consumed(6, [(0, 9), (2, 1)])).await.unwrap();
+        may_go_on(consumed(7, [(0, 9), (2, 1)])).await.unwrap();
+        for (from, words) in [
+            (consumed(6, [(0, 9), (2, 1)]), ["the chain", "offset 6", "from 7 on"]),
+            (consumed(7, [(0, 8), (2, 1)]), ["partition 0", "offset 8", "from 9 on"]),
+            (consumed(7, [(0, 9)]), ["partition 2", "offset 0", "from 1 on"]),
+        ] {
+            let error = may_go_on(from).await.unwrap_err().to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         }
     }

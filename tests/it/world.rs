@@ -32,11 +32,15 @@ use utxo_store::{
     },
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
     record::{Body, Page, Record, Rules},
-    sequencer::{SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress},
+    sequencer::{
+        PruneTask, SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress, state::ChainState,
+    },
     store::{
         Store, StoreSettings,
         create::{Identity, Processes},
         into_page,
+        nodes::Nodes,
+        prune::{Pass, PruneSettings, Pruned, Step, Terms, Under},
     },
     telemetry::Metrics,
     tx::{Network, Outpoint, Transaction, Txid, UtxoHash, utxo_hash, varint},
@@ -51,7 +55,7 @@ pub const PARTITIONS: i32 = 3;
 pub const GROUP: &str = "g";
 /// What a forgetful store loses at the most.
 pub const MAY_FORGET: Duration = Duration::from_secs(1);
-const RULES: Rules = Rules { retention: 288 };
+const RETENTION: u32 = 288;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
 /// A transaction and the outputs that it makes.
@@ -181,6 +185,8 @@ pub struct WorldSettings {
     pub page_size: u32,
     /// Bodies of more bytes go to a blob store, and those of several pages; `None`: there is none.
     pub inline_limit: Option<u64>,
+    /// What is due is pruned, so many blocks behind what makes it due; `None`: nothing is.
+    pub prune_after: Option<u32>,
 }
 
 impl WorldSettings {
@@ -195,7 +201,13 @@ impl WorldSettings {
             may_forget: Duration::ZERO,
             page_size: 1_000,
             inline_limit: None,
+            prune_after: None,
         }
+    }
+
+    /// What is due is pruned, so many blocks behind what makes it due.
+    pub fn pruned(retention: u32) -> Self {
+        WorldSettings { prune_after: Some(retention), ..WorldSettings::calm() }
     }
 
     /// So many slots a page.
@@ -237,7 +249,9 @@ impl World {
             may_forget,
             page_size,
             inline_limit,
+            prune_after,
         } = settings;
+        let rules = Rules { retention: prune_after.unwrap_or(RETENTION) };
         let seed = faults.seed;
         let clock = Clock::simulated(1_700_000_000_000);
         let broker =
@@ -261,7 +275,7 @@ impl World {
                 topic: "txs".into(),
                 partitions: None,
                 group: GROUP.into(),
-                plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules: RULES },
+                plan: PlanSettings { retry_min_ms: 5, retry_max_ms: 200, flag_grace_ms: 5_000, rules },
                 dispatch: DispatchSettings { batch_size, batch_age: Duration::from_millis(2), in_flight_batches: 4 },
                 max_active: 1_000,
                 max_not_safe: 1_000_000,
@@ -272,6 +286,7 @@ impl World {
                 drain_timeout: Duration::from_secs(5),
             },
             sequencer: SequencerSettings {
+                prune: prune_after.map(|_| PruneTask { per_second: 10_000, pass: pruning(batch_size) }),
                 block_wait: Duration::from_secs(10),
                 mined_batch_size: 64,
                 cone_chunk,
@@ -282,14 +297,14 @@ impl World {
             durability_lag: None,
         };
         let memory = Arc::new(match may_forget {
-            Duration::ZERO => MemoryEngine::new(RULES),
-            period => MemoryEngine::forgetful(RULES, clock.clone(), period),
+            Duration::ZERO => MemoryEngine::new(rules),
+            period => MemoryEngine::forgetful(rules, clock.clone(), period),
         });
         let nodes = Arc::new(FaultEngine::forgetful(memory.clone(), clock.clone(), seed));
         let owners = Arc::new(AtomicU64::new(1));
         let objects = Arc::new(InMemory::new());
         let blobs = inline_limit.map(|_| BlobStore::new(objects.clone(), BlobOptions::default()));
-        let mut store = store_on(memory.clone(), page_size).with_blobs(blobs);
+        let mut store = store_on(memory.clone(), rules, page_size).with_blobs(blobs);
         store.settings.inline_limit = inline_limit.unwrap_or(u64::MAX);
         World { store, objects, owners, memory, nodes, broker, clock, settings, rebuild_engine: None }
     }
@@ -350,7 +365,7 @@ impl World {
 
     /// Rebuilds what the group has committed into a new store.
     pub async fn rebuild(&self) -> Store {
-        let engine = Arc::new(MemoryEngine::new(RULES));
+        let engine = Arc::new(MemoryEngine::new(self.store.settings.rules));
         let blobs = self.store.blobs.as_ref().map(|_| BlobStore::memory());
         let store = Store::new(engine, self.store.settings).with_blobs(blobs).with_objects(self.store.objects.clone());
         let wrap = |wrap: &Wrap| Store { engine: wrap(store.engine.clone()), ..store.clone() };
@@ -528,10 +543,17 @@ impl World {
         }
     }
 
-    /// The same, whatever the model makes of the logs; answers the rebuild.
+    /// The same, whatever the model makes of the logs; answers the rebuild. Where what is due is pruned, both are, to one height.
     pub async fn check_without_model(&self, what: &str) -> Store {
         self.verify(what, &self.store).await;
         let rebuilt = self.rebuild().await;
+        if self.prunes() {
+            self.check_horizon(what).await;
+            for store in [&self.store, &rebuilt] {
+                self.prune_by_hand(store).await;
+                self.verify(&format!("{what}: pruned by hand"), store).await;
+            }
+        }
         self.verify(&format!("{what}: the rebuild"), &rebuilt).await;
         let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
         if live.digest != again.digest {
@@ -542,6 +564,56 @@ impl World {
             panic!("{what}: the rebuild differs: live {differ:#?}\nrebuilt {instead:#?}\n{story}");
         }
         rebuilt
+    }
+
+    fn prunes(&self) -> bool {
+        self.settings.sequencer.prune.is_some()
+    }
+
+    /// The chain's state, as the group has committed it.
+    async fn chain_state(&self) -> ChainState {
+        let chain = [TopicPartition { topic: "chain".into(), partition: 0 }];
+        let committed = self.broker.committed(&chain_group(GROUP), &chain).await.unwrap().pop().flatten();
+        ChainState::from_metadata(committed.as_ref().map_or("", |committed| &committed.metadata)).unwrap()
+    }
+
+    /// The greatest height that the longest chain has had.
+    pub async fn highest(&self) -> u32 {
+        self.chain_state().await.highest()
+    }
+
+    async fn tip(&self) -> u32 {
+        self.chain_state().await.tip.map_or(0, |tip| tip.height)
+    }
+
+    /// What the store says that it has pruned is pruned, unless a node forgot that or the chain ends lower than it did.
+    async fn check_horizon(&self, what: &str) {
+        let horizon = self.store.meta().await.unwrap().map_or(0, |meta| meta.prune_horizon);
+        if self.memory.restarts() > 0 || self.tip().await < self.highest().await {
+            return;
+        }
+        let left = self.pass_over(&self.store, horizon, PruneSettings { dry_run: true, ..pruning(16) }).await;
+        assert_eq!(left.total(), 0, "{what}: the horizon is {horizon}, and there is something left: {left:?}");
+    }
+
+    /// Prunes what is due once everything is handled, as an operator would while nobody runs.
+    pub async fn prune_by_hand(&self, store: &Store) {
+        self.pass_over(store, self.highest().await, pruning(16)).await;
+    }
+
+    async fn pass_over(&self, store: &Store, height: u32, settings: PruneSettings) -> Pruned {
+        let retention = store.settings.rules.retention;
+        let under = Under::new(Terms { height, retention, safe: self.end("chain", 0).await }, u32::MAX >> 9);
+        let mut pass = Pass::new(settings, under);
+        // Of a store that is looked at alone nobody restarts the nodes.
+        let nodes = Nodes::new(store.engine.clone(), Duration::ZERO);
+        loop {
+            match pass.step(store, &nodes).await.unwrap() {
+                Step::Did(_) => {}
+                Step::Done => return pass.pruned(),
+                step => panic!("pruning by hand stands: {step:?}"),
+            }
+        }
     }
 
     async fn verify(&self, what: &str, store: &Store) {
@@ -577,12 +649,12 @@ impl World {
         let rules = model::Rules {
             network: settings.network,
             utxo_batch_size: settings.utxo_batch_size,
-            retention: RULES.retention,
+            retention: settings.rules.retention,
             forgetful: self.memory.restarts() > 0,
             slow: self.store.blobs.is_some()
                 || self.store.may_forget()
                 || self.broker.generation(&self.settings.pipeline.group) > 1,
-            pruned_to: None,
+            pruned_to: self.prunes().then_some(self.highest().await),
             partitions: PARTITIONS,
         };
         match replay(&logs, &rules) {
@@ -661,10 +733,15 @@ pub async fn dump(store: &Store) -> Vec<String> {
     lines
 }
 
-fn store_on(engine: Arc<dyn RecordEngine>, page_size: u32) -> Store {
+/// Tombstones stay, so that whatever comes again is recognised.
+fn pruning(step: usize) -> PruneSettings {
+    PruneSettings { keep_tombstones: None, step, dry_run: false }
+}
+
+fn store_on(engine: Arc<dyn RecordEngine>, rules: Rules, page_size: u32) -> Store {
     let settings = StoreSettings {
         network: Network::Regtest,
-        rules: RULES,
+        rules,
         utxo_batch_size: page_size,
         batch_size: 16,
         concurrency: 4,

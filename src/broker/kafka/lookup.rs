@@ -45,6 +45,17 @@ pub(super) fn committed_of<C: ConsumerContext>(
         .collect()
 }
 
+/// How many members a group has.
+pub(super) fn members_of<C: ConsumerContext>(
+    client: &BaseConsumer<C>,
+    group: &str,
+    timeout: Duration,
+) -> Result<usize, BrokerError> {
+    let answer = client.fetch_group_list(Some(group), timeout);
+    let answer = answer.map_err(|error| translate("look up group", group, &error))?;
+    Ok(answer.groups().iter().filter(|found| found.name() == group).map(|found| found.members().len()).sum())
+}
+
 /// (low, high) watermarks, asked of the broker.
 pub(super) fn watermarks_of<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,

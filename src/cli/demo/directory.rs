@@ -73,6 +73,7 @@ impl Directory {
         let store = settings.store.cloned().unwrap_or_else(|| StoreUrl::fjall(self.path.join("live")));
         // A little longer than a server may forget that flushes as it does by default; a longer one would only be waited for.
         let lag = if matches!(store, StoreUrl::Aerospike(_)) { "durability_lag_ms = 2100\n" } else { "" };
+        // The rebuild that it is compared with keeps everything.
         let mut text = format!(
             "[kafka]\nbrokers = {}\ngroup = {}\nsession_timeout_ms = {session}\nheartbeat_interval_ms = 300\n\
              max_poll_interval_ms = 30000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n[kafka.topics]\n",
@@ -90,7 +91,7 @@ impl Directory {
         more += &if names_blobs { String::new() } else { self.blobs() };
         text += &format!(
             "[store]\nurl = {}\nnetwork = {}\n{more}[ingest]\n{lag}commit_interval_ms = 100\nmissing_parent_grace_ms = 2000\n\
-             flag_grace_ms = 2000\n[sequencer]\nblock_wait_ms = 20000\n[http]\nlisten = \"127.0.0.1:0\"\n\
+             flag_grace_ms = 2000\n[sequencer]\nblock_wait_ms = 20000\n[prune]\nenabled = false\n[http]\nlisten = \"127.0.0.1:0\"\n\
              [log]\nformat = \"json\"\n",
             quoted(&store.to_string()),
             quoted(&settings.network.to_string()),

@@ -108,4 +108,8 @@ pub mod meta {
     pub const CONSUMED_CHAIN: &str = "chainNext";
     /// Partition, offset, partition, offset …
     pub const CONSUMED: &str = "consumed";
+    /// As `chainNext`, of the replay floor.
+    pub const FLOOR_CHAIN: &str = "floorChain";
+    /// As `consumed`, of the replay floor.
+    pub const FLOOR: &str = "replayFloor";
 }

@@ -201,5 +201,6 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         partitions: None,
         has_blobs: false,
         consumed: Consumed::default(),
+        replay_floor: Default::default(),
     }
 }

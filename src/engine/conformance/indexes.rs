@@ -67,7 +67,7 @@ pub(super) async fn entries_come_and_go(bench: Bench) {
         on(master, next(Sequenced::MarkConflicting { reason: crate::record::Reason::Command, height: 200 })),
         on(master, next(Sequenced::Preserve { until: 900 })),
         on(master, next(Sequenced::Accept)),
-        on(master, next(Sequenced::Prune { height: 500 })),
+        on(master, next(Sequenced::Prune { height: 500, keep_until: None })),
         create(Page { creating_at: Some(78), ..second_page(second, 2) }),
         on_second(Operation::SetDeleteAtHeight(Some(600))),
         on_second(Operation::SetDeleteAtHeight(Some(700))),

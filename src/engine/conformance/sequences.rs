@@ -96,7 +96,7 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
     let offset = seeded.below(5) as u32;
     let holder = rival(seeded.below(3));
     let height = 140 + seeded.below(4) as u32;
-    match seeded.below(22) {
+    match seeded.below(26) {
         0 => Sequenced::MarkContested,
         1 | 2 => Sequenced::Settle(vec![held(offset, holder)]),
         3 | 4 => {
@@ -131,6 +131,9 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
         18 => Sequenced::Preserve { until: height + seeded.below(10) as u32 },
         19 => Sequenced::MarkSpenderPruned(vec![held(offset, holder)]),
         20 => Sequenced::WasMined(mined_in(height)),
-        _ => Sequenced::Prune { height },
+        21 => Sequenced::PostponePruning { until: height + seeded.below(400) as u32 },
+        22 => Sequenced::ForgetTombstone { keep_name: seeded.chance(0.5) },
+        23 => Sequenced::Revive,
+        _ => Sequenced::Prune { height, keep_until: seeded.chance(0.5).then_some(height + 144) },
     }
 }

@@ -60,8 +60,14 @@ fn ways(txid: Txid) -> Vec<(&'static str, Vec<Operation>)> {
         ("missing its parent", vec![contested(Verdict::Conflicting(Reason::MissingParent { parent: rival(8) }))]),
         ("preserved", vec![live(), at(4, Sequenced::Preserve { until: 900 })]),
         ("spender pruned", vec![live(), all_spent(), at(4, Sequenced::MarkSpenderPruned(vec![held(0, rival(1))]))]),
-        ("tombstone", vec![live(), set_mined(true), all_spent(), at(9, Sequenced::Prune { height: 500 })]),
-        ("tombstone of a loser", vec![live(), mark_conflicting(), at(9, Sequenced::Prune { height: 500 })]),
+        (
+            "tombstone",
+            vec![live(), set_mined(true), all_spent(), at(9, Sequenced::Prune { height: 500, keep_until: Some(600) })],
+        ),
+        (
+            "tombstone of a loser",
+            vec![live(), mark_conflicting(), at(9, Sequenced::Prune { height: 500, keep_until: None })],
+        ),
     ]
 }
 
@@ -169,7 +175,11 @@ fn sequenced() -> Vec<Sequenced> {
         reassign(true),
         Sequenced::Preserve { until: 950 },
         Sequenced::MarkSpenderPruned(vec![held(0, rival(1))]),
-        Sequenced::Prune { height: 600 },
+        Sequenced::Prune { height: 600, keep_until: Some(700) },
+        Sequenced::PostponePruning { until: 800 },
+        Sequenced::ForgetTombstone { keep_name: true },
+        Sequenced::ForgetTombstone { keep_name: false },
+        Sequenced::Revive,
     ]
 }
 
@@ -240,8 +250,13 @@ pub(super) async fn the_meta_record(bench: Bench) {
     model.records.insert(Key::Meta, bench.read_one(Key::Meta).await);
     let replace =
         |expected, new| Operation::ReplaceMeta(Box::new(ReplaceMeta { expected: meta(expected), new: meta(new) }));
-    let operations =
-        [Operation::CreateMeta(meta(0)), Operation::CreateMeta(meta(1)), replace(0, 2), replace(0, 3), replace(2, 2)];
+    let operations = [
+        Operation::CreateMeta(meta(0).into()),
+        Operation::CreateMeta(meta(1).into()),
+        replace(0, 2),
+        replace(0, 3),
+        replace(2, 2),
+    ];
     for operation in operations {
         bench.apply_as(&mut model, &[Row { key: Key::Meta, operation }]).await;
         model.check_records(&bench).await;

@@ -190,6 +190,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     partitions,
                     has_blobs,
                     consumed: Consumed { chain, validated },
+                    replay_floor: Default::default(),
                 };
                 (Key::Meta, Record::Meta(meta))
             },

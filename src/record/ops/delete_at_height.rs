@@ -15,22 +15,21 @@ pub(super) fn evaluate(rules: &Rules, page: &mut Page) -> Option<Option<u32>> {
 /// What `deleteAtHeight` should be.
 pub(super) fn evaluated(rules: &Rules, page: &Page) -> Option<u32> {
     let Some(master) = page.master.as_deref() else { return page.delete_at_height };
-    if rules.retention == 0 || master.preserve_until.is_some() || page.conflicting {
+    if rules.retention == 0 || page.conflicting {
         return page.delete_at_height;
     }
     if !fully_spent(page, master) || master.unmined_since.is_some() {
         return None;
     }
-    let mined = master.mined.iter().map(|mined| mined.height).max()?;
-    Some(mined.saturating_add(rules.retention)).max(page.delete_at_height)
+    // Which of several blocks is on the longest chain is not known here: the hint is never late.
+    let mined = master.mined.iter().map(|mined| mined.height).min()?;
+    Some(mined.saturating_add(rules.retention)).max(master.preserve_until).max(page.delete_at_height)
 }
 
-/// A transaction that becomes conflicting at `height` gets a value unless it has one.
+/// Of a transaction that becomes conflicting by a decision at `height`: the last one counts.
 pub(super) fn of_conflicting(rules: &Rules, page: &Page, height: u32) -> Option<u32> {
     match page.master.as_deref() {
-        Some(master) if rules.retention > 0 && master.preserve_until.is_none() => {
-            page.delete_at_height.or(Some(height.saturating_add(rules.retention)))
-        }
+        Some(master) if rules.retention > 0 => Some(height.saturating_add(rules.retention)).max(master.preserve_until),
         _ => page.delete_at_height,
     }
 }
@@ -60,8 +59,22 @@ mod tests {
     }
 
     #[test]
-    fn retention_after_the_greatest_mined_height() {
-        assert_eq!(evaluated(&RULES, &done(&[10, 30, 20])), Some(30 + 288));
+    fn retention_after_the_least_mined_height_since_any_of_them_may_be_of_a_side_chain() {
+        assert_eq!(evaluated(&RULES, &done(&[20, 10, 30])), Some(10 + 288));
+    }
+
+    #[test]
+    fn not_before_it_is_preserved_no_longer() {
+        for (until, due) in [(100, 298), (1_000, 1_000)] {
+            let mut page = done(&[10]);
+            master(&mut page).preserve_until = Some(until);
+            assert_eq!(evaluated(&RULES, &page), Some(due));
+            page.record_utxos = 1;
+            assert_eq!(evaluated(&RULES, &page), None);
+            let mut page = contested(1, Verdict::Pending);
+            master(&mut page).preserve_until = Some(until);
+            assert_eq!(of_conflicting(&RULES, &page, 10), Some(due));
+        }
     }
 
     #[test]
@@ -91,19 +104,18 @@ mod tests {
             let page = Page { delete_at_height: there, ..done(&[10]) };
             assert_eq!(evaluated(&Rules { retention: 0 }, &page), there);
             assert_eq!(evaluated(&RULES, &Page { master: None, ..page.clone() }), there);
-            assert_eq!(evaluated(&RULES, &Page { conflicting: true, ..page.clone() }), there);
-            let mut preserved = page;
-            master(&mut preserved).preserve_until = Some(1);
-            assert_eq!(evaluated(&RULES, &preserved), there);
+            assert_eq!(evaluated(&RULES, &Page { conflicting: true, ..page }), there);
         }
     }
 
     #[test]
-    fn a_conflicting_transaction_is_due_once() {
+    fn a_conflicting_transaction_is_due_by_its_last_decision() {
         let mut page = contested(1, Verdict::Pending);
-        assert_eq!(of_conflicting(&RULES, &page, 50), Some(338));
-        page.delete_at_height = Some(100);
-        assert_eq!(of_conflicting(&RULES, &page, 50), Some(100));
-        assert_eq!(of_conflicting(&RULES, &page, u32::MAX), Some(100));
+        for there in [None, Some(100), Some(900)] {
+            page.delete_at_height = there;
+            assert_eq!(of_conflicting(&RULES, &page, 50), Some(338));
+            assert_eq!(of_conflicting(&RULES, &page, u32::MAX), Some(u32::MAX));
+            assert_eq!(of_conflicting(&Rules { retention: 0 }, &page, 50), there);
+        }
     }
 }

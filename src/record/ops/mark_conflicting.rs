@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(on_master(&mut record, &mark(Reason::Command, 50)).outcome, applied(Reply::State(state)));
         assert_eq!(page(&record).delete_at_height, Some(50 + 288));
         assert_eq!(on_master(&mut record, &mark(Reason::Command, 90)).outcome, already(Reply::State(state)));
-        assert_eq!(page(&record).delete_at_height, Some(50 + 288), "set once");
+        assert_eq!(page(&record).delete_at_height, Some(90 + 288), "by the last decision");
     }
 
     #[test]
@@ -111,12 +111,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_preserved_is_not_due() {
+    fn what_is_preserved_is_not_due_before() {
         let mut page = live(1);
         master(&mut page).preserve_until = Some(1_000);
         let mut record = record(page);
         on_master(&mut record, &mark(Reason::Command, 50));
-        assert_eq!(self::page(&record).delete_at_height, None);
+        assert_eq!(self::page(&record).delete_at_height, Some(1_000));
     }
 
     #[test]

@@ -51,16 +51,17 @@ mod tests {
             partitions: None,
             has_blobs: false,
             consumed: Default::default(),
+            replay_floor: Default::default(),
         }
     }
 
     #[test]
     fn written_once() {
         let mut record = None;
-        assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0))).outcome, applied(Reply::None));
-        assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0))).outcome, already(Reply::None));
-        assert_eq!(refused(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(1)))), Rejection::Unexpected);
-        assert_eq!(refused(on_master(&mut None, &Operation::CreateMeta(meta(1)))), Rejection::Unexpected);
+        assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0).into())).outcome, applied(Reply::None));
+        assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0).into())).outcome, already(Reply::None));
+        assert_eq!(refused(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(1).into()))), Rejection::Unexpected);
+        assert_eq!(refused(on_master(&mut None, &Operation::CreateMeta(meta(1).into()))), Rejection::Unexpected);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `Preserve`: keeps a transaction from being pruned.
+//! `Preserve`: keeps a transaction from being pruned, and puts off when it is looked at.
 
 use std::sync::Arc;
 
@@ -8,14 +8,17 @@ use super::{Effect, whole_page};
 
 pub(super) fn apply(record: &mut Option<Record>, until: u32) -> Result<Effect, Rejection> {
     let page = whole_page(record)?;
+    let preserved = page.master.as_deref().map(|master| master.preserve_until.max(Some(until)));
     let raised = page.master.as_deref().is_some_and(|master| master.preserve_until < Some(until));
-    if !raised && page.delete_at_height.is_none() {
+    // Whoever looks for what is due finds it again when it is preserved no longer.
+    let hint = preserved.and_then(|until| page.delete_at_height.max(until).filter(|_| page.delete_at_height.is_some()));
+    if !raised && page.delete_at_height == hint {
         return Ok(Effect::already(Reply::None, false));
     }
     let page = Arc::make_mut(page);
-    page.delete_at_height = None;
-    if let Some(master) = &mut page.master {
-        master.preserve_until = master.preserve_until.max(Some(until));
+    page.delete_at_height = hint;
+    if let (Some(master), Some(preserved)) = (&mut page.master, preserved) {
+        master.preserve_until = preserved;
     }
     Ok(Effect::applied(Reply::None))
 }
@@ -33,19 +36,21 @@ mod tests {
     fn only_ever_raised() {
         let mut record = record(Page { delete_at_height: Some(9), ..live(1) });
         assert_eq!(on_master(&mut record, &preserve(50)).outcome, applied(Reply::None));
-        assert_eq!(page(&record).delete_at_height, None);
+        assert_eq!(page(&record).delete_at_height, Some(50));
         assert_eq!(on_master(&mut record, &preserve(40)).outcome, already(Reply::None));
         assert_eq!(on_master(&mut record, &preserve(60)).outcome, applied(Reply::None));
         assert_eq!(page(&record).master.as_ref().unwrap().preserve_until, Some(60));
+        assert_eq!(page(&record).delete_at_height, Some(60), "looked at again then");
     }
 
     #[test]
     fn nothing_is_due_while_it_is_preserved() {
         let mut record = record(live(1));
-        on_master(&mut record, &preserve(50));
-        on_master(&mut record, &sequenced(2, Sequenced::SetMined { mined_in: mined(9), longest_chain: true }));
-        assert_eq!(on_master(&mut record, &spend(1, &[0])).outcome, applied(slots_reply(true)));
+        on_master(&mut record, &preserve(500));
         assert_eq!(page(&record).delete_at_height, None);
+        on_master(&mut record, &sequenced(2, Sequenced::SetMined { mined_in: mined(9), longest_chain: true }));
+        let due = Reply::Slots { all_spent: true, delete_at_height: Some(Some(500)) };
+        assert_eq!(on_master(&mut record, &spend(1, &[0])).outcome, applied(due));
     }
 
     #[test]
@@ -55,7 +60,7 @@ mod tests {
         let mut record = record(page);
         on_master(&mut record, &preserve(40));
         assert_eq!(self::page(&record).master.as_ref().unwrap().preserve_until, Some(50));
-        assert_eq!(self::page(&record).delete_at_height, None);
+        assert_eq!(self::page(&record).delete_at_height, Some(50));
     }
 
     #[test]

@@ -150,7 +150,10 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
         1 => reassign(),
         1 => height().prop_map(|until| Sequenced::Preserve { until }),
         2 => vec(held_slot(), 1..3).prop_map(Sequenced::MarkSpenderPruned),
-        1 => height().prop_map(|height| Sequenced::Prune { height }),
+        1 => height().prop_map(|height| Sequenced::Prune { height, keep_until: Some(height + 1) }),
+        1 => (0..500_u32).prop_map(|until| Sequenced::PostponePruning { until }),
+        1 => any::<bool>().prop_map(|keep_name| Sequenced::ForgetTombstone { keep_name }),
+        1 => Just(Sequenced::Revive),
     ]
 }
 
@@ -289,6 +292,8 @@ impl Step<'_> {
                 assert_eq!(self.outcome, Outcome::Rejected(Rejection::StaleStamp(there.unwrap())));
             }
             Some((stamp, _)) if self.outcome.is_done() && self.after.is_some() => assert_eq!(then, Some(stamp)),
+            // A tombstone that has served is gone with its stamp.
+            Some((_, Sequenced::ForgetTombstone { .. })) if self.after.is_none() => {}
             _ => assert_eq!(there, then),
         }
     }

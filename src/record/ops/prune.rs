@@ -1,12 +1,13 @@
-//! `Prune` and `MarkSpenderPruned`: forgetting a transaction without making anything spendable again.
+//! Forgetting a transaction without making anything spendable again: `Prune` and `MarkSpenderPruned`, when to look again, what
+//! becomes of tombstones.
 
 use std::sync::Arc;
 
-use crate::record::{HeldSlot, Page, Record, Rejection, Reply, TxState, Verdict};
+use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, TxState, Verdict};
 
-use super::{Effect, delete_at_height::fully_spent, optional_page, slots};
+use super::{Effect, any_page, delete_at_height::fully_spent, optional_page, slots};
 
-pub(super) fn apply(record: &mut Option<Record>, height: u32) -> Result<Effect, Rejection> {
+pub(super) fn apply(record: &mut Option<Record>, height: u32, keep_until: Option<u32>) -> Result<Effect, Rejection> {
     let Some(page) = optional_page(record)? else {
         return Ok(Effect::already(Reply::None, false));
     };
@@ -16,12 +17,15 @@ pub(super) fn apply(record: &mut Option<Record>, height: u32) -> Result<Effect, 
     if !may_prune(page, height) {
         return Err(Rejection::NotPrunable);
     }
-    *page = Arc::new(remains(page, height));
+    *page = Arc::new(remains(page, height, keep_until));
     Ok(Effect::applied(Reply::State(page.state())))
 }
 
 /// Whether this page, by its own bins, may go. What other pages and the spenders say is the pruner's to check.
 fn may_prune(page: &Page, height: u32) -> bool {
+    if !page.reassignments.is_empty() {
+        return false;
+    }
     let Some(master) = page.master.as_deref() else {
         return page.conflicting || (page.creating_at.is_none() && page.all_spent());
     };
@@ -37,16 +41,90 @@ fn may_prune(page: &Page, height: u32) -> bool {
 
 /// What is left: who it was, when it went and, so that only a conflicting transaction can come back, that it was one.
 /// The stamp that keeps late operations out is written as ever.
-fn remains(page: &Page, height: u32) -> Page {
+fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     let mut tombstone = Page::stub(page.txid, Verdict::Pending);
     tombstone.number = page.number;
     tombstone.pruned = Some(height);
     tombstone.conflicting = page.conflicting;
-    match (&mut tombstone.master, &page.master) {
-        (Some(master), Some(old)) => master.verdict = old.verdict,
-        (master, _) => *master = None,
+    let (Some(master), Some(old)) = (&mut tombstone.master, &page.master) else {
+        tombstone.master = None;
+        return tombstone;
+    };
+    master.verdict = old.verdict;
+    master.total_extra_recs = old.total_extra_recs;
+    master.body = old.body.clone().filter(|body| page.conflicting || matches!(body, Body::External(_)));
+    if page.conflicting {
+        master.created_at = old.created_at;
+        tombstone.is_coinbase = page.is_coinbase;
     }
+    if master.body.is_some() {
+        // By these a body in the blob store is told from that of a partial transaction, and one in bins is read back.
+        (tombstone.version, tombstone.lock_time) = (page.version, page.lock_time);
+        tombstone.size_in_bytes = page.size_in_bytes;
+    }
+    tombstone.delete_at_height = keep_until;
     tombstone
+}
+
+pub(super) fn postpone(record: &mut Option<Record>, until: u32) -> Result<Effect, Rejection> {
+    let Some(page) = optional_page(record)? else {
+        return Ok(Effect::already(Reply::None, false));
+    };
+    if page.delete_at_height.is_none_or(|there| there >= until) {
+        return Ok(Effect::already(Reply::None, false));
+    }
+    Arc::make_mut(page).delete_at_height = Some(until);
+    Ok(Effect::applied(Reply::None))
+}
+
+pub(super) fn forget_tombstone(record: &mut Option<Record>, keep_name: bool) -> Result<Effect, Rejection> {
+    let Some(page) = optional_page(record)? else {
+        return Ok(Effect::already(Reply::None, false));
+    };
+    if page.pruned.is_none() {
+        return Err(Rejection::NotPrunable);
+    }
+    if !keep_name {
+        *record = None;
+        return Ok(Effect::applied(Reply::None));
+    }
+    let name = Page {
+        pruned: page.pruned,
+        number: page.number,
+        conflicting: page.conflicting,
+        chain_pos: page.chain_pos,
+        master: page.master.as_ref().map(|old| {
+            let mut master = Box::<crate::record::Master>::default();
+            master.verdict = old.verdict;
+            master
+        }),
+        ..Page::empty(page.txid)
+    };
+    if **page == name {
+        return Ok(Effect::already(Reply::None, false));
+    }
+    *page = Arc::new(name);
+    Ok(Effect::applied(Reply::None))
+}
+
+pub(super) fn revive(record: &mut Option<Record>) -> Result<Effect, Rejection> {
+    let page = any_page(record)?;
+    let state = page.state();
+    let TxState::Pruned(height) = state else {
+        return Ok(Effect::already(Reply::State(state), false));
+    };
+    if !page.conflicting {
+        return Err(Rejection::Pruned(height));
+    }
+    if page.master.is_none() {
+        *page = Arc::new(Page { number: page.number, chain_pos: page.chain_pos, ..Page::empty(page.txid) });
+    } else {
+        // The body stays until it is filled with it: whoever dies in between left all that it takes.
+        let page = Arc::make_mut(page);
+        page.pruned = None;
+        page.delete_at_height = None;
+    }
+    Ok(Effect::applied(Reply::State(page.state())))
 }
 
 /// Marks the slots that name a spender which is about to be pruned, so that its replay is recognised.
@@ -77,7 +155,7 @@ mod tests {
     const LOST: Verdict = Verdict::Conflicting(Reason::Command);
 
     fn prune(height: u32) -> Operation {
-        sequenced(1, Sequenced::Prune { height })
+        sequenced(1, Sequenced::Prune { height, keep_until: Some(height + 144) })
     }
 
     fn done() -> Page {
@@ -93,7 +171,7 @@ mod tests {
     fn leaves_a_few_bytes() {
         let mut record = record(done());
         assert_eq!(on_master(&mut record, &prune(400)).outcome, applied(Reply::State(TxState::Pruned(400))));
-        let expected = Page { chain_pos: Some(stamp(1)), ..tombstone(400, None) };
+        let expected = Page { chain_pos: Some(stamp(1)), delete_at_height: Some(544), ..tombstone(400, None) };
         assert_eq!(page(&record), &expected);
         let outcome = on_master(&mut record, &prune(500)).outcome;
         assert_eq!(outcome, already(Reply::State(TxState::Pruned(400))));
@@ -109,6 +187,96 @@ mod tests {
     }
 
     #[test]
+    fn it_keeps_what_its_fall_is_done_again_by_and_where_a_blob_is() {
+        let bodies = [Body::Transaction(transaction(2)), Body::External(crate::record::Blob::First)];
+        for body in bodies {
+            let kept = |mut there: Page| {
+                master(&mut there).body = Some(body.clone());
+                master(&mut there).total_extra_recs = 3;
+                there.size_in_bytes = 77;
+                if !there.conflicting {
+                    master(&mut there).spent_pages = (1..=3).collect();
+                }
+                let mut record = record(there);
+                assert!(on_master(&mut record, &prune(400)).outcome.is_done());
+                page(&record).clone()
+            };
+            let lost = kept(contested(2, LOST));
+            assert_eq!((lost.body(), lost.size_in_bytes), (Some(&body), 77));
+            let live = kept(done());
+            assert_eq!(live.body().is_some(), matches!(body, Body::External(_)));
+            assert_eq!([lost, live].map(|page| page.master.unwrap().total_extra_recs), [3, 3]);
+        }
+    }
+
+    #[test]
+    fn a_tombstone_goes_when_it_has_served() {
+        for (there, keep_name) in [(contested(2, LOST), false), (contested(2, LOST), true), (done(), true)] {
+            let mut record = record(there);
+            let forget = sequenced(2, Sequenced::ForgetTombstone { keep_name });
+            assert_eq!(refused(on_master(&mut record, &forget)), Rejection::NotPrunable);
+            on_master(&mut record, &prune(400));
+            assert_eq!(on_master(&mut record, &forget).outcome, applied(Reply::None));
+            assert_eq!(on_master(&mut record, &forget).outcome, already(Reply::None));
+            assert_eq!(record.is_some(), keep_name);
+            if keep_name {
+                let page = page(&record);
+                assert_eq!((page.state(), page.delete_at_height, page.body()), (TxState::Pruned(400), None, None));
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_can_bring_back_what_was_conflicting_and_nothing_else() {
+        let revive = |n| sequenced(n, Sequenced::Revive);
+        let mut lost = record(contested(2, LOST));
+        assert_eq!(on_master(&mut lost, &revive(1)).outcome, already(Reply::State(TxState::Conflicting(LOST))));
+        on_master(&mut lost, &prune(400));
+        assert_eq!(on_master(&mut lost, &revive(2)).outcome, applied(Reply::State(TxState::Stub(LOST))));
+        assert_eq!((page(&lost).pruned, page(&lost).body().is_some()), (None, true));
+        assert!(on_master(&mut lost, &Operation::CreateContested(contested(2, LOST).into())).outcome.is_done());
+        assert_eq!(page(&lost).state(), TxState::Conflicting(LOST));
+        let mut live = record(done());
+        on_master(&mut live, &prune(400));
+        assert_eq!(refused(on_master(&mut live, &revive(2))), Rejection::Pruned(400));
+        assert_eq!(refused(on_master(&mut None, &revive(2))), Rejection::NotFound);
+        let key = Key::Page(TXID, 1);
+        let mut other = record(Page { number: 1, master: None, conflicting: true, ..live_page() });
+        on(&key, &mut other, &prune(400));
+        assert!(on(&key, &mut other, &revive(2)).outcome.is_done());
+        assert_eq!(page(&other).utxos, None);
+        assert!(on(&key, &mut other, &Operation::Create(Arc::new(second_page(1)))).outcome.is_done());
+    }
+
+    fn reassignment() -> crate::record::Reassignment {
+        crate::record::Reassignment {
+            offset: 0,
+            utxo_hash: hash(0),
+            new_utxo_hash: hash(5),
+            block_height: 9,
+            output: crate::record::StoredOutput { satoshis: 1, script: bytes::Bytes::new() },
+        }
+    }
+
+    fn live_page() -> Page {
+        page_with(vec![Slot::Unspent(hash(0))])
+    }
+
+    #[test]
+    fn looking_again_is_only_ever_later() {
+        let postpone = |until| sequenced(1, Sequenced::PostponePruning { until });
+        let mut there = record(Page { delete_at_height: Some(50), ..done() });
+        for (until, left) in [(60, 60), (55, 60)] {
+            assert!(on_master(&mut there, &postpone(until)).outcome.is_done());
+            assert_eq!(page(&there).delete_at_height, Some(left));
+        }
+        let mut without = record(done());
+        on_master(&mut without, &postpone(60));
+        assert_eq!(page(&without).delete_at_height, None);
+        assert_eq!(on_master(&mut None, &postpone(60)).outcome, already(Reply::None));
+    }
+
+    #[test]
     fn refused_while_anything_keeps_it() {
         let refuse = |change: &dyn Fn(&mut Page)| {
             let mut page = done();
@@ -119,6 +287,10 @@ mod tests {
             page.pruned_spenders.clear();
             slots::free(page, 0);
         });
+        let given_away =
+            |page: Page| Page { record_utxos: page.record_utxos + 1, reassignments: vec![reassignment()], ..page };
+        refuse(&|page| *page = given_away(page.clone()));
+        refuse(&|page| *page = given_away(contested(1, LOST)));
         refuse(&|page| master(page).mined.clear());
         refuse(&|page| master(page).unmined_since = Some(1));
         refuse(&|page| master(page).total_extra_recs = 1);

@@ -106,9 +106,8 @@ pub(super) fn by_slot(
     if taker.heeds_contested() && page.contested.contains(&offset) {
         return Err(Rejection::Contested(offset));
     }
-    if matches!(taker, Taker::Sequencer | Taker::Block) {
-        not_pruned(page, offset)?;
-    }
+    // Whose spender was pruned, that stays its own: whoever takes it is told of a spender as of any other.
+    let from = if page.pruned_spenders.contains(&offset) { None } else { from };
     by_holder(slot, offset, from)?;
     match page.utxo_spendable_in.get(&offset) {
         Some(from) if taker.heeds_flags() && *from > height => Err(Rejection::NotYetSpendable(offset, *from)),

@@ -216,7 +216,7 @@ mod tests {
         master(&mut page).unmined_since = None;
         let mut record = record(page);
         assert_eq!(on_master(&mut record, &spend(1, &[0])).outcome, applied(slots_reply(false)));
-        let reply = Reply::Slots { all_spent: true, delete_at_height: Some(Some(120 + 288)) };
+        let reply = Reply::Slots { all_spent: true, delete_at_height: Some(Some(90 + 288)) };
         assert_eq!(on_master(&mut record, &spend(1, &[1])).outcome, applied(reply));
     }
 

@@ -83,7 +83,12 @@ impl Handler {
                 return Ok(not_conflicting("a coinbase stays: its block may return"));
             }
             Action::Delete { .. } => match master.state() {
-                TxState::Conflicting(Verdict::Conflicting(_)) => on_master(Sequenced::Prune { height: self.height() })?,
+                TxState::Conflicting(Verdict::Conflicting(_)) if self.was_reassigned(master).await? => {
+                    Outcome::Rejected(Rejection::NotPrunable)
+                }
+                TxState::Conflicting(Verdict::Conflicting(_)) => {
+                    on_master(Sequenced::Prune { height: self.height(), keep_until: None })?
+                }
                 _ => return Ok(not_conflicting("only what is conflicting by verdict is deleted")),
             },
             Action::SetConflicting { txid } => return self.evaluate_set_conflicting(at, *txid).await,
@@ -107,6 +112,12 @@ impl Handler {
             }
         };
         Ok(Answer::Result(result_of(result)))
+    }
+
+    async fn was_reassigned(&self, master: &Page) -> Result<bool, Stop> {
+        let mut found = false;
+        self.each_page(master, |page| found |= !page.reassignments.is_empty()).await?;
+        Ok(found)
     }
 
     /// What an operation would answer, had this been decided.
@@ -276,7 +287,7 @@ fn why(rejection: &Rejection) -> String {
         Rejection::Frozen(_) => "it is frozen".to_owned(),
         Rejection::NotFrozen(_) => "it is not frozen".to_owned(),
         Rejection::HashMismatch(_) => "its hash is another one".to_owned(),
-        Rejection::NotPrunable => "it is preserved".to_owned(),
+        Rejection::NotPrunable => "it is preserved, or an output of it was given to a new owner".to_owned(),
         other => format!("{other:?}"),
     }
 }

@@ -175,15 +175,25 @@ impl Handler {
         self.settle_slot(at, outpoint, holder).await
     }
 
-    /// Turns a conflicting transaction into a tombstone, its other pages first. Who is live in the end of a rebuild was brought back
+    /// Turns a conflicting transaction into a tombstone, its other pages first; that keeps what it takes to do this again. Who is live in the end of a rebuild was brought back
     /// behind that.
     async fn delete(&self, at: At, applied_again: bool, txid: Txid) -> Result<(), Stop> {
         let Some(master) = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop() else { return Ok(()) };
-        let fell = matches!(master.state(), TxState::Conflicting(Verdict::Conflicting(_)));
+        let fell = match master.state() {
+            TxState::Conflicting(Verdict::Conflicting(_)) => true,
+            // Done before: what a node forgot of it is done again by what the tombstone keeps.
+            TxState::Pruned(_) => master.conflicting,
+            _ => false,
+        };
         if !fell || self.ends_live(at, &txid) {
             return Ok(());
         }
         self.settle_one(at, applied_again, &master).await?;
-        self.apply_to_whole(at, applied_again, txid, Sequenced::Prune { height: self.height() }).await
+        let height = self.height();
+        let keep = self.parts.settings.prune.and_then(|task| task.pass.keep_tombstones);
+        let prune = |keep_until| Sequenced::Prune { height, keep_until };
+        self.apply_to_all_others(at, &master, &prune(None)).await?;
+        let row = at.row(Phase::Apply, Key::master(txid), prune(keep.map(|blocks| height.saturating_add(blocks))));
+        self.apply_decided(at, vec![row]).await
     }
 }

@@ -191,7 +191,7 @@ impl Replay<'_> {
         let said = self.peek();
         let absent = matches!(&said, Some(DecisionBody::CommandDone { result: CommandResult::Refused { code, .. }, .. })
             if code == "TX_NOT_FOUND");
-        let may_be_late = self.history.rules.slow || self.history.is_pruned(&subject);
+        let may_be_late = self.history.rules.slow || self.history.may_be_pruned(&subject);
         if absent && !may_be_late && self.comes_by_itself(&subject, logged.place().timestamp_ms) {
             self.complain(format!("{subject} is said not to be there, and comes by itself"));
         }
@@ -257,7 +257,8 @@ impl Replay<'_> {
             Action::Delete { txid } if self.history.tx(&txid).is_some_and(|tx| tx.coinbase) => Refused("INVALID_SPEND"),
             Action::Delete { txid } if matches!(standing, Some(Standing::Lost(_))) => {
                 let height = self.history.height();
-                if self.history.fate(&txid).preserve_until.is_some_and(|until| until > height) {
+                let preserved = self.history.fate(&txid).preserve_until.is_some_and(|until| until > height);
+                if preserved || self.history.was_reassigned(&txid) {
                     return Refused("NOT_PRUNABLE");
                 }
                 self.history.set(&txid, Standing::Pruned(height));
@@ -414,7 +415,7 @@ impl Replay<'_> {
         self.mentioned.insert(spender);
         let pruned_with_it = self.history.bars.spender_pruned.get(&outpoint).is_some_and(|by| by.txid == spender);
         // It is live as soon as it comes, which may be later.
-        if self.history.is_partial(&spender) {
+        if self.history.is_partial(&spender) || self.history.may_be_pruned.contains(&spender) {
             return DoneOrNothingOr("INVALID_SPEND");
         }
         let live = pruned_with_it || self.history.is_pruned(&spender) || self.history.witness(&spender);

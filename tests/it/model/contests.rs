@@ -69,7 +69,7 @@ impl Replay<'_> {
                 .is_some_and(|outpoint| winner != *txid && history.facts.may_be_named(&winner, &outpoint)),
             Reason::ConflictingParent { parent } => spends(&parent) && self.ever_lost.contains(&parent),
             Reason::MissingParent { parent } => spends(&parent) && self.was_missing(&parent, &contest.position),
-            Reason::PrunedParent { parent } => spends(&parent) && history.is_pruned(&parent),
+            Reason::PrunedParent { parent } => spends(&parent) && history.may_be_pruned(&parent),
             Reason::Immature { input } => outpoint(input).is_some_and(|outpoint| {
                 let from = history.tx(&outpoint.txid).and_then(|tx| tx.spending_height());
                 from.is_some_and(|from| height.is_some_and(|height| from > height))
@@ -126,7 +126,10 @@ impl Replay<'_> {
             }
         }
         for (txid, offset) in std::mem::take(&mut self.chances) {
-            let lost = matches!(self.history.standing(&txid), Some(Standing::Lost(_)));
+            // Whoever is pruned has no second chance, nor is known to parents that came back.
+            let forgotten = self.history.may_be_pruned(&txid)
+                || self.history.inputs(&txid).iter().any(|input| self.history.may_be_pruned(&input.txid));
+            let lost = matches!(self.history.standing(&txid), Some(Standing::Lost(_))) && !forgotten;
             if lost && self.reconsidered.get(&txid).is_none_or(|last| *last <= offset) {
                 self.complain_of(txid, format!("deserves a second chance since chain offset {offset}, and gets none"));
             }
@@ -137,6 +140,7 @@ impl Replay<'_> {
     fn check_all_had_a_turn(&mut self, txid: Txid) {
         let versions = self.history.tx(&txid).map(|tx| tx.versions().to_vec()).unwrap_or_default();
         let named = self.contested_bodies.get(&txid).cloned().unwrap_or_default();
+        let versions = if self.history.may_be_pruned(&txid) { Vec::new() } else { versions };
         for version in versions.iter().filter(|version| !named.contains(blake3::hash(&version.body).as_bytes())) {
             self.complain_of(txid, format!("lost by its claims, and its event at {:?} had no turn", version.place));
         }
@@ -219,7 +223,18 @@ impl Replay<'_> {
         let letters =
             logs.dead_letters.iter().filter_map(|logged| DeadLetter::from_headers(&logged.message.headers).ok());
         let there: BTreeSet<Buried> = letters.map(|letter| (letter.topic, letter.partition, letter.offset)).collect();
-        for (topic, partition, offset) in expected.keys().filter(|buried| !there.contains(buried)) {
+        // What contradicts what is stored does not once that is pruned.
+        let may_be_left_out = |buried: &Buried, class: &DeadLetterClass| {
+            let source = self.source(&buried.0, buried.1, buried.2);
+            let about = source.and_then(|source| Some(Txid(source.message.key.as_ref().try_into().ok()?)));
+            *class == DeadLetterClass::SeedMismatch && about.is_some_and(|txid| self.history.may_be_pruned(&txid))
+        };
+        let left_out: Vec<Buried> = expected
+            .iter()
+            .filter(|(buried, class)| !there.contains(*buried) && !may_be_left_out(buried, class))
+            .map(|(buried, _)| buried.clone())
+            .collect();
+        for (topic, partition, offset) in left_out {
             self.complain_of(format!("{topic} {partition}/{offset}"), "has no dead letter, and must have one");
         }
     }

@@ -1,4 +1,4 @@
-//! Pruning: what is due at a height, and what is left of it. The store has no counterpart yet.
+//! Pruning: what is due at a height, and what is left of it. When it is pruned is not in the logs: from when it is due on it may be.
 
 use std::collections::BTreeSet;
 
@@ -7,6 +7,16 @@ use utxo_store::tx::{Outpoint, Txid};
 use super::history::{History, Standing};
 
 impl History {
+    /// An event of the chain is handled: what is due by now may be pruned from now on.
+    pub fn note_due(&mut self) {
+        self.highest = self.highest.max(self.height());
+        if self.rules.pruned_to.is_some() {
+            let highest = self.highest;
+            let due: Vec<Txid> = self.fates.keys().filter(|txid| self.is_due(txid, highest)).copied().collect();
+            self.may_be_pruned.extend(due);
+        }
+    }
+
     /// Forgets everything that is due at `height`. Whoever spends it keeps its slots for good.
     pub fn forget(&mut self, height: u32) {
         let due: BTreeSet<Txid> = self.fates.keys().filter(|txid| self.is_due(txid, height)).copied().collect();
@@ -29,11 +39,17 @@ impl History {
             return false;
         }
         let since = match fate.standing {
-            Standing::Lost(_) => Some(fate.lost_at),
+            Standing::Lost(_) => (!self.was_reassigned(txid)).then_some(fate.lost_at),
+            Standing::Live | Standing::Uncontested if self.locked(txid) => None,
             Standing::Live | Standing::Uncontested => self.spent_since(txid),
             Standing::Pending | Standing::Pruned(_) => None,
         };
         since.is_some_and(|since| since.saturating_add(self.rules.retention) <= height)
+    }
+
+    /// An output of it was given to a new owner.
+    pub fn was_reassigned(&self, txid: &Txid) -> bool {
+        self.bars.reassigned.keys().any(|outpoint| outpoint.txid == *txid)
     }
 
     /// `None`: an output is unspent (one that was reassigned counts as such for ever), or something is not mined.

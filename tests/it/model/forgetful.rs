@@ -32,7 +32,13 @@ impl Replay<'_> {
             self.forgetful_event(logged);
         }
         self.check_messages();
-        if self.complaints.is_empty() { Ok(self.history.expected()) } else { Err(self.complaints) }
+        if !self.complaints.is_empty() {
+            return Err(self.complaints);
+        }
+        if let Some(height) = self.history.rules.pruned_to {
+            self.history.forget(height);
+        }
+        Ok(self.history.expected())
     }
 
     fn forgetful_event(&mut self, logged: &Logged) {

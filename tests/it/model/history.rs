@@ -94,6 +94,10 @@ pub struct History {
     pub tip: Option<Tip>,
     /// Sequence of the last block or reorg that was handled.
     pub sequence: u64,
+    /// The greatest height that the longest chain has had.
+    pub highest: u32,
+    /// Were due before, and so may have been pruned since.
+    pub may_be_pruned: BTreeSet<Txid>,
 }
 
 /// The last block of the longest chain.
@@ -147,6 +151,13 @@ impl History {
 
     pub fn is_pruned(&self, txid: &Txid) -> bool {
         matches!(self.standing(txid), Some(Standing::Pruned(_)))
+    }
+
+    /// When something that is due is pruned is not in the logs.
+    pub fn may_be_pruned(&self, txid: &Txid) -> bool {
+        // Who was live once a node has forgotten is not asked, so neither is what was due.
+        let unknown = self.rules.forgetful && self.rules.pruned_to.is_some();
+        unknown || self.may_be_pruned.contains(txid) || self.is_pruned(txid)
     }
 
     /// On the longest chain.

@@ -4,8 +4,6 @@
 //! plain types with the code that it judges, and it trusts no decision: each must be justified by the history, else
 //! there is a [`Complaint`]. What it cannot know is when the fast path did something; so an uncontested transaction is
 //! *assumed* live as soon as its parents are, and pinned down by the first decision or block that needs it live.
-//!
-//! No counterpart in the store yet (the model says what it means, for the issue that builds it): pruning.
 
 mod blocks;
 mod commands;
@@ -43,7 +41,7 @@ pub struct Rules {
     pub forgetful: bool,
     /// Who stores a transaction may take longer than a command waits for that: the partition of it changes hands, say.
     pub slow: bool,
-    /// The block height up to which everything that is due was forgotten; `None`: nothing is.
+    /// The block height up to which everything that is due is forgotten in the end; `None`: nothing ever is.
     pub pruned_to: Option<u32>,
 }
 

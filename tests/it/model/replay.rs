@@ -75,6 +75,8 @@ impl<'l> Replay<'l> {
             blocks: BTreeMap::new(),
             tip: None,
             sequence: 0,
+            highest: 0,
+            may_be_pruned: BTreeSet::new(),
         };
         Replay {
             logs,
@@ -217,6 +219,7 @@ impl<'l> Replay<'l> {
                 self.chain_poison.insert(self.at);
             }
         }
+        self.history.note_due();
         let count = self.decisions.get(&self.at).map_or(0, Vec::len);
         if self.next < count {
             let left: Vec<_> = self.decisions[&self.at][self.next..].to_vec();

@@ -138,6 +138,9 @@ impl Replay<'_> {
     }
 
     pub fn check_passed_over(&mut self, txid: Txid, opened: Opened) {
+        if self.history.may_be_pruned(&txid) {
+            return;
+        }
         // What a `Reconsider` names may not have come yet; what a contest names a node may have forgotten.
         let may_be_absent = opened == Opened::Reconsider || self.history.rules.forgetful;
         let wrong = match self.history.standing(&txid) {
@@ -284,6 +287,9 @@ impl Replay<'_> {
                 let position = self.history.fates.get(&txid).and_then(|fate| fate.contest.clone());
                 let names = self.history.inputs(&txid).iter().any(|input| input.txid == parent);
                 !waits && names && position.is_some_and(|position| self.was_missing(&parent, &position))
+            }
+            Reason::PrunedParent { parent } => {
+                self.history.may_be_pruned(&parent) && self.history.inputs(&txid).iter().any(|it| it.txid == parent)
             }
             _ => {
                 let height = self.history.unmined_since(&txid).unwrap_or(self.history.height());

@@ -39,6 +39,7 @@ pub fn row(row: &Row, before: Option<&Record>, outcome: &Outcome, after: Option<
         counts(after),
         slots(row, before, after),
         marks(row, after),
+        tombstones(row, before, after),
         fast_path(row, before, after),
     ];
     found.into_iter().flatten().next()
@@ -94,7 +95,7 @@ fn slots(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
     }
     let change = changed_holders(before, after).into_iter().next()?;
     match &row.operation {
-        // Whoever was live when they were freed is complained of with what surrounds the row. A tombstone names nobody, and nobody can take its slots.
+        // Whoever was live when they were freed is complained of with what surrounds the row. Whose slots may go at all is looked at there, too.
         Operation::Sequenced(_, Sequenced::Settle(_) | Sequenced::Respend(_) | Sequenced::Prune { .. }) => None,
         _ => Some(change.to_string()),
     }
@@ -117,6 +118,13 @@ fn marks(row: &Row, after: &Page) -> Option<String> {
     Some(format!("slot {bare} is not marked"))
 }
 
+/// What was forgotten stays forgotten, but for what was conflicting: a block brings that back.
+fn tombstones(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
+    let before = before.filter(|page| page.pruned.is_some() && after.pruned.is_none())?;
+    let revived = matches!(&row.operation, Operation::Sequenced(_, Sequenced::Revive));
+    (!revived || !before.conflicting).then(|| "what was pruned is there again".to_owned())
+}
+
 /// The fast path only adds.
 fn fast_path(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
     let before = before.filter(|_| stamp_of(&row.operation).is_none())?;
@@ -130,8 +138,7 @@ fn fast_path(row: &Row, before: Option<&Page>, after: &Page) -> Option<String> {
     if before.state() != after.state() {
         let adds = matches!(
             (before.state(), &row.operation),
-            (TxState::Creating, Operation::ClearCreating)
-                | (TxState::Stub(_) | TxState::Pruned(_), Operation::CreateContested(_))
+            (TxState::Creating, Operation::ClearCreating) | (TxState::Stub(_), Operation::CreateContested(_))
         ) || takes_the_place_of_its_stub(before, after, &row.operation)
             || becomes_one_of_several(before, after, &row.operation);
         if !adds {

@@ -123,6 +123,10 @@ impl Broker for LogDoor {
         self.inner.committed(group, partitions).await
     }
 
+    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
+        self.inner.member_count(group).await
+    }
+
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
         self.inner.create_topics(topics).await
     }

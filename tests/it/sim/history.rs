@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use utxo_store::seeded::Seeded;
 
 use super::{
-    orders,
+    forget, orders,
     plan::{BASE_HEIGHT, Lie, MATURITY, Plan, Poison, SLOTS, Step, Tx},
     reorganise::reorganise,
     swarm,
@@ -53,6 +53,7 @@ pub fn plan(seed: u64) -> Plan {
         page_size: swarm::page_size(seed),
         inline_limit: swarm::inline_limit(seed),
         longest_body: swarm::longest_body(seed),
+        prune_after: None,
         faults: swarm::faults(&mut dice).into_iter().chain(swarm::later_faults(&mut faulty_dice)).collect(),
         txs: BTreeMap::new(),
         steps: Vec::new(),
@@ -76,6 +77,7 @@ pub fn plan(seed: u64) -> Plan {
     say_other_heights(&mut author.plan, seed);
     reorganise(&mut author.plan, seed);
     orders::command_some(&mut author.plan, seed);
+    forget::forget_some(&mut author.plan, seed);
     author.plan.with_honest_blocks()
 }
 

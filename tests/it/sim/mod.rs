@@ -6,9 +6,10 @@
 //! [made small](shrink) and printed, to be replayed:
 //!
 //! - `make sim SEEDS=10000` runs many; `make sim SEED=7` replays one; `make sim PLAN=file` runs a printed plan.
-//! - `SIM_WITHOUT=lie,poison` leaves kinds of events out (`reorgs`, side chains with them, and `commands` as wholes); `SIM_WITH=node-forgets` has those later faults in every history.
+//! - `SIM_WITHOUT=lie,poison` leaves kinds of events out (`reorgs`, side chains with them, `commands` and `prune` as wholes); `SIM_WITH=node-forgets` has those later faults in every history.
 //! - `SIM_REORGS=1` has reorgs and side chains in every history, not in one of three.
 //! - `SIM_COMMANDS=1` has commands in every history, not in a third of them.
+//! - `SIM_PRUNE=1` prunes in every history, with a retention of a few blocks, not in a quarter of them.
 //! - `SIM_PAGES=1` has most transactions take several pages in every history, not in two of five.
 //! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.
 
@@ -17,6 +18,7 @@ mod checks;
 mod commits;
 mod coverage;
 mod doors;
+mod forget;
 mod gate;
 mod history;
 mod objects;

@@ -22,6 +22,8 @@ pub struct Plan {
     pub inline_limit: Option<u64>,
     /// The engine takes no record with a larger body, so that this goes to the blob store, too; `None`, or no blob store: it takes any.
     pub longest_body: Option<u64>,
+    /// What is due is pruned, so many blocks behind what makes it due; `None`: nothing is.
+    pub prune_after: Option<u32>,
     /// Probabilities of the faults that are on, by name.
     pub faults: BTreeMap<&'static str, f64>,
     /// The transactions that steps may name.
@@ -181,6 +183,8 @@ struct Miner {
     runs: BTreeMap<u32, (Option<u32>, Vec<u32>)>,
     /// The longest chain.
     chain: Vec<u32>,
+    /// The most runs that it has had.
+    longest: usize,
 }
 
 /// What is mined and spent on a chain.
@@ -223,7 +227,7 @@ impl Miner {
         };
         let honest = produced.difference(&otherwise).copied();
         let produced = honest.filter(|tx| !deleted.contains(tx) && is_free(tx)).collect();
-        Miner { produced, seeded, runs: BTreeMap::new(), chain: Vec::new() }
+        Miner { produced, seeded, runs: BTreeMap::new(), chain: Vec::new(), longest: 0 }
     }
 
     /// The same step, if an honest miner could have it.
@@ -231,7 +235,7 @@ impl Miner {
         Some(match step {
             Step::Mine { coinbase, listed } => {
                 let run = self.run(plan, 0, Run { coinbase, listed })?;
-                self.chain.push(coinbase);
+                self.comes(coinbase);
                 Step::Mine { coinbase, listed: run.listed }
             }
             Step::MineAside { below, coinbase, listed } => {
@@ -241,13 +245,13 @@ impl Miner {
                 Step::MineAside { below, coinbase, listed: self.run(plan, below, run)?.listed }
             }
             Step::Reorg { leave, come } => {
-                let leave = leave.min(self.chain.len());
+                let leave = leave.min(self.may_leave(plan));
                 self.chain.truncate(self.chain.len() - leave);
                 let mut honest = Vec::new();
                 for run in come {
                     let name = run.coinbase;
                     if let Some(run) = self.run(plan, 0, run) {
-                        self.chain.push(name);
+                        self.comes(name);
                         honest.push(run);
                     }
                 }
@@ -255,6 +259,17 @@ impl Miner {
             }
             step => step,
         })
+    }
+
+    fn comes(&mut self, name: u32) {
+        self.chain.push(name);
+        self.longest = self.longest.max(self.chain.len());
+    }
+
+    /// Runs that may leave at once: no block from so far below that what it lists may be pruned.
+    fn may_leave(&self, plan: &Plan) -> usize {
+        let deepest = plan.prune_after.map_or(usize::MAX, |blocks| (blocks / plan.height_step) as usize);
+        deepest.saturating_sub(self.longest - self.chain.len()).min(self.chain.len())
     }
 
     /// The run as it is, or was, on top of the longest chain without so many runs; `None`: it was elsewhere.

@@ -119,6 +119,7 @@ impl<'a> Simulation<'a> {
             may_forget: swarm::may_forget(&plan.faults),
             page_size: plan.page_size,
             inline_limit: plan.inline_limit,
+            prune_after: plan.prune_after,
         };
         let mut world = World::with_settings(settings).await;
         let watched = Watched {
@@ -398,7 +399,7 @@ impl<'a> Simulation<'a> {
             let page = self.world.store.master(txid).await.map_err(|error| error.to_string())?;
             match page.map(|page| page.state()) {
                 Some(TxState::Live | TxState::Conflicting(utxo_store::record::Verdict::Conflicting(_))) => {}
-                Some(TxState::Pruned(_)) if self.plan.deletes(*tx) => {}
+                Some(TxState::Pruned(_)) if self.plan.prune_after.is_some() || self.plan.deletes(*tx) => {}
                 state => return Err(format!("transaction {tx} ({txid}) ended as {state:?}\n{}", self.story().await)),
             }
         }

@@ -17,6 +17,7 @@ impl fmt::Display for Plan {
         writeln!(f, "pages {}", self.page_size)?;
         self.inline_limit.iter().try_for_each(|limit| writeln!(f, "inline {limit}"))?;
         self.longest_body.iter().try_for_each(|longest| writeln!(f, "longest {longest}"))?;
+        self.prune_after.iter().try_for_each(|blocks| writeln!(f, "prune {blocks}"))?;
         for (name, rate) in &self.faults {
             writeln!(f, "fault {name} {rate}")?;
         }
@@ -113,6 +114,7 @@ impl FromStr for Plan {
             page_size: ONE_PAGE,
             inline_limit: None,
             longest_body: None,
+            prune_after: None,
             faults: BTreeMap::new(),
             txs: BTreeMap::new(),
             steps: Vec::new(),
@@ -147,6 +149,7 @@ impl Plan {
             "pages" => self.page_size = number(words, 1)?,
             "inline" => self.inline_limit = Some(number(words, 1)?),
             "longest" => self.longest_body = Some(number(words, 1)?),
+            "prune" => self.prune_after = Some(number(words, 1)?),
             "fault" => {
                 let known = words.get(1).and_then(|name| swarm::fault_named(name));
                 let name = known.ok_or("no such fault")?;

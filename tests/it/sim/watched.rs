@@ -37,6 +37,10 @@ impl Watched {
         if self.inner.restarts() > 0 {
             return Ok(());
         }
+        let forgotten = |page: &&Page| page.pruned.is_none() && after.pruned.is_some() && !page.conflicting;
+        if let Some(before) = before.filter(forgotten) {
+            return self.check_forgotten(before).await;
+        }
         for change in checks::changed_holders(before, after) {
             // A partial one spends nothing: what its name was on is given back.
             let whole = |page: &Page| page.state() == TxState::Live && !page.is_partial();
@@ -88,6 +92,44 @@ impl Watched {
         } else {
             Err(format!("page {} of {txid} can be spent, though its master is {:?}", opened.number, master.state()))
         }
+    }
+
+    /// All of what is pruned and was not conflicting is spent by what is mined or was pruned before, and its parents know of it.
+    async fn check_forgotten(&self, page: &Page) -> Result<(), String> {
+        let txid = page.txid;
+        for slot in page.utxos.iter().flatten().filter(|slot| slot.hash().is_some()) {
+            let Some(holder) = slot.spender() else { return Err(format!("{txid} is pruned, and not all spent")) };
+            let Some(spender) = self.master(holder.txid).await else {
+                return Err(format!("{txid} is pruned, and {}, which spends it, is not there", holder.txid));
+            };
+            let unmined = spender.master.as_ref().is_some_and(|master| master.unmined_since.is_some());
+            let spends = matches!(spender.state(), TxState::Live if !unmined)
+                || (spender.pruned.is_some() && !spender.conflicting);
+            if !spends {
+                return Err(format!(
+                    "{txid} is pruned, and {}, which spends it, is {:?}",
+                    holder.txid,
+                    spender.state()
+                ));
+            }
+        }
+        let Some(master) = page.master.as_ref() else { return Ok(()) };
+        for number in 1..=master.total_extra_recs {
+            let other = utxo_store::store::into_page(self.look(Key::Page(txid, number)).await);
+            if other.is_some_and(|other| other.pruned.is_none()) {
+                return Err(format!("the master of {txid} is pruned, and page {number} is not"));
+            }
+        }
+        let body = self.store.body(page).await.map_err(|error| error.to_string())?;
+        for (outpoint, _) in checks::inputs_of(&body) {
+            let (number, offset) = outpoint.place(self.page_size);
+            let parent = utxo_store::store::into_page(self.look(Key::Page(outpoint.txid, number)).await);
+            let known = |parent: &Arc<Page>| parent.pruned.is_some() || parent.pruned_spenders.contains(&offset);
+            if !parent.as_ref().is_some_and(known) {
+                return Err(format!("{txid} is pruned, and {outpoint} does not know that"));
+            }
+        }
+        Ok(())
     }
 
     async fn apply_row(&self, row: &Row) -> Result<Outcome, EngineError> {

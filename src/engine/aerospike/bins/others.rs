@@ -1,7 +1,5 @@
 //! Bins of the records that are no pages.
 
-use std::collections::BTreeMap;
-
 use aerospike::Value;
 
 use super::{
@@ -132,13 +130,17 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if record.has_blobs {
         bins.push((meta::HAS_BLOBS, Value::Bool(true)));
     }
-    let Consumed { chain, validated } = &record.consumed;
-    if *chain > 0 {
-        bins.push((meta::CONSUMED_CHAIN, int(*chain)));
-    }
-    if !validated.is_empty() {
-        let numbers = validated.iter().flat_map(|(partition, offset)| [int(*partition), int(*offset)]);
-        bins.push((meta::CONSUMED, Value::List(numbers.collect())));
+    for (Consumed { chain, validated }, of_chain, of_validated) in [
+        (&record.consumed, meta::CONSUMED_CHAIN, meta::CONSUMED),
+        (&record.replay_floor, meta::FLOOR_CHAIN, meta::FLOOR),
+    ] {
+        if *chain > 0 {
+            bins.push((of_chain, int(*chain)));
+        }
+        if !validated.is_empty() {
+            let numbers = validated.iter().flat_map(|(partition, offset)| [int(*partition), int(*offset)]);
+            bins.push((of_validated, Value::List(numbers.collect())));
+        }
     }
     bins
 }
@@ -156,14 +158,15 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         rebuilder: bins.optional(meta::REBUILDER)?,
         partitions: bins.optional(meta::PARTITIONS)?,
         has_blobs: bins.flag(meta::HAS_BLOBS)?,
-        consumed: Consumed { chain: bins.number(meta::CONSUMED_CHAIN)?, validated: decode_consumed(bins)? },
+        consumed: decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?,
+        replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
     })
 }
 
-fn decode_consumed(bins: &mut Fields) -> Result<BTreeMap<u32, u64>, BadRecord> {
-    let numbers: Vec<u64> = bins.numbers(meta::CONSUMED)?;
+fn decode_consumed(chain: &'static str, validated: &'static str, bins: &mut Fields) -> Result<Consumed, BadRecord> {
+    let numbers: Vec<u64> = bins.numbers(validated)?;
     let (pairs, rest) = numbers.as_chunks::<2>();
     let pair = |[partition, offset]: &[u64; 2]| Some((u32::try_from(*partition).ok()?, *offset));
-    let consumed = pairs.iter().map(pair).collect::<Option<_>>().filter(|_| rest.is_empty());
-    consumed.ok_or(BadRecord(meta::CONSUMED))
+    let pairs = pairs.iter().map(pair).collect::<Option<_>>().filter(|_| rest.is_empty());
+    Ok(Consumed { chain: bins.number(chain)?, validated: pairs.ok_or(BadRecord(validated))? })
 }

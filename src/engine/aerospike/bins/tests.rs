@@ -123,13 +123,13 @@ fn a_tombstone_is_a_few_bins() {
             Operation::Spend(spend) => spend,
             other => panic!("{other:?}"),
         }),
-        at(2, Sequenced::Prune { height: 400 }),
+        at(2, Sequenced::Prune { height: 400, keep_until: Some(500) }),
     ] {
         assert!(apply(&rules, &Key::master(txid), &mut record, &operation).outcome.is_done());
     }
     let record = record.unwrap();
     let names: Vec<&str> = encode(&Key::master(txid), &record).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["txID", "pruned", "chainPos"]);
+    assert_eq!(names, ["txID", "deleteAtHeight", "pruned", "chainPos"]);
     comes_back(Key::master(txid), &record);
 }
 

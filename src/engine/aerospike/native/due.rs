@@ -34,16 +34,18 @@ pub fn write(retention: u32) -> Option<ServerOperation> {
     let due = and(vec![
         eq(int_bin(names::SPENT_UTXOS), int_bin(names::RECORD_UTXOS)),
         absent(names::UNMINED_SINCE),
-        absent(names::PRESERVE_UNTIL),
         gt(lists::size(list_bin(names::BLOCK_HEIGHTS), &[]), int_val(0)),
         all_pages,
     ]);
-    let value = cond(vec![due, add_height(greatest_height(), retention), unknown()]);
+    let by_retention = add_height(least_height(), retention);
+    let preserved = int_bin(names::PRESERVE_UNTIL);
+    let is_longer = and(vec![bin_exists(names::PRESERVE_UNTIL), gt(preserved.clone(), by_retention.clone())]);
+    let value = cond(vec![due, cond(vec![is_longer, preserved, by_retention]), unknown()]);
     Some(write_exp(names::DELETE_AT_HEIGHT, prepacked(&value), ExpWriteFlags::EVAL_NO_FAIL))
 }
 
-fn greatest_height() -> Expression {
-    lists::get_by_rank(ListReturnType::VALUES, ExpType::Int, int_val(-1), list_bin(names::BLOCK_HEIGHTS), &[])
+fn least_height() -> Expression {
+    lists::get_by_rank(ListReturnType::VALUES, ExpType::Int, int_val(0), list_bin(names::BLOCK_HEIGHTS), &[])
 }
 
 /// Reads what [`reply`] takes apart: 0 not all spent, 1 all spent, else `deleteAtHeight` + 2.

@@ -1,0 +1,452 @@
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use super::*;
+use crate::{
+    blob::BlobStore,
+    clock::Clock,
+    engine::{RecordEngine, Row, conformance::RULES, fault::FaultEngine, memory::MemoryEngine},
+    record::{
+        Key, Marks, Operation, Outcome, Page, Reason, Rejection, Reply, Sequenced, Spend, SpendSlot, TxState, Verdict,
+        build::Start,
+    },
+    store::{Store, nodes::Nodes, testing, verify::Violation},
+};
+
+const SETTINGS: PruneSettings = PruneSettings { keep_tombstones: Some(144), step: 3, dry_run: false };
+const LOST: Reason = Reason::Command;
+
+/// Everything before offset 50 is committed.
+fn under(height: u32) -> Under {
+    Under::new(Terms { height, retention: RULES.retention, safe: 50 }, 0)
+}
+
+async fn prune_as(store: &Store, under: Under, settings: PruneSettings) -> (Pruned, Step) {
+    let nodes = Nodes::new(store.engine.clone(), Duration::ZERO);
+    let mut pass = Pass::new(settings, under);
+    loop {
+        match pass.step(store, &nodes).await.unwrap() {
+            Step::Did(_) => {}
+            step => return (pass.pruned(), step),
+        }
+    }
+}
+
+async fn prune(store: &Store, height: u32) -> Pruned {
+    let (pruned, step) = prune_as(store, under(height), SETTINGS).await;
+    assert_eq!(step, Step::Done);
+    pruned
+}
+
+async fn state(store: &Store, txid: Txid) -> Option<TxState> {
+    store.master(txid).await.unwrap().map(|page| page.state())
+}
+
+fn pruned_at(height: u32) -> Option<TxState> {
+    Some(TxState::Pruned(height))
+}
+
+async fn violations(store: &Store) -> Vec<String> {
+    let mut found = Vec::new();
+    store.verify(|_| {}, |violation: Violation| found.push(violation.to_string())).await.unwrap();
+    found
+}
+
+/// Spends these, which hold 1,000 satoshis each.
+fn spending(parents: &[(Txid, u32)], outputs: usize) -> Bytes {
+    let inputs: Vec<_> = parents.iter().map(|(txid, vout)| (testing::outpoint(*txid, *vout), 1_000)).collect();
+    testing::transaction(&inputs, &vec![1_000; outputs])
+}
+
+/// A seed, its child and grandchild, mined at 101, 103 and 105 (the seed is at 100).
+async fn three(store: &Store) -> [Txid; 4] {
+    let seed = testing::seeded(1, 1);
+    let mut chain = vec![seed.txid];
+    store.plant(seed).await;
+    for block in [1, 3, 5] {
+        let bytes = spending(&[(chain[chain.len() - 1], 0)], 1);
+        store.accept(&bytes).await;
+        chain.push(testing::txid(&bytes));
+        store.mine(testing::txid(&bytes), block).await;
+    }
+    chain.try_into().unwrap()
+}
+
+#[tokio::test]
+async fn a_transaction_goes_retention_behind_the_last_of_its_spenders() {
+    let store = testing::store(5);
+    let [seed, first, second, third] = three(&store).await;
+    let at = |txid| state(&store, txid);
+    assert_eq!(prune(&store, 388).await.total(), 0);
+    prune(&store, 389).await;
+    assert_eq!((at(seed).await, at(first).await), (pruned_at(389), Some(TxState::Live)));
+    prune(&store, 391).await;
+    assert_eq!((at(first).await, at(second).await), (pruned_at(391), Some(TxState::Live)));
+    assert_eq!(prune(&store, 393).await, Pruned { examined: 1, spent: 1, ..Pruned::default() });
+    prune(&store, 500).await;
+    assert_eq!((at(second).await, at(third).await), (pruned_at(393), Some(TxState::Live)), "an output is unspent");
+    assert_eq!(violations(&store).await, [""; 0]);
+}
+
+/// What remains of it recognises whatever comes again, and gives nothing back.
+#[tokio::test]
+async fn nothing_of_what_was_pruned_comes_again() {
+    let store = testing::store(5);
+    let [seed, first, second, third] = three(&store).await;
+    prune(&store, 391).await;
+    let page = store.master(second).await.unwrap().unwrap();
+    let again = testing::page(&spending(&[(seed, 0)], 1));
+    assert_eq!(again.txid, first);
+    let created = store.apply_one(Row { key: Key::master(first), operation: Operation::Create(again.into()) }).await;
+    assert_eq!(created.unwrap(), Outcome::AlreadyApplied(Reply::State(TxState::Pruned(391))));
+    prune(&store, 393).await;
+    assert_eq!(state(&store, second).await, pruned_at(393));
+    // Its parents are gone. Had they more outputs, the slot would tell.
+    let rival = spend(third, page.txid);
+    let told = store.apply_one(Row { key: Key::master(second), operation: Operation::Spend(rival) }).await.unwrap();
+    assert_eq!(told, Outcome::Rejected(Rejection::Pruned(393)));
+}
+
+fn spend(spender: Txid, parent: Txid) -> Spend {
+    let slot = SpendSlot {
+        offset: 0,
+        input: 0,
+        utxo_hash: crate::tx::utxo_hash(&parent, 0, &testing::script(0), 1_000),
+        satoshis: 1_000,
+        script: testing::script(0),
+    };
+    Spend { spender, height: 10_000, slots: vec![slot].into(), marks: Marks::Respect, signals: false }
+}
+
+/// A parent with another output stays, and knows who was pruned.
+#[tokio::test]
+async fn a_slot_names_its_pruned_spender_for_good() {
+    let store = testing::store(5);
+    let parent = testing::seeded(1, 2);
+    let txid = parent.txid;
+    store.plant(parent).await;
+    let child = spending(&[(txid, 0)], 1);
+    store.accept(&child).await;
+    let grandchild = spending(&[(testing::txid(&child), 0)], 1);
+    store.accept(&grandchild).await;
+    for bytes in [&child, &grandchild] {
+        store.mine(testing::txid(bytes), 1).await;
+    }
+    prune(&store, 389).await;
+    assert_eq!(state(&store, testing::txid(&child)).await, pruned_at(389));
+    let page = store.master(txid).await.unwrap().unwrap();
+    assert_eq!((page.state(), &page.pruned_spenders), (TxState::Live, &[0].into()));
+    let again = Operation::Spend(spend(testing::txid(&child), txid));
+    let told = store.apply_one(Row { key: Key::master(txid), operation: again }).await.unwrap();
+    assert_eq!(told, Outcome::Rejected(Rejection::SpenderPruned(0)));
+    assert_eq!(violations(&store).await, [""; 0]);
+}
+
+/// Blocks of a side chain do not count, neither for it nor for who spends it.
+#[tokio::test]
+async fn only_blocks_of_the_longest_chain_count() {
+    let store = testing::store(5);
+    let [seed, first, ..] = three(&store).await;
+    let side = testing::block(9, false);
+    let put = |block| Row { key: Key::Block(9), operation: stamped(2, Sequenced::PutBlock(block)) };
+    store.apply_one(put(side)).await.unwrap();
+    let mined_in = crate::record::MinedIn { block_id: 9, height: 109, subtree: 0 };
+    for txid in [seed, first] {
+        store.sequenced(Key::master(txid), Sequenced::SetMined { mined_in, longest_chain: false }).await;
+    }
+    prune(&store, 389).await;
+    assert_eq!(state(&store, seed).await, pruned_at(389));
+    // The same block on the longest chain.
+    let store = testing::store(5);
+    let [seed, first, ..] = three(&store).await;
+    store.sequenced(Key::master(first), Sequenced::SetMined { mined_in, longest_chain: true }).await;
+    prune(&store, 396).await;
+    assert_eq!(state(&store, seed).await, Some(TxState::Live));
+    prune(&store, 397).await;
+    assert_eq!(state(&store, seed).await, pruned_at(397));
+}
+
+fn stamped(offset: u64, operation: Sequenced) -> Operation {
+    Operation::Sequenced(Stamp { offset, phase: crate::record::Phase::Apply }, operation)
+}
+
+#[tokio::test]
+async fn an_unmined_spender_keeps_its_parent() {
+    let store = testing::store(5);
+    let parent = testing::seeded(1, 1);
+    let txid = parent.txid;
+    store.plant(parent).await;
+    store.accept(&spending(&[(txid, 0)], 1)).await;
+    assert_eq!(prune(&store, 900).await, Pruned { examined: 1, kept: 1, ..Pruned::default() });
+    assert_eq!(prune(&store, 900).await.examined, 0, "not looked at twice at one height");
+    assert_eq!(prune(&store, 901).await.examined, 1);
+    assert_eq!(state(&store, txid).await, Some(TxState::Live));
+}
+
+/// What the sequencer has done since the last commit may have to be done again.
+#[tokio::test]
+async fn what_is_not_committed_is_not_pruned_nor_what_it_would_mark() {
+    let store = testing::store(5);
+    let [seed, first, ..] = three(&store).await;
+    let locked =
+        |txid, offset, locked| Row { key: Key::master(txid), operation: stamped(offset, Sequenced::SetLocked(locked)) };
+    for (txid, offset) in [(seed, 50), (first, 50)] {
+        store.apply_one(locked(txid, offset, true)).await.unwrap();
+        store.apply_one(locked(txid, offset + 1, false)).await.unwrap();
+    }
+    let (pruned, step) = prune_as(&store, under(391), SETTINGS).await;
+    assert_eq!((pruned.total(), step), (0, Step::Unsafe));
+    let later = Under::new(Terms { safe: 52, ..under(391).terms }, 0);
+    assert_eq!(prune_as(&store, later, SETTINGS).await.0.spent, 2);
+}
+
+#[tokio::test]
+async fn what_is_preserved_stays_until_then() {
+    let store = testing::store(5);
+    let [seed, ..] = three(&store).await;
+    store.sequenced(Key::master(seed), Sequenced::Preserve { until: 600 }).await;
+    prune(&store, 599).await;
+    assert_eq!(state(&store, seed).await, Some(TxState::Live));
+    prune(&store, 600).await;
+    assert_eq!(state(&store, seed).await, pruned_at(600));
+}
+
+#[tokio::test]
+async fn a_conflicting_one_settles_its_slots_and_keeps_its_body_for_a_time() {
+    let store = testing::store(5);
+    let parent = testing::seeded(1, 2);
+    let txid = parent.txid;
+    store.plant(parent).await;
+    let bytes = spending(&[(txid, 0)], 1);
+    let lost = testing::txid(&bytes);
+    store.take_inputs(&bytes).await;
+    store.plant(testing::page(&bytes).contested()).await;
+    store.sequenced(Key::master(lost), Sequenced::MarkConflicting { reason: LOST, height: 100 }).await;
+    assert_eq!(prune(&store, 387).await.total(), 0);
+    assert_eq!(prune(&store, 388).await, Pruned { examined: 1, conflicting: 1, ..Pruned::default() });
+    let (parent, tombstone) = (store.master(txid).await.unwrap().unwrap(), store.master(lost).await.unwrap().unwrap());
+    assert_eq!((parent.spent_utxos, parent.contested.contains(&0)), (0, true));
+    assert_eq!((tombstone.state(), tombstone.verdict()), (TxState::Pruned(388), Some(Verdict::Conflicting(LOST))));
+    assert!(tombstone.body().is_some());
+    assert_eq!(prune(&store, 388 + 143).await.total(), 0);
+    assert_eq!(prune(&store, 388 + 144).await.tombstones, 1);
+    assert_eq!(state(&store, lost).await, None);
+}
+
+/// Where what is deleted can come back, a tombstone shrinks to its name and stays.
+#[tokio::test(start_paused = true)]
+async fn over_a_store_that_forgets_marks_outlast_its_nodes_before_anything_is_buried() {
+    let clock = Clock::simulated(1_000);
+    let second = Duration::from_secs(1);
+    let memory = Arc::new(MemoryEngine::forgetful(RULES, clock.clone(), second));
+    let engine = Arc::new(FaultEngine::forgetful(memory, clock, 1));
+    let store = Store { engine: engine.clone(), ..testing::store(5) };
+    let [seed, first, ..] = three(&store).await;
+    tokio::time::sleep(10 * second).await;
+    let mut nodes = Nodes::new(engine.clone(), 5 * second);
+    nodes.meet().await.unwrap();
+    let settings = PruneSettings { keep_tombstones: Some(1), ..SETTINGS };
+    for restarts in [true, false] {
+        let mut pass = Pass::new(settings, under(391));
+        let until = loop {
+            match pass.step(&store, &nodes).await.unwrap() {
+                Step::Did(_) => {}
+                Step::Until(until) => break until,
+                step => panic!("{step:?}"),
+            }
+        };
+        assert!(until > tokio::time::Instant::now() + 4 * second);
+        assert_eq!(state(&store, seed).await, Some(TxState::Live));
+        if restarts {
+            engine.forget(second, |_| true);
+        }
+        tokio::time::sleep_until(until).await;
+        if restarts {
+            let stopped = loop {
+                match pass.step(&store, &nodes).await {
+                    Ok(Step::Did(_)) => {}
+                    stopped => break stopped,
+                }
+            };
+            assert!(matches!(stopped, Err(PruneError::NodeRestarted)), "{stopped:?}");
+            nodes.meet().await.unwrap();
+            continue;
+        }
+        while pass.step(&store, &nodes).await.unwrap() != Step::Done {}
+        assert_eq!((state(&store, seed).await, state(&store, first).await), (pruned_at(391), pruned_at(391)));
+    }
+    assert_eq!(prune_as(&store, under(392), settings).await.0.tombstones, 2);
+    let left = store.master(seed).await.unwrap().unwrap();
+    assert_eq!((left.state(), left.delete_at_height), (TxState::Pruned(391), None));
+}
+
+/// A transaction of three pages, all spent by one, its body elsewhere.
+async fn wide(store: &Store) -> (Bytes, Txid) {
+    let parent = testing::seeded(1, 1);
+    let bytes = testing::transaction(&[(testing::outpoint(parent.txid, 0), 1_000)], &[200; 5]);
+    let txid = testing::txid(&bytes);
+    store.plant(parent).await;
+    store.take_inputs(&bytes).await;
+    for mut page in testing::pages(&bytes, &Start::default(), 2) {
+        if page.number == 0 {
+            let placed = store.placed_once(&page).await.unwrap();
+            testing::master(&mut page).body = placed.or(page.body().cloned());
+        }
+        store.plant(page).await;
+    }
+    let spends: Vec<_> = (0..5).map(|vout| (testing::outpoint(txid, vout), 200)).collect();
+    let child = testing::transaction(&spends, &[1_000]);
+    store.accept(&child).await;
+    for number in [1, 2] {
+        let told = Operation::SetPageSpent { page: number, spent: true };
+        store.must_apply(Key::master(txid), told).await;
+    }
+    for (mined, block) in [(txid, 1), (testing::txid(&child), 2)] {
+        store.mine(mined, block).await;
+    }
+    (bytes, txid)
+}
+
+async fn pages(store: &Store, txid: Txid) -> Vec<Option<TxState>> {
+    let pages = store.pages(txid, 0, 3).await.unwrap();
+    pages.iter().map(|page| page.as_deref().map(Page::state)).collect()
+}
+
+#[tokio::test]
+async fn all_pages_go_and_the_blob_with_the_tombstones() {
+    let mut store = testing::store(2).with_blobs(Some(BlobStore::memory()));
+    store.settings.inline_limit = 10;
+    let (_, txid) = wide(&store).await;
+    let blob = crate::blob::BlobName::tx(txid);
+    let has_blob = async || store.blobs.as_ref().unwrap().exists(blob).await.unwrap();
+    prune(&store, 389).await;
+    assert_eq!(state(&store, txid).await, Some(TxState::Live));
+    prune(&store, 390).await;
+    assert_eq!(pages(&store, txid).await, [pruned_at(390); 3]);
+    assert_eq!(violations(&store).await, [""; 0]);
+    assert!(has_blob().await);
+    prune(&store, 390 + 144).await;
+    assert_eq!(pages(&store, txid).await, [None; 3]);
+    assert!(!has_blob().await);
+}
+
+/// The set of pages that are all spent may be early: the pages themselves count.
+#[tokio::test]
+async fn a_page_that_is_not_spent_keeps_all() {
+    let store = testing::store(2);
+    let (_, txid) = wide(&store).await;
+    let page = store.pages(txid, 1, 2).await.unwrap().remove(0).unwrap();
+    let holder = page.utxos.as_ref().unwrap()[1].spender().unwrap();
+    let freed = Sequenced::Settle(vec![crate::record::HeldSlot { offset: 1, holder }]);
+    store.sequenced(Key::Page(txid, 1), freed).await;
+    assert_eq!(prune(&store, 900).await.kept, 1);
+    assert_eq!(pages(&store, txid).await, [Some(TxState::Live); 3]);
+}
+
+/// Dies at each of its writes in turn; whoever comes next ends where it would have ended.
+#[tokio::test]
+async fn a_pass_that_is_killed_anywhere_is_done_by_the_next() {
+    let mut writes = 0;
+    loop {
+        let mut store = testing::store(2).with_blobs(Some(BlobStore::memory()));
+        store.settings.inline_limit = 10;
+        let (_, txid) = wide(&store).await;
+        let dying = Arc::new(Dying { inner: store.engine.clone(), left: std::sync::atomic::AtomicI64::new(writes) });
+        let dying = Store { engine: dying, ..store.clone() };
+        let nodes = Nodes::new(store.engine.clone(), Duration::ZERO);
+        let mut died = false;
+        for height in [390, 390 + 144] {
+            let mut pass = Pass::new(SETTINGS, under(height));
+            while !died {
+                match pass.step(&dying, &nodes).await {
+                    Ok(Step::Done) => break,
+                    Ok(_) => {}
+                    Err(_) => died = true,
+                }
+                // Its slots are never free again, and whoever is found pruned was let go of by its parents.
+                let parent = store.master(Txid([1; 32])).await.unwrap();
+                let parent = parent.filter(|page| page.pruned.is_none());
+                if let (Some(TxState::Pruned(_)), Some(parent)) = (state(&store, txid).await, parent) {
+                    assert_eq!(parent.pruned_spenders, [0].into());
+                }
+            }
+            prune(&store, height).await;
+            let left = if height == 390 { pruned_at(390) } else { None };
+            assert_eq!(pages(&store, txid).await, [left; 3], "after {writes} writes, at {height}");
+        }
+        if !died {
+            assert!(writes > 5);
+            return;
+        }
+        writes += 1;
+    }
+}
+
+/// An engine that takes so many batches, and then nothing any more.
+struct Dying {
+    inner: Arc<dyn RecordEngine>,
+    left: std::sync::atomic::AtomicI64,
+}
+
+#[async_trait::async_trait]
+impl RecordEngine for Dying {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        if self.left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) > 0 {
+            return self.inner.apply(rows).await;
+        }
+        rows.iter()
+            .map(|row| {
+                Err(crate::engine::EngineError {
+                    kind: crate::engine::ErrorKind::Fatal,
+                    operation: "apply",
+                    key: row.key.to_string(),
+                    message: "dead".into(),
+                })
+            })
+            .collect()
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<crate::record::Record>, EngineError>> {
+        self.inner.read(keys).await
+    }
+
+    async fn query(
+        &self,
+        index: crate::engine::Index,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Vec<Key>, EngineError> {
+        self.inner.query(index, from, to, limit).await
+    }
+
+    async fn scan(
+        &self,
+        set: crate::engine::Set,
+        cursor: Option<crate::engine::Cursor>,
+        limit: usize,
+    ) -> Result<crate::engine::ScanPage, EngineError> {
+        self.inner.scan(set, cursor, limit).await
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.inner.close().await
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_counts_and_changes_nothing() {
+    let store = testing::store(5);
+    let chain = three(&store).await;
+    let (pruned, step) = prune_as(&store, under(393), PruneSettings { dry_run: true, ..SETTINGS }).await;
+    assert_eq!((pruned.spent, pruned.examined, step), (3, 3, Step::Done));
+    for txid in chain {
+        assert_eq!(state(&store, txid).await, Some(TxState::Live));
+    }
+    assert_eq!(prune(&store, 393).await.spent, 3);
+}

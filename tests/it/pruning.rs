@@ -1,0 +1,299 @@
+//! Forgetting, by whole instances: what is due goes, whatever comes again is recognised, and nothing of it can be spent again.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    api::Health,
+    event::{Action, CommandResult},
+    instance::{self, InstanceError},
+    record::{Key, Reason, TxState, Verdict},
+    store::meta::MetaError,
+};
+
+use crate::{
+    made_blocks::MadeBlock,
+    world::{MAY_FORGET, Made, World, WorldSettings, coinbase, spend},
+};
+
+/// Blocks behind what makes something due.
+const RETENTION: u32 = 2;
+
+async fn state(world: &World, made: &Made) -> Option<TxState> {
+    world.page(made).await.map(|page| page.state())
+}
+
+async fn is_pruned(world: &World, made: &Made) -> bool {
+    matches!(state(world, made).await, Some(TxState::Pruned(_)))
+}
+
+async fn lost_for(world: &World, made: &Made) -> Option<Reason> {
+    match state(world, made).await {
+        Some(TxState::Conflicting(Verdict::Conflicting(reason))) => Some(reason),
+        _ => None,
+    }
+}
+
+async fn until(what: &str, mut there: impl AsyncFnMut() -> bool) {
+    let waited = tokio::time::timeout(Duration::from_secs(600), async {
+        while !there().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("it does not come: {what}"));
+}
+
+/// A world with a seed, its child and its grandchild, mined in the first two blocks; and two more, after which the child may go.
+async fn three(settings: WorldSettings) -> (World, [Made; 3]) {
+    let world = World::with_settings(settings).await;
+    let seed = world.seed(1, 2).await;
+    let child = spend(&[seed.coin(0)], 1, 1);
+    let grandchild = spend(&[child.coin(0)], 2, 2);
+    world.validate(&child).await;
+    world.validate(&grandchild).await;
+    world.mine(1, &[&child]).await;
+    world.mine(2, &[&grandchild]).await;
+    world.mine(3, &[]).await;
+    world.mine(4, &[]).await;
+    (world, [seed, child, grandchild])
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_spent_by_what_is_mined_goes_and_its_events_are_recognised() {
+    let (world, [seed, child, grandchild]) = three(WorldSettings::pruned(RETENTION)).await;
+    let running = world.start();
+    until("the pruning", async || is_pruned(&world, &child).await).await;
+    assert_eq!(state(&world, &seed).await, Some(TxState::Live), "an output of it is unspent");
+    assert_eq!(state(&world, &grandchild).await, Some(TxState::Live));
+    let chain = world.count("chain").await;
+    for made in [&child, &grandchild, &child] {
+        world.validate(made).await;
+    }
+    world.until_consumed().await;
+    assert_eq!((world.count("chain").await, world.count("dead-letters").await), (chain, 0));
+    // Who comes too late loses to who was pruned, or for want of the parent.
+    let (rival, late) = (spend(&[seed.coin(0)], 1, 7), spend(&[child.coin(0)], 1, 8));
+    world.validate(&rival).await;
+    world.validate(&late).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(lost_for(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: child.txid }));
+    assert_eq!(lost_for(&world, &late).await, Some(Reason::PrunedParent { parent: child.txid }));
+    assert!(is_pruned(&world, &child).await);
+    world.check("what was pruned comes again").await;
+}
+
+/// The contest of the rival is decided when the slot says that its spender was pruned (simulator, seed 124 with `SIM_PRUNE`): it was
+/// taken for the contestant, and passed over for ever.
+#[tokio::test(start_paused = true)]
+async fn a_rival_of_who_was_pruned_has_its_verdict() {
+    let (world, [seed, child, _]) = three(WorldSettings::pruned(RETENTION)).await;
+    let running = world.start();
+    until("the pruning", async || is_pruned(&world, &child).await).await;
+    let rival = spend(&[seed.coin(0), seed.coin(1)], 1, 7);
+    world.validate(&rival).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(lost_for(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: child.txid }));
+    world.check("a rival of who was pruned").await;
+}
+
+/// It is mined, so its parent could go: that it is gone says nothing against it.
+#[tokio::test(start_paused = true)]
+async fn what_is_mined_is_reconsidered_after_its_parent_is_gone() {
+    let (world, [_, child, grandchild]) = three(WorldSettings::pruned(RETENTION)).await;
+    let running = world.start();
+    until("the pruning", async || is_pruned(&world, &child).await).await;
+    world.command(1, Action::Reconsider { txid: grandchild.txid }).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &grandchild).await, Some(TxState::Live));
+    world.check("reconsidered after its parent is gone").await;
+}
+
+/// Until a block lists it: deleted by a command or pruned as what has lost, of one page or several, its body elsewhere or not. It comes
+/// by what its tombstone kept; its own events are passed over.
+#[tokio::test(start_paused = true)]
+async fn a_block_brings_back_what_was_conflicting() {
+    for (deleted, page_size, inline_limit) in
+        [(true, 1_000, None), (true, 2, None), (false, 2, Some(0)), (false, 1_000, None)]
+    {
+        let what = format!("deleted: {deleted}, {page_size} slots a page, bodies inline: {inline_limit:?}");
+        let settings = WorldSettings { page_size, inline_limit, ..WorldSettings::pruned(RETENTION) };
+        let world = World::with_settings(settings).await;
+        let seed = world.seed(1, 2).await;
+        let (made, mined) = (spend(&[seed.coin(0)], 5, 1), spend(&[seed.coin(1)], 1, 2));
+        let running = world.start();
+        for event in [&made, &mined] {
+            world.validate(event).await;
+        }
+        world.mine(1, &[&mined]).await;
+        world.until_consumed().await;
+        world.command(1, Action::SetConflicting { txid: made.txid }).await;
+        if deleted {
+            world.command(2, Action::Delete { txid: made.txid }).await;
+        } else {
+            for sequence in [2, 3] {
+                world.mine(sequence, &[]).await;
+            }
+        }
+        until(&what, async || is_pruned(&world, &made).await).await;
+        world.validate(&made).await;
+        world.until_consumed().await;
+        assert!(is_pruned(&world, &made).await, "{what}");
+        let child = spend(&[made.coin(4)], 1, 3);
+        world.validate(&child).await;
+        world.until_consumed().await;
+        assert_eq!(lost_for(&world, &child).await, Some(Reason::PrunedParent { parent: made.txid }), "{what}");
+        let next = if deleted { 2 } else { 4 };
+        world.mine(next, &[&made, &child]).await;
+        world.until_consumed().await;
+        running.stop().await;
+        for made in [&made, &child] {
+            assert_eq!(state(&world, made).await, Some(TxState::Live), "{what}");
+        }
+        world.check(&what).await;
+    }
+}
+
+/// A page that came back, flagged by nobody, and a slot of the parent that names it again: a deletion that is done again mends both.
+#[tokio::test(start_paused = true)]
+async fn a_deletion_is_done_again_as_a_whole_where_a_node_forgot_a_part_of_it() {
+    for lost in [Lost::ItsPage, Lost::ItsParent] {
+        let settings = WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(2) };
+        let world = World::with_settings(settings).await;
+        let seed = world.seed(1, 1).await;
+        let (made, rival) = (spend(&[seed.coin(0)], 3, 1), spend(&[seed.coin(0)], 1, 2));
+        let running = world.start();
+        world.validate(&made).await;
+        world.until_consumed().await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        world.command(1, Action::SetConflicting { txid: made.txid }).await;
+        world.command(2, Action::Delete { txid: made.txid }).await;
+        until("the deletion", async || is_pruned(&world, &made).await).await;
+        world.nodes.forget(MAY_FORGET, move |key| match lost {
+            Lost::ItsPage => *key == Key::Page(made.txid, 1),
+            Lost::ItsParent => *key == Key::master(seed.txid),
+        });
+        world.validate(&rival).await;
+        world.until_consumed().await;
+        running.stop().await;
+        let page = world.store.engine.read(&[Key::Page(made.txid, 1)]).await.remove(0).unwrap();
+        let page = utxo_store::store::into_page(page).unwrap();
+        assert!(page.pruned.is_some(), "{lost:?}: {page:?}");
+        assert_eq!(state(&world, &rival).await, Some(TxState::Live), "{lost:?}");
+        world.check_after_forgetting(&format!("{lost:?}")).await;
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Lost {
+    ItsPage,
+    ItsParent,
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_preserved_stays_until_then() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let seed = world.seed(1, 2).await;
+    let preserved = spend(&[seed.coin(0)], 1, 1);
+    let heir = spend(&[preserved.coin(0)], 1, 2);
+    let running = world.start();
+    for made in [&preserved, &heir] {
+        world.validate(made).await;
+    }
+    world.until_consumed().await;
+    world.command(1, Action::Preserve { txid: preserved.txid, until: 106 }).await;
+    world.until_consumed().await;
+    world.mine(1, &[&preserved, &heir]).await;
+    for sequence in 2..=5 {
+        world.mine(sequence, &[]).await;
+    }
+    world.until_consumed().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(state(&world, &preserved).await, Some(TxState::Live));
+    world.mine(6, &[]).await;
+    until("the end of it", async || is_pruned(&world, &preserved).await).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(world.results(1).await, [CommandResult::Applied]);
+    world.check("preserved until then").await;
+}
+
+/// Though it is conflicting, and its time has come: what an authority did is kept.
+#[tokio::test(start_paused = true)]
+async fn what_was_given_to_a_new_owner_stays() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let seed = world.seed(1, 1).await;
+    let made = spend(&[seed.coin(0)], 1, 1);
+    let running = world.start();
+    world.validate(&made).await;
+    world.mine(1, &[]).await;
+    world.until_consumed().await;
+    let coin = made.coin(0);
+    let given = Action::Reassign {
+        outpoint: coin.outpoint,
+        utxo_hash: coin.utxo_hash(),
+        new_script: &[0x51, 0x99],
+        satoshis: coin.satoshis,
+        height: 101,
+        spendable_after: 1,
+    };
+    world.command(1, Action::Freeze { outpoint: coin.outpoint }).await;
+    world.command(2, given).await;
+    world.command(3, Action::SetConflicting { txid: made.txid }).await;
+    for sequence in 2..=6 {
+        world.mine(sequence, &[]).await;
+    }
+    world.until_consumed().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    world.command(4, Action::Delete { txid: made.txid }).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(lost_for(&world, &made).await, Some(Reason::Command));
+    assert!(matches!(&world.results(4).await[..], [CommandResult::Refused { code, .. }] if code == "NOT_PRUNABLE"));
+    world.check("given to a new owner").await;
+}
+
+/// Its offsets were set back, or it is another group: whatever was pruned since would be made again.
+#[tokio::test(start_paused = true)]
+async fn a_group_does_not_go_on_below_what_was_pruned() {
+    let (world, [_, child, _]) = three(WorldSettings::pruned(RETENTION)).await;
+    let running = world.start();
+    until("the pruning", async || is_pruned(&world, &child).await).await;
+    running.stop().await;
+    let floor = world.store.meta().await.unwrap().unwrap().replay_floor;
+    assert!(floor.chain > 0 && !floor.validated.is_empty(), "{floor:?}");
+    let mut settings = world.settings.clone();
+    settings.pipeline.group = "another".into();
+    let run = instance::run(settings, world.parts(&world.store), CancellationToken::new());
+    let error = tokio::time::timeout(Duration::from_secs(600), run).await.expect("it ends").unwrap_err();
+    assert!(matches!(&error, InstanceError::Meta(MetaError::BelowFloor { .. })), "{error}");
+    world.run_until_consumed().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_leaves_from_below_what_may_be_pruned_halts_the_chain_by_name() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
+    let mut blocks = vec![first];
+    for number in 2..=4 {
+        let next = blocks[blocks.len() - 1].followed_by(number, &coinbase(number), &[]);
+        blocks.push(next);
+    }
+    for (block, sequence) in blocks.iter().zip(1..) {
+        world.bring(sequence, block).await;
+    }
+    let running = world.start();
+    world.until_consumed().await;
+    // Of the greatest height 104 blocks down to 103 may leave.
+    let other = blocks[1].followed_by(9, &coinbase(9), &[]);
+    world.reorganise(5, &blocks[2..], std::slice::from_ref(&other)).await;
+    world.until_consumed().await;
+    let deeper = [blocks[1].clone(), other];
+    world.reorganise(6, &deeper, &[]).await;
+    let halted =
+        |health: &Health| health.ready().reasons.iter().any(|(_, why)| why.contains("at height 102 is to leave"));
+    until("the halt", async || halted(&running.health)).await;
+    running.stop().await;
+}
