@@ -1,6 +1,6 @@
 //! Commands, and what is on its way when they are handled.
 
-use std::time::Duration;
+use std::{slice, time::Duration};
 
 use utxo_store::{
     event::{Action, CommandResult},
@@ -133,7 +133,7 @@ async fn a_block_that_lists_the_spend_of_a_former_owner() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (coin, outpoint) = (seed.coin(0), seed.coin(0).outpoint);
-    let former = spend(&[coin.clone()], 1, 1);
+    let former = spend(slice::from_ref(&coin), 1, 1);
     let running = world.start();
     world.command(1, Action::Freeze { outpoint }).await;
     let reassign = Action::Reassign {
@@ -164,7 +164,7 @@ async fn a_block_that_lists_the_spend_of_a_former_owner() {
 async fn a_verdict_that_is_done_again_over_a_slot_that_was_frozen_since() {
     let (world, coin) = never_committed().await;
     let outpoint = coin.outpoint;
-    let (winner, loser) = (spend(&[coin.clone()], 1, 1), spend(&[coin], 1, 2));
+    let (winner, loser) = (spend(slice::from_ref(&coin), 1, 1), spend(slice::from_ref(&coin), 1, 2));
     let running = world.start();
     world.validate(&winner).await;
     world.validate(&loser).await;
