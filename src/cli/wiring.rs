@@ -227,6 +227,7 @@ mod tests {
             ("SEQUENCER__MINED_BATCH_SIZE", "28"),
             ("SEQUENCER__CONCURRENCY", "29"),
             ("SEQUENCER__CONE_CHUNK", "30"),
+            ("PRUNE__ENABLED", "true"),
             ("PRUNE__PER_SECOND", "33"),
             ("PRUNE__BATCH_SIZE", "34"),
             ("PRUNE__KEEP_TOMBSTONES", "35"),

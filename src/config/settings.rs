@@ -313,14 +313,14 @@ settings! {
     /// Forgetting: transactions whose outputs are all spent by what is mined, and conflicting ones, `store.block_height_retention` blocks
     /// behind that. Whoever holds the chain prunes, between its events.
     ["prune"] Prune {
-        /// Whether this instance prunes; `utxo-store prune` does so by hand.
-        enabled: bool = true;
+        /// Whether this instance prunes; `utxo-store prune` does so by hand. What is pruned does not come back: keep the log, which does.
+        enabled: bool = false;
         /// Transactions that are looked at in a second at the most.
         per_second: u32 = 10_000, range 1 to 10_000_000, unit "transactions/s";
         /// Transactions that are looked at in one step: a chain event waits for no more than these.
         batch_size: u32 = 512, range 1 to 65_536, unit "transactions";
-        /// Blocks for which a few bytes of a pruned transaction are kept, by which it is recognised should it come again, and of a conflicting
-        /// one its body, so that a block can still bring it; 0 keeps them for good. The blobs of both are kept as long.
+        /// Blocks for which a pruned transaction that was conflicting keeps its body, so that a block can still bring it; 0 keeps it for
+        /// good. The blobs of others are kept as long. A few bytes of each, by which it is recognised should it come again, stay.
         keep_tombstones: u32 = 144, range 0 to 10_000_000, unit "blocks";
     }
 

@@ -465,6 +465,9 @@ impl Handler {
         for batch in fallen.chunks(self.rows_at_once()) {
             let txids: Vec<Txid> = batch.iter().map(|listed| listed.txid).collect();
             let masters = self.wait_for_bodies(at, false, &txids).await?;
+            for tombstone in masters.iter().filter(|page| page.pruned.is_some()) {
+                Box::pin(self.revive(at, block, tombstone.txid)).await?;
+            }
             let rows: Vec<Row> = batch.iter().map(|listed| listed.row(at, block, Sequenced::WasMined)).collect();
             self.apply_decided(at, rows).await?;
             for (listed, master) in batch.iter().zip(masters) {

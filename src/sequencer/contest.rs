@@ -135,6 +135,13 @@ impl Handler {
             TxState::Conflicting(Verdict::Conflicting(reason)) if reopen.opens(reason) => (false, true),
             _ => return Ok(passed_over),
         };
+        if reopened {
+            // What it takes is decided on by what is stored now: whoever prunes and is behind must not take that away.
+            self.contest_holders(at, phase, vec![txid]).await?;
+            if self.master(txid).await?.is_none_or(|page| page.pruned.is_some()) {
+                return Ok(passed_over);
+            }
+        }
         let height = page.master.as_ref().and_then(|master| master.unmined_since).unwrap_or(self.height());
         let may_wait = match reopen {
             // The parents of what is live are there, or come again where a node forgot them.
@@ -325,7 +332,7 @@ impl Handler {
     }
 
     /// Contests holders that are not live (an absent one becomes a stub, so that it cannot become live behind our back).
-    /// Answers what each of them is. A tombstone counts as live: its slot was its own when it was pruned.
+    /// Answers what each of them is. A tombstone of what was spent counts as live: its slot was its own when it was pruned.
     pub async fn contest_holders(
         &self,
         at: At,
@@ -341,10 +348,10 @@ impl Handler {
             match outcome {
                 // Whole or partial: the reply does not tell. Or stamped later in this very event (its verdict was carried
                 // out): its state says the rest.
-                Outcome::AlreadyApplied(Reply::State(TxState::Live | TxState::Creating)) | Outcome::Rejected(_) => {
+                Outcome::AlreadyApplied(Reply::State(TxState::Live | TxState::Creating | TxState::Pruned(_)))
+                | Outcome::Rejected(_) => {
                     unknown.push(txid);
                 }
-                Outcome::AlreadyApplied(Reply::State(TxState::Pruned(_))) => drop(named.insert(txid, Named::Live)),
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => drop(named.insert(txid, Named::NotLive)),
             }
         }
@@ -357,7 +364,8 @@ impl Handler {
 fn what_is(master: Option<&Page>) -> Named {
     match master.map(|page| (page.state(), page.is_partial())) {
         Some((TxState::Live, true)) => Named::Partial,
-        Some((TxState::Live | TxState::Pruned(_), _)) => Named::Live,
+        Some((TxState::Live, _)) => Named::Live,
+        Some((TxState::Pruned(_), _)) if master.is_some_and(|page| !page.conflicting) => Named::Live,
         _ => Named::NotLive,
     }
 }

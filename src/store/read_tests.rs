@@ -186,10 +186,12 @@ async fn the_rest_of_the_spend_states() {
     for (outpoint, hash, height, expected) in cases {
         assert_eq!(store.get_spend(outpoint, hash, height).await.unwrap(), expected, "{outpoint}");
     }
-    let reason = Reason::Command;
-    store.sequenced(Key::master(PARENT), Sequenced::MarkConflicting { reason, height: 1 }).await;
-    store.sequenced(Key::master(PARENT), Sequenced::Prune { height: 900, keep_until: None }).await;
-    assert_eq!(store.get_spend(at(0), None, None).await.unwrap(), SpendStatus::Pruned(900));
+    let (reason, other) = (Reason::Command, seeded(2, 1));
+    let txid = other.txid;
+    store.plant(other).await;
+    store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 1 }).await;
+    store.sequenced(Key::master(txid), Sequenced::Prune { height: 900, keep_until: None }).await;
+    assert_eq!(store.get_spend(outpoint(txid, 0), None, None).await.unwrap(), SpendStatus::Pruned(900));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, TxState, Verdict};
+use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, Slot, TxState, Verdict};
 
 use super::{Effect, any_page, delete_at_height::fully_spent, optional_page, slots};
 
@@ -23,7 +23,9 @@ pub(super) fn apply(record: &mut Option<Record>, height: u32, keep_until: Option
 
 /// Whether this page, by its own bins, may go. What other pages and the spenders say is the pruner's to check.
 fn may_prune(page: &Page, height: u32) -> bool {
-    if !page.reassignments.is_empty() {
+    // What an operator has barred stays barred, also where a block brings back what was conflicting.
+    let barred = || page.utxos.iter().flatten().any(|slot| matches!(slot, Slot::Frozen(_)));
+    if !page.reassignments.is_empty() || page.conflicting && (barred() || !page.utxo_spendable_in.is_empty()) {
         return false;
     }
     let Some(master) = page.master.as_deref() else {
@@ -46,6 +48,10 @@ fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     tombstone.number = page.number;
     tombstone.pruned = Some(height);
     tombstone.conflicting = page.conflicting;
+    if page.conflicting {
+        // Should a block bring it back, a spend that is still on its way meets them.
+        tombstone.contested = page.contested.clone();
+    }
     let (Some(master), Some(old)) = (&mut tombstone.master, &page.master) else {
         tombstone.master = None;
         return tombstone;
@@ -77,21 +83,18 @@ pub(super) fn postpone(record: &mut Option<Record>, until: u32) -> Result<Effect
     Ok(Effect::applied(Reply::None))
 }
 
-pub(super) fn forget_tombstone(record: &mut Option<Record>, keep_name: bool) -> Result<Effect, Rejection> {
+pub(super) fn forget_tombstone(record: &mut Option<Record>) -> Result<Effect, Rejection> {
     let Some(page) = optional_page(record)? else {
         return Ok(Effect::already(Reply::None, false));
     };
     if page.pruned.is_none() {
         return Err(Rejection::NotPrunable);
     }
-    if !keep_name {
-        *record = None;
-        return Ok(Effect::applied(Reply::None));
-    }
     let name = Page {
         pruned: page.pruned,
         number: page.number,
         conflicting: page.conflicting,
+        contested: page.contested.clone(),
         chain_pos: page.chain_pos,
         master: page.master.as_ref().map(|old| {
             let mut master = Box::<crate::record::Master>::default();
@@ -117,7 +120,8 @@ pub(super) fn revive(record: &mut Option<Record>) -> Result<Effect, Rejection> {
         return Err(Rejection::Pruned(height));
     }
     if page.master.is_none() {
-        *page = Arc::new(Page { number: page.number, chain_pos: page.chain_pos, ..Page::empty(page.txid) });
+        let (number, chain_pos, contested) = (page.number, page.chain_pos, page.contested.clone());
+        *page = Arc::new(Page { number, chain_pos, contested, ..Page::empty(page.txid) });
     } else {
         // The body stays until it is filled with it: whoever dies in between left all that it takes.
         let page = Arc::make_mut(page);
@@ -211,18 +215,15 @@ mod tests {
 
     #[test]
     fn a_tombstone_goes_when_it_has_served() {
-        for (there, keep_name) in [(contested(2, LOST), false), (contested(2, LOST), true), (done(), true)] {
+        for there in [contested(2, LOST), done()] {
             let mut record = record(there);
-            let forget = sequenced(2, Sequenced::ForgetTombstone { keep_name });
+            let forget = sequenced(2, Sequenced::ForgetTombstone);
             assert_eq!(refused(on_master(&mut record, &forget)), Rejection::NotPrunable);
             on_master(&mut record, &prune(400));
             assert_eq!(on_master(&mut record, &forget).outcome, applied(Reply::None));
             assert_eq!(on_master(&mut record, &forget).outcome, already(Reply::None));
-            assert_eq!(record.is_some(), keep_name);
-            if keep_name {
-                let page = page(&record);
-                assert_eq!((page.state(), page.delete_at_height, page.body()), (TxState::Pruned(400), None, None));
-            }
+            let page = page(&record);
+            assert_eq!((page.state(), page.delete_at_height, page.body()), (TxState::Pruned(400), None, None));
         }
     }
 

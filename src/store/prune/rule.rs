@@ -1,6 +1,6 @@
 //! When a transaction may be forgotten: pure, from what its records and those of its spenders say.
 
-use crate::record::{Page, TxState, Verdict};
+use crate::record::{Page, Slot, TxState, Verdict};
 
 /// By what is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Facts {
     pub changed_at: Option<u64>,
     /// An output of it was given to a new owner.
     pub reassigned: bool,
+    /// An output of it is frozen, or was until a height.
+    pub barred: bool,
     /// `preserveUntil`
     pub preserve_until: Option<u32>,
     /// It is locked, frozen as a whole, or waits for a verdict though it is live.
@@ -70,14 +72,17 @@ pub enum Ruling {
 pub fn rule(terms: &Terms, facts: &Facts) -> Ruling {
     let next = terms.height.saturating_add(1);
     match facts.state {
+        _ if facts.changed_at.is_some_and(|offset| offset >= terms.safe) => return Ruling::Unsafe,
         TxState::Pruned(_) => return Ruling::Tombstone,
         _ if facts.reassigned => return Ruling::Later(u32::MAX),
+        // Its event may come yet, and has to give back what it takes.
+        TxState::Stub(Verdict::Conflicting(_)) => return Ruling::Later(u32::MAX),
+        TxState::Conflicting(_) if facts.barred => return Ruling::Later(u32::MAX),
         _ if facts.preserve_until.is_some_and(|until| until > terms.height) => {
             return Ruling::Later(facts.preserve_until.unwrap_or(next));
         }
-        _ if facts.changed_at.is_some_and(|offset| offset >= terms.safe) => return Ruling::Unsafe,
         // Its hint is retention behind its verdict, and has come.
-        TxState::Conflicting(Verdict::Conflicting(_)) | TxState::Stub(Verdict::Conflicting(_)) => return Ruling::Due,
+        TxState::Conflicting(Verdict::Conflicting(_)) => return Ruling::Due,
         TxState::Live if facts.all_spent && !facts.held => {}
         _ => return Ruling::Later(next),
     }
@@ -94,6 +99,7 @@ impl Facts {
             state: master.state(),
             changed_at: master.chain_pos.map(|stamp| stamp.chain_offset()),
             reassigned: !master.reassignments.is_empty(),
+            barred: is_barred(master),
             preserve_until: bins.and_then(|bins| bins.preserve_until),
             held: master.locked || master.frozen || master.verdict() == Some(Verdict::Pending),
             all_spent: master.utxos.is_some() && master.all_spent(),
@@ -109,12 +115,18 @@ impl Facts {
         Facts {
             changed_at: self.changed_at.max(page.chain_pos.map(|stamp| stamp.chain_offset())),
             reassigned: self.reassigned || !page.reassignments.is_empty(),
+            barred: self.barred || is_barred(page),
             held: self.held || page.frozen,
             // One that was begun with before a crash.
             all_spent: self.all_spent && (whole || page.pruned.is_some()),
             ..self
         }
     }
+}
+
+fn is_barred(page: &Page) -> bool {
+    let is_frozen = |slot: &Slot| matches!(slot, Slot::Frozen(_));
+    page.utxos.iter().flatten().any(is_frozen) || !page.utxo_spendable_in.is_empty()
 }
 
 #[cfg(test)]
@@ -132,6 +144,7 @@ mod tests {
             state: TxState::Live,
             changed_at: Some(49),
             reassigned: false,
+            barred: false,
             preserve_until: None,
             held: false,
             all_spent: true,
@@ -193,6 +206,7 @@ mod tests {
                 state,
                 changed_at,
                 reassigned,
+                barred: false,
                 preserve_until,
                 held,
                 all_spent,

@@ -208,27 +208,36 @@ impl Store {
         Ok(Others::Buried)
     }
 
-    /// Tombstones that have served: blobs go, then the tombstones; or, where what is deleted can come back, what they kept.
-    /// Answers those that were changed since by what is not committed.
+    /// What tombstones that have served had kept goes: a blob after its record has let go of it, so that a block which brings the
+    /// transaction back never meets a record without its blob (a kill in between leaves one that nobody wants). Their names stay for good: an event that comes again, however late,
+    /// must not make spendable what was spent. Answers those that were changed since by what is not committed.
     pub(super) async fn forget_tombstones(
         &self,
         under: &Under,
         served: &[Examined],
     ) -> Result<BTreeSet<Txid>, PruneError> {
-        let keep_name = self.may_forget();
-        let forget = |txid, number| under.row(Key::Page(txid, number), Sequenced::ForgetTombstone { keep_name });
+        let forget = |txid, number| under.row(Key::Page(txid, number), Sequenced::ForgetTombstone);
+        let mut changed = BTreeSet::new();
         for Examined { master, .. } in served {
-            self.delete_blob(master).await?;
             // One that came back where a node had forgotten that it was pruned goes with the master.
-            self.bury_others(under, master).await?;
+            let Others::Buried = self.bury_others(under, master).await? else {
+                changed.insert(master.txid);
+                continue;
+            };
             let numbers: Vec<u32> = (1..=others(master)).collect();
             for numbers in numbers.chunks(PAGES_AT_ONCE) {
                 self.prune_rows(numbers.iter().map(|number| forget(master.txid, *number)).collect()).await?;
             }
+            // The master last, since what finds it finds the rest.
+            let (outcomes, stale) = self.prune_rows(vec![forget(master.txid, 0)]).await?;
+            changed.extend(stale);
+            if outcomes.iter().all(Outcome::is_done) {
+                self.delete_blob(master).await?;
+            } else {
+                changed.insert(master.txid);
+            }
         }
-        // Masters last, since what finds them finds the rest.
-        let masters = served.iter().map(|examined| forget(examined.master.txid, 0)).collect();
-        Ok(self.prune_rows(masters).await?.1)
+        Ok(changed)
     }
 
     async fn delete_blob(&self, master: &Page) -> Result<(), PruneError> {
