@@ -446,6 +446,15 @@ impl Page {
         }
     }
 
+    /// Whether an operator has barred an output of this page, or given it away. That holds for good, also where a block brings back what
+    /// was conflicting: so such a page is kept.
+    pub fn is_barred(&self) -> bool {
+        let is_frozen = |slot: &Slot| matches!(slot, Slot::Frozen(_));
+        !self.reassignments.is_empty()
+            || !self.utxo_spendable_in.is_empty()
+            || self.utxos.iter().flatten().any(is_frozen)
+    }
+
     /// Whether the two pages cannot be of the same transaction: a transaction id commits to a whole transaction, but to
     /// nothing that a partial one claims. Gaps, and slots that were reassigned, claim nothing.
     pub fn contradicts(&self, other: &Page) -> bool {

@@ -255,6 +255,46 @@ async fn what_was_given_to_a_new_owner_stays() {
     world.check("given to a new owner").await;
 }
 
+/// The same of what is frozen, or was until a height; and a block lists the transaction after all. Whatever brought it back would have made
+/// the output spendable (a review).
+#[tokio::test(start_paused = true)]
+async fn what_is_frozen_stays_so_though_its_transaction_falls_and_comes_back() {
+    for until in [None, Some(900)] {
+        let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+        let seed = world.seed(1, 1).await;
+        let made = spend(&[seed.coin(0)], 1, 1);
+        let outpoint = made.coin(0).outpoint;
+        let running = world.start();
+        world.validate(&made).await;
+        world.mine(1, &[]).await;
+        world.until_consumed().await;
+        let bar = match until {
+            None => Action::Freeze { outpoint },
+            Some(height) => Action::FreezeUntil { outpoint, height },
+        };
+        world.command(1, bar).await;
+        world.command(2, Action::SetConflicting { txid: made.txid }).await;
+        for sequence in 2..=6 {
+            world.mine(sequence, &[]).await;
+        }
+        world.until_consumed().await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        world.command(3, Action::Delete { txid: made.txid }).await;
+        world.until_consumed().await;
+        assert!(matches!(&world.results(3).await[..], [CommandResult::Refused { code, .. }] if code == "NOT_PRUNABLE"));
+        world.mine(7, &[&made]).await;
+        world.until_consumed().await;
+        let thief = spend(&[made.coin(0)], 1, 2);
+        world.validate(&thief).await;
+        world.until_consumed().await;
+        running.stop().await;
+        assert_eq!(state(&world, &made).await, Some(TxState::Live));
+        let barred = [Reason::Frozen { input: 0 }, Reason::NotYetSpendable { input: 0 }];
+        assert!(lost_for(&world, &thief).await.is_some_and(|reason| barred.contains(&reason)), "{until:?}");
+        world.check("frozen, fallen, and back").await;
+    }
+}
+
 /// Its offsets were set back, or it is another group: whatever was pruned since would be made again.
 #[tokio::test(start_paused = true)]
 async fn a_group_does_not_go_on_below_what_was_pruned() {

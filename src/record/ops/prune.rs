@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, Slot, TxState, Verdict};
+use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, TxState, Verdict};
 
 use super::{Effect, any_page, delete_at_height::fully_spent, optional_page, slots};
 
@@ -23,9 +23,7 @@ pub(super) fn apply(record: &mut Option<Record>, height: u32, keep_until: Option
 
 /// Whether this page, by its own bins, may go. What other pages and the spenders say is the pruner's to check.
 fn may_prune(page: &Page, height: u32) -> bool {
-    // What an operator has barred stays barred, also where a block brings back what was conflicting.
-    let barred = || page.utxos.iter().flatten().any(|slot| matches!(slot, Slot::Frozen(_)));
-    if !page.reassignments.is_empty() || page.conflicting && (barred() || !page.utxo_spendable_in.is_empty()) {
+    if !page.reassignments.is_empty() || page.conflicting && page.is_barred() {
         return false;
     }
     let Some(master) = page.master.as_deref() else {

@@ -83,7 +83,7 @@ impl Handler {
                 return Ok(not_conflicting("a coinbase stays: its block may return"));
             }
             Action::Delete { .. } => match master.state() {
-                TxState::Conflicting(Verdict::Conflicting(_)) if self.was_reassigned(master).await? => {
+                TxState::Conflicting(Verdict::Conflicting(_)) if self.is_barred(master).await? => {
                     Outcome::Rejected(Rejection::NotPrunable)
                 }
                 TxState::Conflicting(Verdict::Conflicting(_)) => {
@@ -114,9 +114,9 @@ impl Handler {
         Ok(Answer::Result(result_of(result)))
     }
 
-    async fn was_reassigned(&self, master: &Page) -> Result<bool, Stop> {
+    async fn is_barred(&self, master: &Page) -> Result<bool, Stop> {
         let mut found = false;
-        self.each_page(master, |page| found |= !page.reassignments.is_empty()).await?;
+        self.each_page(master, |page| found |= page.is_barred()).await?;
         Ok(found)
     }
 

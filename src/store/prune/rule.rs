@@ -1,6 +1,6 @@
 //! When a transaction may be forgotten: pure, from what its records and those of its spenders say.
 
-use crate::record::{Page, Slot, TxState, Verdict};
+use crate::record::{Page, TxState, Verdict};
 
 /// By what is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Facts {
     pub changed_at: Option<u64>,
     /// An output of it was given to a new owner.
     pub reassigned: bool,
-    /// An output of it is frozen, or was until a height.
+    /// An operator has barred an output of it, or given it away.
     pub barred: bool,
     /// `preserveUntil`
     pub preserve_until: Option<u32>,
@@ -99,7 +99,7 @@ impl Facts {
             state: master.state(),
             changed_at: master.chain_pos.map(|stamp| stamp.chain_offset()),
             reassigned: !master.reassignments.is_empty(),
-            barred: is_barred(master),
+            barred: master.is_barred(),
             preserve_until: bins.and_then(|bins| bins.preserve_until),
             held: master.locked || master.frozen || master.verdict() == Some(Verdict::Pending),
             all_spent: master.utxos.is_some() && master.all_spent(),
@@ -115,18 +115,13 @@ impl Facts {
         Facts {
             changed_at: self.changed_at.max(page.chain_pos.map(|stamp| stamp.chain_offset())),
             reassigned: self.reassigned || !page.reassignments.is_empty(),
-            barred: self.barred || is_barred(page),
+            barred: self.barred || page.is_barred(),
             held: self.held || page.frozen,
             // One that was begun with before a crash.
             all_spent: self.all_spent && (whole || page.pruned.is_some()),
             ..self
         }
     }
-}
-
-fn is_barred(page: &Page) -> bool {
-    let is_frozen = |slot: &Slot| matches!(slot, Slot::Frozen(_));
-    page.utxos.iter().flatten().any(is_frozen) || !page.utxo_spendable_in.is_empty()
 }
 
 #[cfg(test)]

@@ -258,7 +258,7 @@ impl Replay<'_> {
             Action::Delete { txid } if matches!(standing, Some(Standing::Lost(_))) => {
                 let height = self.history.height();
                 let preserved = self.history.fate(&txid).preserve_until.is_some_and(|until| until > height);
-                if preserved || self.history.was_reassigned(&txid) {
+                if preserved || self.history.stays(&txid) {
                     return Refused("NOT_PRUNABLE");
                 }
                 self.history.set(&txid, Standing::Pruned(height));

@@ -39,7 +39,7 @@ impl History {
             return false;
         }
         let since = match fate.standing {
-            Standing::Lost(_) => (!self.was_reassigned(txid)).then_some(fate.lost_at),
+            Standing::Lost(_) => (!self.stays(txid)).then_some(fate.lost_at),
             Standing::Live | Standing::Uncontested if self.locked(txid) => None,
             Standing::Live | Standing::Uncontested => self.spent_since(txid),
             Standing::Pending | Standing::Pruned(_) => None,
@@ -47,9 +47,11 @@ impl History {
         since.is_some_and(|since| since.saturating_add(self.rules.retention) <= height)
     }
 
-    /// An output of it was given to a new owner.
-    pub fn was_reassigned(&self, txid: &Txid) -> bool {
-        self.bars.reassigned.keys().any(|outpoint| outpoint.txid == *txid)
+    /// An output of it was given to a new owner, or is frozen, or was until a height: what has lost stays for that.
+    pub fn stays(&self, txid: &Txid) -> bool {
+        let reassigned = self.bars.reassigned.keys();
+        let barred = self.bars.frozen.iter().chain(self.bars.spendable_from.keys());
+        reassigned.chain(barred).any(|outpoint| outpoint.txid == *txid)
     }
 
     /// `None`: an output is unspent (one that was reassigned counts as such for ever), or something is not mined.
