@@ -75,15 +75,15 @@ pub fn rule(terms: &Terms, facts: &Facts) -> Ruling {
         _ if facts.changed_at.is_some_and(|offset| offset >= terms.safe) => return Ruling::Unsafe,
         TxState::Pruned(_) => return Ruling::Tombstone,
         _ if facts.reassigned => return Ruling::Later(u32::MAX),
-        // Its event may come yet, and has to give back what it takes.
-        TxState::Stub(Verdict::Conflicting(_)) => return Ruling::Later(u32::MAX),
-        TxState::Conflicting(_) if facts.barred => return Ruling::Later(u32::MAX),
+        // It may be unfrozen.
+        TxState::Conflicting(_) if facts.barred => return Ruling::Later(next),
         _ if facts.preserve_until.is_some_and(|until| until > terms.height) => {
             return Ruling::Later(facts.preserve_until.unwrap_or(next));
         }
         // Its hint is retention behind its verdict, and has come.
         TxState::Conflicting(Verdict::Conflicting(_)) => return Ruling::Due,
         TxState::Live if facts.all_spent && !facts.held => {}
+        // A stub, too: its event may come yet, and has to give back what it takes.
         _ => return Ruling::Later(next),
     }
     let (Some(mined), Spenders::Mined(spent)) = (facts.mined, facts.spenders) else { return Ruling::Later(next) };
