@@ -598,7 +598,12 @@ impl World {
 
     /// Prunes what is due once everything is handled, as an operator would while nobody runs.
     pub async fn prune_by_hand(&self, store: &Store) {
-        self.pass_over(store, self.highest().await, pruning(16)).await;
+        self.pass_over(store, self.pruned_to().await, pruning(16)).await;
+    }
+
+    /// One above the greatest height: what was put off there, as a stub whose event came behind that, is looked at again.
+    async fn pruned_to(&self) -> u32 {
+        self.highest().await + 1
     }
 
     async fn pass_over(&self, store: &Store, height: u32, settings: PruneSettings) -> Pruned {
@@ -654,7 +659,7 @@ impl World {
             slow: self.store.blobs.is_some()
                 || self.store.may_forget()
                 || self.broker.generation(&self.settings.pipeline.group) > 1,
-            pruned_to: self.prunes().then_some(self.highest().await),
+            pruned_to: if self.prunes() { Some(self.pruned_to().await) } else { None },
             partitions: PARTITIONS,
         };
         match replay(&logs, &rules) {
