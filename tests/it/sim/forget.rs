@@ -8,11 +8,13 @@ use super::{
     swarm,
 };
 
-/// Prunes in a quarter of the histories, or with `SIM_PRUNE=1` in all of them.
+/// Prunes in all histories with `SIM_PRUNE=1`, with `SIM_PRUNE=4` in a quarter of them; not otherwise, until those that do not end are understood
+/// (`ARCHITECTURE.md`).
 pub fn forget_some(plan: &mut Plan, seed: u64) {
     let mut dice = Seeded::new(seed ^ u64::from_be_bytes(*b"pruning!"));
-    let all = std::env::var("SIM_PRUNE").is_ok_and(|text| text == "1");
-    if swarm::is_out("prune") || (dice.below(4) > 0 && !all) {
+    let asked = std::env::var("SIM_PRUNE").unwrap_or_default();
+    let is_fourth = dice.below(4) == 0;
+    if swarm::is_out("prune") || !(asked == "1" || asked == "4" && is_fourth) {
         return;
     }
     plan.prune_after = Some(plan.height_step * *dice.pick(&[1, 1, 2, 3]));
