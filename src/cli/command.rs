@@ -21,8 +21,8 @@ use crate::{
 };
 
 pub use ask::{Answer, Asked, Became, Topics, ask};
-pub(super) use list::each;
 pub use list::{Entry, audit};
+pub(super) use list::{action_of, each};
 
 const AFTER_HELP: &str = "\
 A command is published to the chain topic and handled once, in its turn, by whoever holds the chain. What became of it is printed; the exit

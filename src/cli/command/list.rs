@@ -78,15 +78,20 @@ fn is_alert(action: &Action<'_>) -> bool {
 }
 
 fn entry(message: &Message, command: &Command<'_>) -> Entry {
-    let json = serde_json::from_str::<serde_json::Value>(&to_json(&Event::Command(command.clone())));
     Entry {
         chain_offset: message.offset,
         timestamp_ms: message.timestamp_ms,
         id: hex::encode(command.id),
-        action: json.ok().and_then(|mut json| Some(json.get_mut("action")?.take())).unwrap_or_default(),
+        action: action_of(command),
         became: None,
         repeats: None,
     }
+}
+
+/// What a command asks for, as events have it in JSON.
+pub fn action_of(command: &Command<'_>) -> serde_json::Value {
+    let json = serde_json::from_str::<serde_json::Value>(&to_json(&Event::Command(command.clone())));
+    json.ok().and_then(|mut json| Some(json.get_mut("action")?.take())).unwrap_or_default()
 }
 
 /// Reads a topic of one partition from its beginning to where it ends now.

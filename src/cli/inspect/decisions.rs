@@ -3,15 +3,14 @@
 use std::{
     collections::BTreeMap,
     io::{self, Write},
-    time::Duration,
 };
 
 use clap::Args;
 use serde::Serialize;
 
-use super::super::{CommandResult, ConfigArgs, Failure, opening};
+use super::super::{CommandResult, ConfigArgs, Failure, command::each, opening};
 use crate::{
-    broker::{Broker, BrokerError, Message, TopicPartition},
+    broker::Message,
     clock::Clock,
     event::{Decision, DecisionBody, Event, to_json},
 };
@@ -24,7 +23,6 @@ Example: utxo-store inspect decisions --config deploy/utxo-store.toml --from 120
 
 /// How long a decision may stay open without being reported, ms.
 const OPEN_TOO_LONG_MS: u64 = 3_600_000;
-const WAIT: Duration = Duration::from_millis(100);
 
 /// Arguments of `inspect decisions`.
 #[derive(Debug, Args)]
@@ -120,7 +118,8 @@ impl DecisionsArgs {
             return Err(Failure::new(format!("topic {topic} does not exist")));
         }
         let mut reading = Reading::new(self.from, self.limit);
-        read(broker.as_ref(), topic, &mut reading).await?;
+        // From the beginning, whatever is to be shown: a repeat is known only by what came before it.
+        each(broker.as_ref(), topic, |message| reading.take(message)).await?;
         let listing = reading.finish(Clock::System.now_ms());
         if self.json {
             serde_json::to_writer(&mut *out, &listing)?;
@@ -130,18 +129,6 @@ impl DecisionsArgs {
         }
         Ok(())
     }
-}
-
-/// From the beginning, whatever is to be shown: a repeat is known only by what came before it.
-async fn read(broker: &dyn Broker, topic: &str, reading: &mut Reading) -> Result<(), BrokerError> {
-    let at = TopicPartition { topic: topic.into(), partition: 0 };
-    let (low, end) = broker.watermarks(&at).await?;
-    let mut reader = broker.read(&at, low).await?;
-    while reader.position() < end {
-        let messages = reader.next(WAIT).await?;
-        messages.iter().filter(|message| message.offset < end).for_each(|message| reading.take(message));
-    }
-    Ok(())
 }
 
 impl Steps {

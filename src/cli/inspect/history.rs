@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, fmt};
 use serde::Serialize;
 
 use super::{
-    super::command::each,
+    super::command::{action_of, each},
     decisions::{Standing, Steps},
 };
 use crate::{
     broker::{Broker, BrokerError, Message},
     cli::command::Became,
     config::Topics,
-    event::{Contest, Decision, DecisionBody, Event as LogEvent, to_json},
+    event::{Contest, Decision, DecisionBody, Event as LogEvent},
     store::dump::InWords,
     tx::Txid,
 };
@@ -72,9 +72,7 @@ impl History {
                 format!("contested by its event in {by}: {}", InWords(reason))
             }
             Ok(LogEvent::Command(command)) if command.action.subject() == self.txid => {
-                let json = serde_json::from_str(&to_json(&LogEvent::Command(command)));
-                let action = json.ok().and_then(|mut json: serde_json::Value| Some(json.get_mut("action")?.take()));
-                let action = action.unwrap_or_default().to_string();
+                let action = action_of(&command).to_string();
                 self.commands.insert(message.offset, action.clone());
                 format!("command {action}")
             }
