@@ -17,7 +17,7 @@ use utxo_store::{
     tx::Txid,
 };
 
-use super::trace::Observer;
+use super::{chain_log::ChainLog, trace::Observer};
 use crate::world::World;
 
 /// Looks at each commit; the store is the one without faults.
@@ -28,6 +28,7 @@ pub struct CommitCheck {
     pub memory: Arc<MemoryEngine>,
     pub settings: PrepareSettings,
     pub observer: Arc<Observer>,
+    chain: ChainLog,
     checked: Mutex<BTreeMap<TopicPartition, u64>>,
 }
 
@@ -35,7 +36,8 @@ impl CommitCheck {
     pub fn new(world: &World, observer: Arc<Observer>) -> Self {
         let (broker, store, memory) = (world.broker.clone(), world.store.clone(), world.memory.clone());
         let settings = PrepareSettings::of(&world.store);
-        CommitCheck { broker, store, memory, settings, observer, checked: Mutex::default() }
+        let (chain, checked) = Default::default();
+        CommitCheck { broker, store, memory, settings, observer, chain, checked }
     }
 
     /// Looks at what has been committed since the last time.
@@ -132,10 +134,7 @@ impl CommitCheck {
 
     /// What a block lists is live and mined, unless a later event takes the block away.
     async fn connected(&self, at: u64, block: &Block<'_>) -> Result<(), String> {
-        if self
-            .any_later(at, |event| matches!(event, Event::Reorg(reorg) if is_among(&reorg.disconnected, block)))
-            .await
-        {
+        if self.chain.says(&self.broker).await.disconnects_behind(at, block) {
             return Ok(());
         }
         for txid in listed(block) {
@@ -151,13 +150,8 @@ impl CommitCheck {
 
     /// Nothing is mined in a block that has left, unless a later event brings it again.
     async fn disconnected(&self, at: u64, block: &Block<'_>) -> Result<(), String> {
-        let brings = |event: &Event<'_>| match event {
-            Event::BlockMined(mined) => mined.block.hash == block.hash,
-            Event::Reorg(reorg) => is_among(&reorg.connected, block),
-            _ => false,
-        };
         // The same event may bring it, too.
-        if self.any_later(at.saturating_sub(1), brings).await {
+        if self.chain.says(&self.broker).await.brings_from(at, block) {
             return Ok(());
         }
         for txid in listed(block) {
@@ -174,39 +168,16 @@ impl CommitCheck {
         master.is_some_and(|master| master.mined.iter().any(|mined| mined.block_id == block.block_id))
     }
 
-    /// Whether the event of the chain at this offset had the next sequence: another one, a repeat or one that came too early, is passed
-    /// over, and its blocks may have left since.
-    async fn was_in_turn(&self, at: u64) -> bool {
-        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
-        let (mut next, mut in_turn) = (1, false);
-        for message in read(&self.broker, &chain, 0, at + 1).await {
-            let sequence = match Event::decode(&message.payload) {
-                Ok(Event::BlockMined(mined)) => Some(mined.sequence),
-                Ok(Event::Reorg(reorg)) => Some(reorg.sequence),
-                _ => None,
-            };
-            in_turn = sequence == Some(next);
-            next += u64::from(in_turn);
-        }
-        in_turn
-    }
-
-    async fn any_later(&self, at: u64, wanted: impl Fn(&Event<'_>) -> bool) -> bool {
-        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
-        let later = read(&self.broker, &chain, at + 1, u64::MAX).await;
-        later.iter().any(|message| Event::decode(&message.payload).is_ok_and(|event| wanted(&event)))
-    }
-
     async fn master(&self, txid: Txid) -> Option<Arc<Page>> {
         self.store.master(txid).await.ok()?
     }
 
+    async fn was_in_turn(&self, at: u64) -> bool {
+        self.chain.says(&self.broker).await.was_in_turn(at)
+    }
+
     async fn is_contested(&self, txid: Txid) -> bool {
-        let chain = TopicPartition { topic: "chain".into(), partition: 0 };
-        let all = read(&self.broker, &chain, 0, u64::MAX).await;
-        all.iter().any(
-            |message| matches!(Event::decode(&message.payload), Ok(Event::Contest(contest)) if contest.txid == txid),
-        )
+        self.chain.says(&self.broker).await.is_contested(&txid)
     }
 
     async fn dead_letter(&self, partition: &TopicPartition, offset: u64) -> Result<(), String> {
@@ -216,10 +187,6 @@ impl CommitCheck {
             false => Err("it is neither in the store nor a dead letter".to_owned()),
         }
     }
-}
-
-fn is_among(blocks: &[Block<'_>], block: &Block<'_>) -> bool {
-    blocks.iter().any(|among| among.hash == block.hash)
 }
 
 fn listed(block: &Block<'_>) -> Vec<Txid> {
