@@ -83,7 +83,8 @@ impl PruneArgs {
         })
     }
 
-    /// What the group has committed of the chain, where nobody holds that and the height is not above it.
+    /// What the group has committed of the chain, where nobody holds that, it is all, and the height is not above it. An instance that is
+    /// started nevertheless does no harm: whatever it changes bears a later stamp than what is written here, and refuses it.
     async fn check(&self, broker: &dyn Broker, config: &Config) -> Result<Safe, Failure> {
         let group = chain_group(config.kafka.group.as_str());
         if config.store.block_height_retention == 0 {
@@ -99,10 +100,18 @@ impl PruneArgs {
             }
         }
         let chain = TopicPartition { topic: config.kafka.topics.chain.as_str().into(), partition: 0 };
-        let committed = broker.committed(&group, &[chain]).await?.pop().flatten();
+        let committed = broker.committed(&group, std::slice::from_ref(&chain)).await?.pop().flatten();
         let safe = Safe::of(committed.as_ref());
         if safe.offset == 0 {
             return Err(Failure::new(format!("the group {group} has committed nothing: no block is handled for good")));
+        }
+        let (_, end) = broker.watermarks(&chain).await?;
+        if safe.offset < end {
+            // What is half done may have been decided, and not be in the store.
+            return Err(Failure::new(format!(
+                "the group {group} has committed the chain up to offset {}, and it ends at {end}: run an instance until it has, first",
+                safe.offset
+            )));
         }
         if self.height > safe.height {
             return Err(Failure::new(format!(
@@ -132,12 +141,12 @@ impl PruneArgs {
             .ok_or_else(|| Failure::new("ingest.durability_lag_ms is too short for this store"))?;
         let mut nodes = Nodes::new(store.engine.clone(), lag);
         nodes.meet().await?;
-        if !self.dry_run {
-            store.begin_pruning(&floor).await?;
-        }
-        let settings = PruneSettings { dry_run: self.dry_run, ..wiring::prune(config).pass };
         let retention = store.settings.rules.retention;
         let terms = Terms { height: self.height, retention, safe: safe.offset };
+        if !self.dry_run {
+            store.begin_pruning(&floor, &terms).await?;
+        }
+        let settings = PruneSettings { dry_run: self.dry_run, ..wiring::prune(config).pass };
         let (shown, started) = (Bar::start(), Instant::now());
         let mut pass = Pass::new(settings, Under::new(terms, safe.era));
         let complete = loop {

@@ -77,6 +77,7 @@ mod tests {
             has_blobs: false,
             consumed: Default::default(),
             replay_floor: Default::default(),
+            reorg_floor: 0,
         };
         let rows = [
             Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta.clone())) },

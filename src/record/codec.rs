@@ -180,6 +180,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         has_blobs,
         consumed,
         replay_floor,
+        reorg_floor,
     } = meta;
     w.raw(store_id);
     w.number(*layout_version);
@@ -200,6 +201,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
             w.number(*offset);
         }
     }
+    w.number(*reorg_floor);
 }
 
 fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
@@ -217,6 +219,7 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         has_blobs: r.bool()?,
         consumed: read_consumed(r)?,
         replay_floor: read_consumed(r)?,
+        reorg_floor: r.u32()?,
     })
 }
 

@@ -564,6 +564,8 @@ pub struct MetaRecord {
     pub consumed: Consumed,
     /// Nobody reads from below it into this set again: what was pruned since is recognised for a time only.
     pub replay_floor: Consumed,
+    /// No block up to this height leaves the longest chain again: what it lists may have been pruned.
+    pub reorg_floor: u32,
 }
 
 /// How much of the log has been consumed: next to read.

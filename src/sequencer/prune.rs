@@ -47,7 +47,7 @@ impl Safe {
     }
 }
 
-/// Longer than a step takes, unless the blob store does not answer: events come first.
+/// How long a step may take: events come first.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
 /// Before what did not work is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(10);
@@ -61,6 +61,8 @@ pub(super) struct Pruner {
     /// What was decided before the chain was taken hold of may have been forgotten: first it is done again.
     not_before: u64,
     pass: Option<(Pass, Started)>,
+    /// How much longer than usual a step of a single transaction may take, which has been given up so far.
+    patience: u32,
     /// What is left of the pass can only be decided on once more than this is committed.
     unsafe_at: Option<u64>,
     /// Pruned, as far as is known here.
@@ -74,7 +76,7 @@ impl Pruner {
     pub fn new(task: Option<PruneTask>, safe: watch::Receiver<Safe>, not_before: u64) -> Self {
         let now = Instant::now();
         let (pass, unsafe_at, done) = (None, None, 0);
-        Pruner { task, safe, not_before, pass, unsafe_at, done, wake: now, told: now }
+        Pruner { task, safe, not_before, pass, patience: 1, unsafe_at, done, wake: now, told: now }
     }
 
     /// Waits until there is something to do.
@@ -110,7 +112,8 @@ impl Pruner {
         let Some(task) = self.task else { return Ok(()) };
         let safe = *self.safe.borrow();
         self.unsafe_at = None;
-        let done = tokio::time::timeout(STEP_LIMIT, self.try_step(handler, &task, safe)).await;
+        let limit = STEP_LIMIT.saturating_mul(self.patience);
+        let done = tokio::time::timeout(limit, self.try_step(handler, &task, safe)).await;
         let step = match done {
             Ok(Ok(step)) => step,
             Ok(Err(Failed::Stop(stop))) => return Err(stop),
@@ -120,11 +123,16 @@ impl Pruner {
                 return Ok(());
             }
             Err(_) => {
-                tracing::warn!("pruning waits for the store: tried again");
+                let smaller = self.pass.as_mut().is_some_and(|(pass, _)| pass.take_smaller_steps());
+                if !smaller {
+                    self.patience = self.patience.saturating_mul(2);
+                }
+                tracing::warn!(?limit, smaller, "a step of pruning took too long, and is tried again");
                 self.wake = Instant::now() + TRY_AGAIN;
                 return Ok(());
             }
         };
+        self.patience = 1;
         match step {
             Step::Did(count) => {
                 self.wake = Instant::now() + Duration::from_secs_f64(count as f64 / f64::from(task.per_second.max(1)));
@@ -146,7 +154,7 @@ impl Pruner {
             // Replays from below are refused before anything is gone that they could bring back.
             let floor = floor_of(parts.broker.as_ref(), &parts.validated, safe.offset).await;
             let floor = floor.map_err(|error| Failed::Later(error.to_string()))?;
-            let meta = store.begin_pruning(&floor).await.map_err(|error| match error.may_be_retried() {
+            let meta = store.begin_pruning(&floor, &under.terms).await.map_err(|error| match error.may_be_retried() {
                 true => Failed::Later(error.to_string()),
                 false => Failed::Stop(Stop::Damaged(error.to_string())),
             })?;

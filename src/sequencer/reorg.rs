@@ -20,6 +20,7 @@ use crate::{
         state::Tip,
         steps::{Making, Steps},
     },
+    store::meta::MetaError,
     text::hex_reversed,
     tx::Txid,
 };
@@ -53,7 +54,7 @@ impl Handler {
         let tip = tip_after(self.state.tip, reorg).map_err(wrong)?;
         let Reorg { disconnected, connected, .. } = reorg;
         if at.making == Making::Allowed {
-            self.check_depth(disconnected).map_err(wrong)?;
+            self.check_depth(disconnected).await?.map_or(Ok(()), |why| Err(wrong(why)))?;
         }
         for (block, there) in disconnected.iter().zip(self.records_of(disconnected).await?) {
             if !there.is_some_and(|there| is_of(&there, block)) {
@@ -82,23 +83,23 @@ impl Handler {
         Ok(tip)
     }
 
-    /// Whatever a block lists that is retention below the greatest height of the longest chain may have been pruned, and could not
-    /// become unmined again.
-    fn check_depth(&self, disconnected: &[Block<'_>]) -> Result<(), String> {
-        let retention = self.parts.store.settings.rules.retention;
-        if self.parts.settings.prune.is_none() || retention == 0 {
-            return Ok(());
-        }
-        let pruned_to = self.state.highest().saturating_sub(retention);
-        match disconnected.iter().find(|block| block.height <= pruned_to && pruned_to > 0) {
-            None => Ok(()),
-            Some(block) => Err(format!(
-                "block {} at height {} is to leave, but what was mined up to height {pruned_to} may have been pruned \
-                 (store.block_height_retention is {retention}): rebuild into an empty set without pruning, and go on with that",
+    /// Why a block may not leave: what it lists may have been pruned, and could not become unmined again.
+    async fn check_depth(&self, disconnected: &[Block<'_>]) -> Result<Option<String>, Stop> {
+        let meta = self.answer("the meta record", self.parts.store.meta()).await;
+        let meta = meta.map_err(|error| match error {
+            MetaError::Engine(error) => error.into(),
+            error => Stop::Damaged(error.to_string()),
+        })?;
+        let floor = meta.map_or(0, |meta| meta.reorg_floor);
+        let too_deep = disconnected.iter().find(|block| block.height <= floor && floor > 0);
+        Ok(too_deep.map(|block| {
+            format!(
+                "block {} at height {} is to leave, but what was mined up to height {floor} may have been pruned \
+                 (store.block_height_retention): rebuild into an empty set without pruning, and go on with that",
                 hex_reversed(&block.hash),
                 block.height
-            )),
-        }
+            )
+        }))
     }
 
     async fn may_have_been_forgotten(&self, at: At) -> Result<bool, Stop> {

@@ -9,7 +9,7 @@ use crate::{
     tx::Network,
 };
 
-use super::{Store, scan::Scan};
+use super::{Store, prune::Terms, scan::Scan};
 
 /// Version of the record layout that this program reads and writes.
 pub const LAYOUT_VERSION: u32 = 1;
@@ -322,13 +322,14 @@ impl Store {
         .await
     }
 
-    /// Pruning begins: nobody reads from below `floor` into this set again.
+    /// Pruning begins: nobody reads from below `floor` into this set again, and no block leaves that may list what goes.
     ///
     /// # Errors
     /// As [`change_meta`](Self::change_meta).
-    pub async fn begin_pruning(&self, floor: &Consumed) -> Result<MetaRecord, MetaError> {
+    pub async fn begin_pruning(&self, floor: &Consumed, terms: &Terms) -> Result<MetaRecord, MetaError> {
         self.change_meta(|mut meta| {
             meta.replay_floor.raise(floor);
+            meta.reorg_floor = meta.reorg_floor.max(terms.reorg_floor());
             Ok(meta)
         })
         .await
@@ -406,6 +407,7 @@ impl Store {
             has_blobs: false,
             consumed: Consumed::default(),
             replay_floor: Consumed::default(),
+            reorg_floor: 0,
         };
         match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta.clone())) }).await? {
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(meta),

@@ -129,7 +129,10 @@ impl WholeStore for Unaccounted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{store::testing::store, tx::Network};
+    use crate::{
+        store::{prune::Terms, testing::store},
+        tx::Network,
+    };
 
     const EXPECTED: MetaExpectations =
         MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
@@ -170,14 +173,16 @@ mod tests {
         }
     }
 
+    const TERMS: Terms = Terms { height: 400, retention: 288, safe: 7 };
+
     /// Below it the log says what was pruned since, and nothing may be left that recognises it.
     #[tokio::test]
     async fn a_pruned_store_is_not_read_into_from_below() {
         let store = new().await;
         let may_go_on = async |from| is_above(&store.floor(&Consumed::default()).await.unwrap(), &from);
         may_go_on(consumed(0, [])).await.unwrap();
-        store.store.begin_pruning(&consumed(7, [(0, 5)])).await.unwrap();
-        store.store.begin_pruning(&consumed(6, [(0, 9), (2, 1)])).await.unwrap();
+        store.store.begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
+        store.store.begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS).await.unwrap();
         may_go_on(consumed(7, [(0, 9), (2, 1)])).await.unwrap();
         for (from, words) in [
             (consumed(6, [(0, 9), (2, 1)]), ["the chain", "offset 6", "from 7 on"]),

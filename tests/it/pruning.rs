@@ -7,8 +7,8 @@ use utxo_store::{
     api::Health,
     event::{Action, CommandResult},
     instance::{self, InstanceError},
-    record::{Key, Reason, TxState, Verdict},
-    store::meta::MetaError,
+    record::{Consumed, Key, Reason, TxState, Verdict},
+    store::{meta::MetaError, prune::Terms},
 };
 
 use crate::{
@@ -315,25 +315,54 @@ async fn a_group_does_not_go_on_below_what_was_pruned() {
 #[tokio::test(start_paused = true)]
 async fn a_block_that_leaves_from_below_what_may_be_pruned_halts_the_chain_by_name() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
-    let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
-    let mut blocks = vec![first];
-    for number in 2..=4 {
-        let next = blocks[blocks.len() - 1].followed_by(number, &coinbase(number), &[]);
-        blocks.push(next);
-    }
+    let blocks = chain_of(4);
     for (block, sequence) in blocks.iter().zip(1..) {
         world.bring(sequence, block).await;
     }
     let running = world.start();
     world.until_consumed().await;
     // Of the greatest height 104 blocks down to 103 may leave.
+    let floor = async || world.store.meta().await.unwrap().unwrap().reorg_floor;
+    until("the pruning", async || floor().await == 102).await;
     let other = blocks[1].followed_by(9, &coinbase(9), &[]);
     world.reorganise(5, &blocks[2..], std::slice::from_ref(&other)).await;
     world.until_consumed().await;
     let deeper = [blocks[1].clone(), other];
     world.reorganise(6, &deeper, &[]).await;
-    let halted =
-        |health: &Health| health.ready().reasons.iter().any(|(_, why)| why.contains("at height 102 is to leave"));
-    until("the halt", async || halted(&running.health)).await;
+    until("the halt", async || halted_by(&running.health, "at height 102 is to leave")).await;
     running.stop().await;
+}
+
+/// Whoever prunes, by whatever retention, and though instances do not: what counts is what may be gone.
+#[tokio::test(start_paused = true)]
+async fn how_deep_a_reorg_may_be_is_for_what_was_pruned_to_say() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let blocks = chain_of(4);
+    for (block, sequence) in blocks.iter().zip(1..) {
+        world.bring(sequence, block).await;
+    }
+    let other = blocks[0].followed_by(9, &coinbase(9), &[]);
+    world.reorganise(5, &blocks[1..], std::slice::from_ref(&other)).await;
+    let running = world.start();
+    world.until_consumed().await;
+    assert!(running.health.ready().reasons.is_empty(), "nothing was pruned");
+    let terms = Terms { height: 104, retention: 3, safe: 0 };
+    world.store.begin_pruning(&Consumed::default(), &terms).await.unwrap();
+    world.reorganise(6, &[blocks[0].clone(), other], &[]).await;
+    until("the halt", async || halted_by(&running.health, "at height 101 is to leave")).await;
+    running.stop().await;
+}
+
+/// So many blocks, from height 101.
+fn chain_of(count: u32) -> Vec<MadeBlock> {
+    let mut blocks = vec![MadeBlock::new(1, 101, &coinbase(1), &[])];
+    for number in 2..=count {
+        let next = blocks[blocks.len() - 1].followed_by(number, &coinbase(number), &[]);
+        blocks.push(next);
+    }
+    blocks
+}
+
+fn halted_by(health: &Health, why: &str) -> bool {
+    health.ready().reasons.iter().any(|(_, reason)| reason.contains(why))
 }

@@ -25,7 +25,7 @@ use utxo_store::{
 use crate::{
     demo,
     kafka_server::KafkaServer,
-    run::{Bench, block_on, until},
+    run::{Bench, assert_refused, block_on, until},
 };
 
 pub fn plain(args: &[&str]) -> Command {
@@ -62,10 +62,13 @@ fn positions(bench: &Bench) -> Vec<(u64, (u64, u64))> {
     })
 }
 
+fn chain() -> TopicPartition {
+    TopicPartition { topic: "utxo.chain".into(), partition: 0 }
+}
+
 /// What the sequencer's group has committed.
 fn chain_offset(bench: &Bench) -> u64 {
-    let chain = [TopicPartition { topic: "utxo.chain".into(), partition: 0 }];
-    let committed = block_on(async { bench.broker().committed("utxo-store.chain", &chain).await.unwrap() });
+    let committed = block_on(async { bench.broker().committed("utxo-store.chain", &[chain()]).await.unwrap() });
     committed.into_iter().flatten().next().map_or(0, |committed| committed.offset)
 }
 
@@ -136,6 +139,48 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
     let mut instance = bench.start_with(&other);
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
+}
+
+#[test]
+fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
+    let Some(server) = KafkaServer::start() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    let blocks = demo::data("mainnet-0-4312.blk");
+    json(bench.command(&["generate", "--partitions", "2", "--json", "--blocks", &blocks], &[]));
+    let keep = [("UTXO_STORE__PRUNE__ENABLED", "false")];
+    let prune = |height: &str, also: &[&str]| {
+        bench.command(&[&["prune", "--json", "--height", height], also].concat(), &keep)
+    };
+    let end = || block_on(async { bench.broker().watermarks(&chain()).await.unwrap().1 });
+    let mut instance = bench.start_with(&keep);
+    until("the blocks are handled", || end() >= 4_313 && chain_offset(&bench) == end());
+    until("everything is committed", || positions(&bench).iter().all(|(next, (_, end))| next == end));
+    assert_refused(prune("4312", &[]), &["instances of this store run"]);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+
+    assert_refused(prune("4313", &[]), &["--height is 4313", "4312"]);
+    let url = bench.store_url();
+    let stats = || json(plain(&["stats", "--store", &url, "--json"]));
+    let before = stats();
+    let would = json(prune("4312", &["--dry-run"]));
+    assert_eq!(stats(), before);
+    let spent = would["spent"].as_u64().unwrap();
+    assert!(spent > 50 && would["complete"] == true, "{would}");
+    let did = json(prune("4312", &[]));
+    assert_eq!((&did["spent"], &did["complete"]), (&would["spent"], &true.into()), "{did}");
+    assert_eq!(json(prune("4312", &[]))["spent"], 0);
+    assert_eq!(json(plain(&["verify", "--store", &url, "--json"]))["violations"], 0);
+    assert_eq!((&stats()["unspent"], &stats()["unspent_satoshis"]), (&before["unspent"], &before["unspent_satoshis"]));
+
+    // What is not handled may be half done, and decided on.
+    bench.produce("utxo.chain", b"", b"no event");
+    assert_refused(prune("4312", &[]), &["committed the chain up to", "run an instance"]);
+    let mut instance = bench.start_with(&keep);
+    until("it is a dead letter", || chain_offset(&bench) == end());
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    assert_eq!(json(prune("4312", &[]))["spent"], 0);
 }
 
 #[test]

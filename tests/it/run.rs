@@ -226,7 +226,7 @@ pub fn last_line(output: &Output) -> String {
 }
 
 /// Runs `run` where it must fail by itself; checks that it says so in one line, with these words.
-fn assert_refused(mut command: Command, words: &[&str]) {
+pub fn assert_refused(mut command: Command, words: &[&str]) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let line = last_line(&output);
     assert_eq!(output.status.code(), Some(1), "{line}");

@@ -738,9 +738,9 @@ pub async fn dump(store: &Store) -> Vec<String> {
     lines
 }
 
-/// Tombstones stay, so that whatever comes again is recognised.
+/// Tombstones shrink to their names soon, so that what comes again behind that is met, too.
 fn pruning(step: usize) -> PruneSettings {
-    PruneSettings { keep_tombstones: None, step, dry_run: false }
+    PruneSettings { keep_tombstones: Some(2), step, dry_run: false }
 }
 
 fn store_on(engine: Arc<dyn RecordEngine>, rules: Rules, page_size: u32) -> Store {

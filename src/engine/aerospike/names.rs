@@ -112,4 +112,6 @@ pub mod meta {
     pub const FLOOR_CHAIN: &str = "floorChain";
     /// As `consumed`, of the replay floor.
     pub const FLOOR: &str = "replayFloor";
+    /// `reorg_floor`
+    pub const REORG_FLOOR: &str = "reorgFloor";
 }

@@ -202,5 +202,6 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         has_blobs: false,
         consumed: Consumed::default(),
         replay_floor: Default::default(),
+        reorg_floor: 0,
     }
 }

@@ -165,7 +165,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
     );
     let meta = (
         any::<[u8; 16]>(),
-        any::<[u32; 4]>(),
+        any::<[u32; 5]>(),
         any::<(String, Option<[u8; 32]>, [Option<u64>; 2], Option<u32>, bool)>(),
         any::<(u64, BTreeMap<u32, u64>)>(),
     )
@@ -176,7 +176,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                 (network, chain_id, [frontier, rebuilder], partitions, has_blobs),
                 (chain, validated),
             )| {
-                let [layout_version, utxo_batch_size, retention, prune_horizon] = numbers;
+                let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor] = numbers;
                 let meta = MetaRecord {
                     store_id,
                     layout_version,
@@ -191,6 +191,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     has_blobs,
                     consumed: Consumed { chain, validated },
                     replay_floor: Default::default(),
+                    reorg_floor,
                 };
                 (Key::Meta, Record::Meta(meta))
             },

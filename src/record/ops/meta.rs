@@ -52,6 +52,7 @@ mod tests {
             has_blobs: false,
             consumed: Default::default(),
             replay_floor: Default::default(),
+            reorg_floor: 0,
         }
     }
 

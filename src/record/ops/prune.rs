@@ -58,7 +58,7 @@ fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     master.total_extra_recs = old.total_extra_recs;
     master.body = old.body.clone().filter(|body| page.conflicting || matches!(body, Body::External(_)));
     if page.conflicting {
-        master.created_at = old.created_at;
+        (master.created_at, master.preserve_until) = (old.created_at, old.preserve_until);
         tombstone.is_coinbase = page.is_coinbase;
     }
     if master.body.is_some() {

@@ -76,6 +76,13 @@ impl Pass {
         self.pruned
     }
 
+    /// After a step that took too long; `false`: they are of one transaction each.
+    pub fn take_smaller_steps(&mut self) -> bool {
+        let before = self.settings.step;
+        self.settings.step = (before / 2).max(1);
+        self.settings.step < before
+    }
+
     /// More of the chain is committed: what could not be decided on is looked at again. The height stays.
     pub fn advance(&mut self, under: Under) {
         let under = Under { terms: Terms { height: self.height(), ..under.terms }, ..under };

@@ -13,6 +13,13 @@ pub struct Terms {
     pub safe: u64,
 }
 
+impl Terms {
+    /// The greatest height at which a block may list what goes by these terms.
+    pub fn reorg_floor(&self) -> u32 {
+        self.height.saturating_sub(self.retention)
+    }
+}
+
 /// Everything that counts, of all pages of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {

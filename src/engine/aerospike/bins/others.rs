@@ -130,6 +130,9 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if record.has_blobs {
         bins.push((meta::HAS_BLOBS, Value::Bool(true)));
     }
+    if record.reorg_floor > 0 {
+        bins.push((meta::REORG_FLOOR, int(record.reorg_floor)));
+    }
     for (Consumed { chain, validated }, of_chain, of_validated) in [
         (&record.consumed, meta::CONSUMED_CHAIN, meta::CONSUMED),
         (&record.replay_floor, meta::FLOOR_CHAIN, meta::FLOOR),
@@ -160,6 +163,7 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         has_blobs: bins.flag(meta::HAS_BLOBS)?,
         consumed: decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?,
         replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
+        reorg_floor: bins.number(meta::REORG_FLOOR)?,
     })
 }
 
