@@ -314,7 +314,7 @@ settings! {
     /// behind that. Whoever holds the chain prunes, between its events.
     ["prune"] Prune {
         /// Whether this instance prunes; `utxo-store prune` does so by hand. What is pruned does not come back: keep the log, which does.
-        enabled: bool = false;
+        enabled: bool = true;
         /// Transactions that are looked at in a second at the most.
         per_second: u32 = 10_000, range 1 to 10_000_000, unit "transactions/s";
         /// Transactions that are looked at in one step: a chain event waits for no more than these.

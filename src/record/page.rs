@@ -470,21 +470,21 @@ impl Page {
         self.is_coinbase != other.is_coinbase || ours.iter().zip(theirs).enumerate().any(differ)
     }
 
-    /// Whether a master with a body is that of a partial transaction, wherever the body is: a whole one has a size.
+    /// Whether a master with a body, or a tombstone, is that of a partial transaction, wherever the body is: a whole one has a size.
     pub fn is_partial(&self) -> bool {
         match self.body() {
             Some(Body::Outputs(_)) => true,
             Some(Body::External(_)) => self.size_in_bytes == 0,
-            Some(Body::Transaction(_)) | None => false,
+            Some(Body::Transaction(_)) => false,
+            None => self.pruned.is_some() && self.master.is_some() && self.size_in_bytes == 0,
         }
     }
 
     /// Whether one of them is a partial transaction and the other a whole one: they agree on their outputs, but only the
     /// whole one takes slots. A coinbase takes none in either form.
     pub fn is_other_kind_than(&self, other: &Page) -> bool {
-        let both_tell = self.body().is_some() && other.body().is_some();
-        let remains = self.pruned.is_some() || other.pruned.is_some();
-        !self.is_coinbase && both_tell && !remains && self.is_partial() != other.is_partial()
+        let tells = |page: &Page| page.body().is_some() || page.pruned.is_some() && page.master.is_some();
+        !self.is_coinbase && tells(self) && tells(other) && self.is_partial() != other.is_partial()
     }
 
     /// All slots that are not nil are spent. A page of only nil slots is so from the start.

@@ -154,10 +154,11 @@ impl Pruner {
             // Replays from below are refused before anything is gone that they could bring back.
             let floor = floor_of(parts.broker.as_ref(), &parts.validated, safe.offset).await;
             let floor = floor.map_err(|error| Failed::Later(error.to_string()))?;
-            let meta = store.begin_pruning(&floor, &under.terms).await.map_err(|error| match error.may_be_retried() {
-                true => Failed::Later(error.to_string()),
-                false => Failed::Stop(Stop::Damaged(error.to_string())),
-            })?;
+            let meta =
+                store.begin_pruning(&floor, &under.terms).await.map_err(|error| match error.may_be_retried() {
+                    true => Failed::Later(error.to_string()),
+                    false => Failed::Stop(Stop::Damaged(error.to_string())),
+                })?;
             metrics.prune_horizon.set(i64::from(meta.prune_horizon));
             self.pass = Some((Pass::new(task.pass, under), Started::now()));
         }

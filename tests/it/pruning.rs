@@ -83,6 +83,29 @@ async fn what_is_spent_by_what_is_mined_goes_and_its_events_are_recognised() {
     world.check("what was pruned comes again").await;
 }
 
+/// A whole event that comes when its partial transaction is pruned spends nothing, as one that comes before.
+#[tokio::test(start_paused = true)]
+async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let seed = world.seed(1, 2).await;
+    let tx = spend(&[seed.coin(0)], 1, 1);
+    world.produce_partial(&tx).await;
+    let child = spend(&[tx.coin(0)], 1, 2);
+    world.validate(&child).await;
+    world.mine(1, &[&tx, &child]).await;
+    for number in 2..=4 {
+        world.mine(number, &[]).await;
+    }
+    let running = world.start();
+    until("the pruning", async || is_pruned(&world, &tx).await).await;
+    world.validate(&tx).await;
+    world.until_consumed().await;
+    running.stop().await;
+    let parent = world.page(&seed).await.unwrap();
+    assert_eq!(parent.utxos.as_ref().unwrap()[0].spender(), None);
+    world.check("a whole event behind a pruned partial one").await;
+}
+
 /// The contest of the rival is decided when the slot says that its spender was pruned (simulator, seed 124 with `SIM_PRUNE`): it was
 /// taken for the contestant, and passed over for ever.
 #[tokio::test(start_paused = true)]

@@ -148,9 +148,8 @@ fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
     let blocks = demo::data("mainnet-0-4312.blk");
     json(bench.command(&["generate", "--partitions", "2", "--json", "--blocks", &blocks], &[]));
     let keep = [("UTXO_STORE__PRUNE__ENABLED", "false")];
-    let prune = |height: &str, also: &[&str]| {
-        bench.command(&[&["prune", "--json", "--height", height], also].concat(), &keep)
-    };
+    let prune =
+        |height: &str, also: &[&str]| bench.command(&[&["prune", "--json", "--height", height], also].concat(), &keep);
     let end = || block_on(async { bench.broker().watermarks(&chain()).await.unwrap().1 });
     let mut instance = bench.start_with(&keep);
     until("the blocks are handled", || end() >= 4_313 && chain_offset(&bench) == end());

@@ -407,7 +407,8 @@ impl World {
             for (key, record) in page.records {
                 let Record::Page(page) = record else { continue };
                 let spenders: Vec<_> = page.utxos.iter().flatten().map(|slot| slot.spender().map(|s| s.txid)).collect();
-                story += &format!("  {key} {:?} contested {:?} {spenders:?}\n", page.state(), page.contested);
+                let fallen = if page.conflicting { " conflicting" } else { "" };
+                story += &format!("  {key} {:?}{fallen} contested {:?} {spenders:?}\n", page.state(), page.contested);
             }
         }
         story
@@ -547,6 +548,7 @@ impl World {
     pub async fn check_without_model(&self, what: &str) -> Store {
         self.verify(what, &self.store).await;
         let rebuilt = self.rebuild().await;
+        self.verify(&format!("{what}: the rebuild"), &rebuilt).await;
         if self.prunes() {
             self.check_horizon(what).await;
             for store in [&self.store, &rebuilt] {
@@ -554,7 +556,6 @@ impl World {
                 self.verify(&format!("{what}: pruned by hand"), store).await;
             }
         }
-        self.verify(&format!("{what}: the rebuild"), &rebuilt).await;
         let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
         if live.digest != again.digest {
             let (live, again) = (dump(&self.store).await, dump(&rebuilt).await);

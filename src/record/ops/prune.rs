@@ -59,13 +59,12 @@ fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     master.body = old.body.clone().filter(|body| page.conflicting || matches!(body, Body::External(_)));
     if page.conflicting {
         (master.created_at, master.preserve_until) = (old.created_at, old.preserve_until);
-        tombstone.is_coinbase = page.is_coinbase;
     }
     if master.body.is_some() {
-        // By these a body in the blob store is told from that of a partial transaction, and one in bins is read back.
         (tombstone.version, tombstone.lock_time) = (page.version, page.lock_time);
-        tombstone.size_in_bytes = page.size_in_bytes;
     }
+    // By these an event of the other kind is told from a repeat, which need not give back what it takes.
+    (tombstone.is_coinbase, tombstone.size_in_bytes) = (page.is_coinbase, page.size_in_bytes);
     tombstone.delete_at_height = keep_until;
     tombstone
 }
@@ -94,6 +93,8 @@ pub(super) fn forget_tombstone(record: &mut Option<Record>) -> Result<Effect, Re
         conflicting: page.conflicting,
         contested: page.contested.clone(),
         chain_pos: page.chain_pos,
+        is_coinbase: page.is_coinbase,
+        size_in_bytes: page.size_in_bytes,
         master: page.master.as_ref().map(|old| {
             let mut master = Box::<crate::record::Master>::default();
             master.verdict = old.verdict;
@@ -171,12 +172,31 @@ mod tests {
 
     #[test]
     fn leaves_a_few_bytes() {
-        let mut record = record(done());
+        let mut record = record(Page { size_in_bytes: 250, ..done() });
         assert_eq!(on_master(&mut record, &prune(400)).outcome, applied(Reply::State(TxState::Pruned(400))));
         let expected = Page { chain_pos: Some(stamp(1)), delete_at_height: Some(544), ..tombstone(400, None) };
         assert_eq!(page(&record), &expected);
         let outcome = on_master(&mut record, &prune(500)).outcome;
         assert_eq!(outcome, already(Reply::State(TxState::Pruned(400))));
+    }
+
+    #[test]
+    fn its_kind_is_told_to_the_end() {
+        let partial = || {
+            let mut page = done();
+            master(&mut page).body = Some(Body::Outputs(vec![None]));
+            page
+        };
+        let whole = Page { size_in_bytes: 250, ..live(1) };
+        for page in [partial(), Page { size_in_bytes: 250, ..done() }, Page { is_coinbase: true, ..done() }] {
+            let (is_partial, is_coinbase) = (page.is_partial(), page.is_coinbase);
+            let mut record = record(page);
+            for operation in [prune(400), Operation::Sequenced(stamp(1), Sequenced::ForgetTombstone)] {
+                assert!(on_master(&mut record, &operation).outcome.is_done());
+                let Some(Record::Page(left)) = &record else { panic!("{record:?}") };
+                assert_eq!(left.is_other_kind_than(&whole), is_partial && !is_coinbase, "{left:?}");
+            }
+        }
     }
 
     #[test]

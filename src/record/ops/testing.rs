@@ -105,7 +105,7 @@ pub(super) fn stub(verdict: Verdict) -> Page {
 
 pub(super) fn tombstone(height: u32, verdict: Option<Verdict>) -> Page {
     let conflicting = matches!(verdict, Some(Verdict::Conflicting(_)));
-    let mut page = Page { pruned: Some(height), conflicting, ..stub(Verdict::Pending) };
+    let mut page = Page { pruned: Some(height), conflicting, size_in_bytes: 250, ..stub(Verdict::Pending) };
     master(&mut page).verdict = verdict;
     page
 }
