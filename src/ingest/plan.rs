@@ -442,6 +442,12 @@ impl Planner {
         }
         match own.map(Page::state) {
             _ if stage == Stage::Looking => self.launch(id),
+            _ if own.is_some_and(Page::is_fallen_remains) => {
+                if waits {
+                    self.wait_no_longer(id);
+                }
+                self.store_contested(id, Reason::Found);
+            }
             Some(TxState::Stub(_)) if waits && (forgets || flight.mode.ends_live()) => {
                 self.wait_no_longer(id);
                 self.store_contested(id, Reason::Found);
@@ -519,8 +525,8 @@ impl Planner {
             Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) if flight.mode.ends_live() => {
                 self.finish(id, Completion::PassedOver);
             }
-            Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_))) => {
-                self.store_contested(id, Reason::Found);
+            Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_) | TxState::Pruned(_))) => {
+                self.store_contested(id, Reason::Found)
             }
             // Somebody else is at it.
             Outcome::Rejected(_) => self.park(id, now_ms),

@@ -487,6 +487,11 @@ impl Page {
         !self.is_coinbase && tells(self) && tells(other) && self.is_partial() != other.is_partial()
     }
 
+    /// Whether it is what is left of a conflicting transaction's master: a block may still list that.
+    pub fn is_fallen_remains(&self) -> bool {
+        self.pruned.is_some() && self.conflicting && self.master.is_some()
+    }
+
     /// All slots that are not nil are spent. A page of only nil slots is so from the start.
     pub fn all_spent(&self) -> bool {
         self.spent_utxos == self.record_utxos

@@ -126,7 +126,7 @@ impl Handler {
             self.parts.arrivals.came(txid);
         }
         if coinbase == Coinbase::Live {
-            self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await?;
+            self.second_chances(at, &BTreeSet::new(), Some(txid), &BTreeSet::new()).await?;
         }
         self.set_listed_mined(at, steps, block, done).await?;
         Ok(coinbase != Coinbase::Made || listing::count(block) > 0)
@@ -272,7 +272,7 @@ impl Handler {
             Outcome::Applied(Reply::None) => Coinbase::Made,
             // A stub: a child of it was read, and found without its parent, before the block.
             Outcome::Applied(_) => {
-                self.second_chances(at, &BTreeSet::new(), Some(txid), &[]).await?;
+                self.second_chances(at, &BTreeSet::new(), Some(txid), &BTreeSet::new()).await?;
                 Coinbase::Made
             }
             // A later event of the chain has seen this one done.

@@ -3,10 +3,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::RangeInclusive,
     sync::Arc,
 };
 
 use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::{
     engine::Row,
@@ -45,6 +47,10 @@ struct Win<'a> {
 
 /// Transactions whose bodies are read at once.
 const BODIES_AT_ONCE: usize = 256;
+/// Transactions whose slots are settled at once, each with requests of its own.
+const SETTLED_AT_ONCE: usize = 64;
+/// Outcomes that are on their way at once.
+const TOLD_AT_ONCE: usize = 10_000;
 
 impl Handler {
     /// Does what a verdict says, the last that was taken of `steps`. Every part is idempotent, so it can be done again from
@@ -60,8 +66,9 @@ impl Handler {
             DecisionBody::Conflicting { txid, reason, height, live } => {
                 let loser = Loser { txid, reason, was_live: live };
                 let members = self.fell(at, steps, applied_again, height, vec![loser], None).await?;
-                let settled = self.settle(at, applied_again, &members).await?;
-                self.second_chances(at, &settled, None, &members).await?;
+                let fell = members.iter().map(|loser| loser.txid).collect();
+                let settled = self.settle(at, applied_again, &members, &fell).await?;
+                self.second_chances(at, &settled, None, &fell).await?;
                 if let Reason::MissingParent { parent } = reason {
                     self.chance_if_it_came(at, txid, parent).await?;
                 }
@@ -108,9 +115,10 @@ impl Handler {
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
             self.note_child(at, applied_again, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         }
-        let settled = self.settle(at, applied_again, &members).await?;
+        let fell = members.iter().map(|loser| loser.txid).collect();
+        let settled = self.settle(at, applied_again, &members, &fell).await?;
         self.publish_reconsider(at, &contested).await?;
-        self.second_chances(at, &settled, Some(txid), &members).await?;
+        self.second_chances(at, &settled, Some(txid), &fell).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
         self.tell_conflicting(at, members).await
     }
@@ -369,23 +377,48 @@ impl Handler {
         Ok(DecidedInput { holder: Some(stranger), ..input.clone() })
     }
 
-    /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are: whether
-    /// this very call has freed them is not to be known, since a write whose reply was lost is done again.
-    async fn settle(&self, at: At, applied_again: bool, members: &[Loser]) -> Result<BTreeSet<Outpoint>, Stop> {
+    /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are, but for those of what
+    /// `fell` itself, which nobody can take: whether this very call has freed them is not to be known, since a write whose reply was
+    /// lost is done again.
+    async fn settle(
+        &self,
+        at: At,
+        applied_again: bool,
+        members: &[Loser],
+        fell: &BTreeSet<Txid>,
+    ) -> Result<BTreeSet<Outpoint>, Stop> {
         let mut settled = BTreeSet::new();
         for chunk in members.chunks(BODIES_AT_ONCE) {
             let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
+            let mut read = Vec::new();
             for page in self.whole_of(&txids).await? {
-                settled.extend(self.settle_one(at, applied_again, &page).await?);
+                // One that was stored after it had fallen has pages that nobody has flagged.
+                self.flag_others(at, &page).await?;
+                let inputs = self.inputs_of(&page).await?;
+                let outpoints = inputs.iter().map(|(outpoint, _)| *outpoint);
+                settled.extend(outpoints.filter(|outpoint| !fell.contains(&outpoint.txid)));
+                read.push((page, inputs));
             }
+            let settling = read.iter().map(|(page, inputs)| self.settle_inputs(at, applied_again, page, inputs));
+            let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(SETTLED_AT_ONCE);
+            while settling.try_next().await?.is_some() {}
         }
         Ok(settled)
     }
 
-    pub(super) async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<Vec<Outpoint>, Stop> {
-        // One that was stored after it had fallen has pages that nobody has flagged.
+    pub(super) async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<(), Stop> {
         self.flag_others(at, page).await?;
         let inputs = self.inputs_of(page).await?;
+        self.settle_inputs(at, applied_again, page, &inputs).await
+    }
+
+    async fn settle_inputs(
+        &self,
+        at: At,
+        applied_again: bool,
+        page: &Page,
+        inputs: &[(Outpoint, SpendSlot)],
+    ) -> Result<(), Stop> {
         // Who is not there while a decision is applied again to a store that forgets was there when it was made, and comes
         // again: but for the one that was missing by verdict.
         let missing = match page.state() {
@@ -393,9 +426,8 @@ impl Handler {
             _ => None,
         };
         let forgotten = applied_again && self.parts.nodes.may_forget();
-        self.settle_slots(at, page.txid, &inputs, |parent| !forgotten || missing == Some(parent)).await?;
-        self.note_child(at, applied_again, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await?;
-        Ok(inputs.into_iter().map(|(outpoint, _)| outpoint).collect())
+        self.settle_slots(at, page.txid, inputs, |parent| !forgotten || missing == Some(parent)).await?;
+        self.note_child(at, applied_again, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await
     }
 
     /// The slots of a parent that is not there are settled on a stub: a spend that is still on its way must not land on them
@@ -529,19 +561,19 @@ impl Handler {
         at: At,
         settled: &BTreeSet<Outpoint>,
         accepted: Option<Txid>,
-        fell: &[Loser],
+        fell: &BTreeSet<Txid>,
     ) -> Result<(), Stop> {
         if at.making == Making::Replaying || (settled.is_empty() && accepted.is_none()) {
             return Ok(());
         }
-        let fell: BTreeSet<Txid> = fell.iter().map(|loser| loser.txid).collect();
         let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted));
         let mut chances = BTreeSet::new();
         for parents in parents.chunks(BODIES_AT_ONCE) {
             let parents = self.whole_of(parents).await?;
-            let slots = self.slots_of(&parents, settled.iter().copied()).await?;
+            let slots = parents.iter().flat_map(|parent| settled.range(outputs_of(parent.txid))).copied();
+            let slots = self.slots_of(&parents, slots).await?;
             for parent in parents {
-                let own = slots.iter().filter(|(outpoint, _)| outpoint.txid == parent.txid);
+                let own = slots.range(outputs_of(parent.txid));
                 let freed: BTreeSet<Outpoint> =
                     own.filter(|(_, slot)| is_free(&parent, slot)).map(|(outpoint, _)| *outpoint).collect();
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
@@ -645,9 +677,16 @@ impl Handler {
     }
 
     async fn tell_conflicting(&self, at: At, losers: Vec<Loser>) -> Result<(), Stop> {
-        let outcomes = losers.into_iter().map(|loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason }));
-        self.tell(at, outcomes.collect()).await
+        for losers in losers.chunks(TOLD_AT_ONCE) {
+            let outcome = |loser: &Loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason });
+            self.tell(at, losers.iter().map(outcome).collect()).await?;
+        }
+        Ok(())
     }
+}
+
+fn outputs_of(txid: Txid) -> RangeInclusive<Outpoint> {
+    Outpoint { txid, vout: 0 }..=Outpoint { txid, vout: u32::MAX }
 }
 
 fn only_live(named: BTreeMap<Txid, Named>) -> Vec<Txid> {

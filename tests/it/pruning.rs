@@ -135,13 +135,20 @@ async fn what_is_mined_is_reconsidered_after_its_parent_is_gone() {
 }
 
 /// Until a block lists it: deleted by a command or pruned as what has lost, of one page or several, its body elsewhere or not. It comes
-/// by what its tombstone kept; its own events are passed over.
+/// by what its tombstone kept, or was given again by an event that came when nothing was left but its name.
 #[tokio::test(start_paused = true)]
 async fn a_block_brings_back_what_was_conflicting() {
-    for (deleted, page_size, inline_limit) in
-        [(true, 1_000, None), (true, 2, None), (false, 2, Some(0)), (false, 1_000, None)]
-    {
-        let what = format!("deleted: {deleted}, {page_size} slots a page, bodies inline: {inline_limit:?}");
+    for (deleted, page_size, inline_limit, a_name) in [
+        (true, 1_000, None, false),
+        (true, 2, None, false),
+        (false, 2, Some(0), false),
+        (false, 1_000, None, false),
+        (false, 2, Some(0), true),
+        (false, 2, None, true),
+        (false, 1_000, None, true),
+    ] {
+        let what =
+            format!("deleted: {deleted}, {page_size} slots a page, bodies inline: {inline_limit:?}, a name: {a_name}");
         let settings = WorldSettings { page_size, inline_limit, ..WorldSettings::pruned(RETENTION) };
         let world = World::with_settings(settings).await;
         let seed = world.seed(1, 2).await;
@@ -161,6 +168,15 @@ async fn a_block_brings_back_what_was_conflicting() {
             }
         }
         until(&what, async || is_pruned(&world, &made).await).await;
+        let mut next = if deleted { 2 } else { 4 };
+        if a_name {
+            for _ in 0..3 {
+                world.mine(next, &[]).await;
+                next += 1;
+            }
+            let is_a_name = async || world.page(&made).await.unwrap().body().is_none();
+            until(&what, is_a_name).await;
+        }
         world.validate(&made).await;
         world.until_consumed().await;
         assert!(is_pruned(&world, &made).await, "{what}");
@@ -168,7 +184,6 @@ async fn a_block_brings_back_what_was_conflicting() {
         world.validate(&child).await;
         world.until_consumed().await;
         assert_eq!(lost_for(&world, &child).await, Some(Reason::PrunedParent { parent: made.txid }), "{what}");
-        let next = if deleted { 2 } else { 4 };
         world.mine(next, &[&made, &child]).await;
         world.until_consumed().await;
         running.stop().await;

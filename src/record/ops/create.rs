@@ -32,6 +32,8 @@ pub(super) fn apply(
             TxState::Live | TxState::Creating if page.verdict() == Some(Verdict::Pending) => {
                 Ok(Effect::already(Reply::ContestDue, false))
             }
+            // Its body is kept for a block that may list it, by `CreateContested`.
+            state @ TxState::Pruned(_) if page.is_fallen_remains() => Err(Rejection::Exists(state)),
             state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already(Reply::State(state), false)),
             state @ (TxState::Creating | TxState::Stub(_) | TxState::Conflicting(_)) => Err(Rejection::Exists(state)),
         };

@@ -3,11 +3,16 @@
 
 use std::sync::Arc;
 
-use crate::record::{Key, Page, Record, Rejection, Reply, TxState};
+use crate::record::{Key, Page, Record, Rejection, Reply, Rules, TxState};
 
-use super::{Effect, belongs, create::is_said_of, optional_page, slots::slot};
+use super::{Effect, belongs, create::is_said_of, optional_page, prune, slots::slot};
 
-pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> Result<Effect, Rejection> {
+pub(super) fn apply(
+    rules: &Rules,
+    key: &Key,
+    record: &mut Option<Record>,
+    new: &Arc<Page>,
+) -> Result<Effect, Rejection> {
     belongs(key, new)?;
     let fits = match new.state() {
         TxState::Conflicting(_) => new.number > 0 || new.verdict().is_some(),
@@ -28,6 +33,12 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>, new: &Arc<Page>) -> 
         // Another page is the same, whoever wrote it.
         state @ TxState::Creating if page.master.is_none() => return Ok(Effect::already(Reply::State(state), false)),
         state @ TxState::Conflicting(_) => return Ok(Effect::already(Reply::State(state), false)),
+        state @ TxState::Pruned(_) if page.is_fallen_remains() => {
+            let Some(kept) = prune::kept_for_longer(rules, page, new) else {
+                return Ok(Effect::already(Reply::State(state), false));
+            };
+            *page = Arc::new(kept);
+        }
         state @ (TxState::Live | TxState::Creating | TxState::Pruned(_)) => return Err(Rejection::Exists(state)),
     }
     Ok(Effect::applied(Reply::State(page.state())))
@@ -58,7 +69,7 @@ pub(super) fn with_marks_of(stub: &Page, new: &Page) -> Page {
 mod tests {
     use super::*;
     use crate::record::ops::testing::*;
-    use crate::record::{Operation, Reason, Verdict};
+    use crate::record::{Body, Operation, Reason, Verdict};
 
     fn create(page: Page) -> Operation {
         Operation::CreateContested(Arc::new(page))
@@ -108,8 +119,6 @@ mod tests {
     /// Nobody knows whether its event comes before or behind that: in a rebuild it may be the other way round.
     #[test]
     fn what_was_deleted_does_not_come_back_by_an_event_of_its_own() {
-        let told = refused(on_master(&mut record(tombstone(5, Some(LOST))), &create(contested(1, Verdict::Pending))));
-        assert_eq!(told, Rejection::Exists(TxState::Pruned(5)));
         let key = Key::Page(TXID, 1);
         let there = Page { number: 1, master: None, ..tombstone(5, Some(LOST)) };
         for new in [Page { conflicting: true, ..second_page(1) }, Page { creating_at: Some(1), ..second_page(1) }] {
@@ -117,6 +126,26 @@ mod tests {
             assert_eq!(told, Rejection::Exists(TxState::Pruned(5)));
         }
         assert_eq!(refused(on(&key, &mut None, &create(second_page(1)))), Rejection::Unexpected, "nothing bars it");
+    }
+
+    /// For a block that may list it.
+    #[test]
+    fn what_is_left_of_the_fallen_keeps_its_body_for_another_retention() {
+        let mut new = contested(1, Verdict::Pending);
+        (master(&mut new).unmined_since, new.size_in_bytes) = (Some(1_000), 250);
+        master(&mut new).body = Some(Body::Transaction(transaction(1)));
+        let kept = applied(Reply::State(TxState::Pruned(5)));
+        let mut name = record(tombstone(5, Some(LOST)));
+        assert_eq!(on_master(&mut name, &create(new.clone())).outcome, kept);
+        let page = name.as_ref().and_then(Record::page).unwrap();
+        assert_eq!((page.delete_at_height, page.body()), (Some(1_000 + RULES.retention), new.body()));
+        assert!(page.is_fallen_remains() && page.utxos.is_none(), "nothing of it can be spent");
+        assert_eq!(on_master(&mut name, &create(new.clone())).outcome, already(Reply::State(TxState::Pruned(5))));
+        // One that stays for good does.
+        let mut whole = name.as_ref().and_then(Record::page).unwrap().clone();
+        whole.delete_at_height = None;
+        let effect = on_master(&mut record(whole), &create(new));
+        assert_eq!(effect.outcome, already(Reply::State(TxState::Pruned(5))));
     }
 
     #[test]

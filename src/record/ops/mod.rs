@@ -59,7 +59,7 @@ pub struct Effect {
 pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &Operation) -> Effect {
     let result = match operation {
         Operation::Create(page) => create::apply(rules, key, record, page),
-        Operation::CreateContested(page) => create_contested::apply(key, record, page),
+        Operation::CreateContested(page) => create_contested::apply(rules, key, record, page),
         Operation::Spend(spend) => spend::apply(rules, record, spend),
         Operation::ClearCreating => clear_creating::apply(record),
         Operation::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),

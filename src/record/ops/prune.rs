@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, TxState, Verdict};
+use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, Rules, TxState, Verdict};
 
 use super::{Effect, any_page, delete_at_height::fully_spent, optional_page, slots};
 
@@ -67,6 +67,23 @@ fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     (tombstone.is_coinbase, tombstone.size_in_bytes) = (page.is_coinbase, page.size_in_bytes);
     tombstone.delete_at_height = keep_until;
     tombstone
+}
+
+/// What is left of a conflicting transaction whose event comes again: with its body, for as long as if it had come now, since whoever
+/// validates a block's transactions sends them before the block. `None`: it stays as it is.
+pub(super) fn kept_for_longer(rules: &Rules, tombstone: &Page, new: &Page) -> Option<Page> {
+    let mut page = tombstone.clone();
+    let (Some(master), Some(new_master)) = (&mut page.master, &new.master) else { return None };
+    let until = new_master.unmined_since.unwrap_or(0).saturating_add(rules.retention);
+    page.delete_at_height = page.delete_at_height.map(|there| there.max(until));
+    if master.body.is_none() {
+        page.delete_at_height = Some(until);
+        master.body.clone_from(&new_master.body);
+        master.total_extra_recs = new_master.total_extra_recs;
+        master.created_at = new_master.created_at;
+        (page.version, page.lock_time) = (new.version, new.lock_time);
+    }
+    (page != *tombstone).then_some(page)
 }
 
 pub(super) fn postpone(record: &mut Option<Record>, until: u32) -> Result<Effect, Rejection> {

@@ -108,9 +108,10 @@ impl Replay<'_> {
     pub fn after_verdict(&mut self, accepted: Option<Txid>, fell: &[(Txid, bool)]) {
         let won: BTreeSet<Outpoint> = accepted.iter().flat_map(|txid| self.history.inputs(txid)).collect();
         let live = fell.iter().filter(|(_, live)| *live);
-        let freed: BTreeSet<Outpoint> =
-            live.flat_map(|(txid, _)| self.history.inputs(txid)).filter(|outpoint| !won.contains(outpoint)).collect();
         let fallen: BTreeSet<Txid> = fell.iter().map(|(txid, _)| *txid).collect();
+        // An output of what has fallen is for nobody.
+        let free = |outpoint: &Outpoint| !won.contains(outpoint) && !fallen.contains(&outpoint.txid);
+        let freed: BTreeSet<Outpoint> = live.flat_map(|(txid, _)| self.history.inputs(txid)).filter(free).collect();
         let parents = freed.iter().map(|outpoint| outpoint.txid).chain(accepted).collect::<BTreeSet<_>>();
         for txid in parents.iter().filter_map(|parent| self.noted.get(parent)).flatten().collect::<BTreeSet<_>>() {
             let lost = self.history.standing(txid);

@@ -1,0 +1,129 @@
+//! Transactions and blocks that are made up.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use utxo_store::{
+    engine::Row,
+    event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions, Validated},
+    record::{
+        Key, Operation, Page, StoredOutput,
+        build::{Seed, SeededOutput, Setting, seeded_pages},
+    },
+    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
+};
+
+pub const HEIGHT: u32 = 150;
+const SATOSHIS: u64 = 1 << 40;
+const SCRIPT: [u8; 25] = [0x51; 25];
+
+/// A coin: where it is, and what it is worth.
+#[derive(Debug, Clone, Copy)]
+pub struct Coin {
+    pub outpoint: Outpoint,
+    pub satoshis: u64,
+}
+
+pub struct Made {
+    pub txid: Txid,
+    pub extended: Vec<u8>,
+    pub coins: Vec<Coin>,
+}
+
+impl Made {
+    /// Spends a coin; `tag` makes it another one than its rivals.
+    pub fn spending(coin: Coin, outputs: u32, tag: u32) -> Self {
+        let previous = Output { satoshis: coin.satoshis, script: &SCRIPT };
+        let builder = TransactionBuilder::default().input(coin.outpoint, &[0x30; 107], tag, Some(previous));
+        let each = coin.satoshis / u64::from(outputs + 1);
+        let extended = (0..outputs).fold(builder, |builder, _| builder.output(each, &SCRIPT)).extended();
+        let txid = Transaction::parse(&extended).expect("made by the builder").txid();
+        let coin = |vout| Coin { outpoint: Outpoint { txid, vout }, satoshis: each };
+        Made { txid, extended, coins: (0..outputs).map(coin).collect() }
+    }
+
+    pub fn event(&self) -> (Vec<u8>, Vec<u8>) {
+        let event = Validated { tx: &self.extended, height: HEIGHT, locked: false };
+        (self.txid.0.to_vec(), event.encode())
+    }
+}
+
+/// A partial transaction that is in the store before the run.
+pub fn seed(number: u64, outputs: u32) -> (Row, Vec<Coin>) {
+    let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
+    let output =
+        |vout| SeededOutput { vout, output: StoredOutput { satoshis: SATOSHIS, script: Bytes::from_static(&SCRIPT) } };
+    let seed = Seed { txid, coinbase: false, outputs: (0..outputs).map(output).collect() };
+    let setting = Setting { network: Network::Main, height: HEIGHT, batch_size: 20_000, created_at: 1 };
+    let page: Page = seeded_pages(&seed, &setting).expect("a seed with outputs").master;
+    let coin = |vout| Coin { outpoint: Outpoint { txid, vout }, satoshis: SATOSHIS };
+    (Row { key: Key::master(txid), operation: Operation::Create(Arc::new(page)) }, (0..outputs).map(coin).collect())
+}
+
+pub struct MadeBlock {
+    id: u32,
+    height: u32,
+    previous: [u8; 32],
+    coinbase: Vec<u8>,
+    listed: Listed,
+}
+
+enum Listed {
+    Here(Vec<u8>),
+    Object { key: String, sha256: [u8; 32], count: u64 },
+}
+
+impl MadeBlock {
+    pub fn new(id: u32, height: u32, previous: Option<&MadeBlock>, listed: &[Txid]) -> Self {
+        Self::listing(id, height, previous, Listed::Here(listed.iter().flat_map(|txid| txid.0).collect()))
+    }
+
+    /// Lists what is in an object.
+    pub fn of_object(id: u32, height: u32, key: &str, sha256: [u8; 32], count: u64) -> Self {
+        Self::listing(id, height, None, Listed::Object { key: key.to_owned(), sha256, count })
+    }
+
+    fn listing(id: u32, height: u32, previous: Option<&MadeBlock>, listed: Listed) -> Self {
+        let nobody = Outpoint { txid: Txid([0; 32]), vout: u32::MAX };
+        let coinbase = TransactionBuilder::default().input(nobody, &id.to_le_bytes(), u32::MAX, None);
+        MadeBlock {
+            id,
+            height,
+            previous: previous.map_or([0; 32], MadeBlock::hash),
+            coinbase: coinbase.output(5_000, &SCRIPT).standard(),
+            listed,
+        }
+    }
+
+    fn hash(&self) -> [u8; 32] {
+        *blake3::hash(&self.id.to_be_bytes()).as_bytes()
+    }
+
+    fn event(&self) -> Block<'_> {
+        let (count, transactions) = match &self.listed {
+            Listed::Here(txids) => ((txids.len() / 32) as u64, SubtreeTransactions::Inline(txids)),
+            Listed::Object { key, sha256, count } => (*count, SubtreeTransactions::Object { key, sha256: *sha256 }),
+        };
+        let subtree = Subtree { count, transactions };
+        Block {
+            block_id: self.id,
+            hash: self.hash(),
+            previous: self.previous,
+            height: self.height,
+            time: 1_700_000_000,
+            longest_chain: true,
+            coinbase: &self.coinbase,
+            subtrees: vec![subtree],
+        }
+    }
+
+    pub fn mined(&self, sequence: u64) -> (Vec<u8>, Vec<u8>) {
+        (Vec::new(), Event::BlockMined(BlockMined { sequence, block: self.event() }).encode())
+    }
+}
+
+pub fn reorg(sequence: u64, disconnected: &[MadeBlock], connected: &[MadeBlock]) -> (Vec<u8>, Vec<u8>) {
+    let disconnected = disconnected.iter().map(MadeBlock::event).collect();
+    let connected = connected.iter().map(MadeBlock::event).collect();
+    (Vec::new(), Event::Reorg(Reorg { sequence, disconnected, connected }).encode())
+}

@@ -1,0 +1,119 @@
+//! A whole instance over the log in memory, and what is said to it.
+
+use std::{future::Future, path::Path, sync::Arc, time::Duration};
+
+use object_store::local::LocalFileSystem;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    api::Health,
+    blob::{BlobOptions, objects::Objects},
+    broker::{
+        Broker, NewTopic, Produce, Producer, TopicPartition,
+        memory::{MemoryBroker, MemorySettings},
+    },
+    cli::wiring,
+    clock::Clock,
+    config::Config,
+    engine::RecordEngine,
+    ingest::pipeline::PipelineReport,
+    instance::{self, InstanceError, InstanceParts},
+    store::{
+        Store,
+        create::{Identity, Processes},
+    },
+    telemetry::{Completion, Metrics},
+};
+
+pub const TXS: &str = "utxo.validated-txs";
+pub const BLOCKS: &str = "utxo.block-mined";
+pub const REORGS: &str = "utxo.reorgs";
+const CHAIN: &str = "utxo.chain";
+const PARTITIONS: i32 = 4;
+
+/// An instance with the settings of `deploy/utxo-store.toml`, but for pruning.
+pub struct Instance {
+    broker: MemoryBroker,
+    producer: Arc<dyn Producer>,
+    pub store: Store,
+    pub metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<PipelineReport, InstanceError>>,
+}
+
+impl Instance {
+    /// Over an empty engine; blocks may refer to files in `objects`.
+    pub async fn start(engine: Arc<dyn RecordEngine>, objects: &Path) -> Self {
+        let config = Config::default();
+        let mut settings = wiring::instance(&config);
+        settings.sequencer.prune = None;
+        let clock = Clock::System;
+        let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
+        let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: Vec::new() };
+        let singles = [BLOCKS, REORGS, CHAIN, "utxo.decisions"].map(|name| new(name, 1));
+        let many = [TXS, "utxo.outcomes", "utxo.dead-letters"].map(|name| new(name, PARTITIONS));
+        broker.create_topics(&[&singles[..], &many].concat()).await.expect("they are new");
+        let metrics = Arc::new(Metrics::new());
+        let files = LocalFileSystem::new_with_prefix(objects).expect("the directory is there");
+        let objects = Objects::new(Arc::new(files), &BlobOptions::default());
+        let store = Store::new(engine, wiring::store(&config)).with_objects(Some(objects));
+        let parts = InstanceParts {
+            broker: Arc::new(broker.clone()),
+            store: store.clone(),
+            clock: clock.clone(),
+            metrics: metrics.clone(),
+            health: Arc::new(Health::new(clock, Duration::from_secs(600))),
+            earlier_halts: Arc::default(),
+            store_id: [7; 16],
+            identity: Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None },
+        };
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(instance::run(settings, parts, shutdown.clone()));
+        let producer = broker.producer().await.expect("the memory broker has one");
+        Instance { broker, producer, store, metrics, shutdown, task }
+    }
+
+    pub async fn publish(&self, topic: &str, messages: Vec<(Vec<u8>, Vec<u8>)>) {
+        let produce = |(key, payload): (Vec<u8>, Vec<u8>)| Produce {
+            topic: topic.into(),
+            key: key.into(),
+            payload: payload.into(),
+            ..Produce::default()
+        };
+        self.producer.produce_all(messages.into_iter().map(produce).collect()).await.expect("the log is in memory");
+    }
+
+    /// So many transactions are done with.
+    pub async fn until_completed(&self, completion: Completion, count: u64) {
+        self.until(async || self.metrics.completed.of(completion).get() >= count).await;
+    }
+
+    /// The chain has come to `length` events, and all are handled.
+    pub async fn until_handled(&self, length: u64) {
+        let chain = TopicPartition { topic: CHAIN.into(), partition: 0 };
+        self.until(async || {
+            let (_, end) = self.broker.watermarks(&chain).await.expect("the log is in memory");
+            end >= length && self.metrics.chain_offset.get() >= end as i64
+        })
+        .await;
+    }
+
+    async fn until<F: Future<Output = bool>>(&self, mut there: impl FnMut() -> F) {
+        while !there().await {
+            assert!(!self.task.is_finished(), "the instance has ended");
+            assert_eq!(self.metrics.chain_halted.get(), 0, "the chain is halted");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    pub async fn chain_length(&self) -> u64 {
+        let chain = TopicPartition { topic: CHAIN.into(), partition: 0 };
+        self.broker.watermarks(&chain).await.expect("the log is in memory").1
+    }
+
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        self.task.await.expect("it does not panic").expect("it stops in order");
+        self.store.engine.close().await.expect("closed");
+    }
+}
