@@ -333,7 +333,8 @@ impl Examination<'_> {
     }
 
     fn spender(&self, master: Option<&Page>) -> Spenders {
-        let Some(page) = master else { return Spenders::NotMined };
+        // A partial one spends nothing: its whole event, which came second, has taken what is about to be settled.
+        let Some(page) = master.filter(|page| !page.is_partial()) else { return Spenders::NotMined };
         match (page.state(), page.master.as_deref()) {
             (TxState::Pruned(_), _) if !page.conflicting => Spenders::Mined(None),
             (TxState::Live, Some(bins)) if bins.unmined_since.is_none() => match self.blocks.greatest(&bins.mined) {

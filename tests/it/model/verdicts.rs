@@ -306,7 +306,13 @@ impl Replay<'_> {
         match self.history.tx(parent).map(|tx| &tx.origin) {
             None => true,
             Some(Origin::Validated(versions)) => versions.iter().all(|version| order(&version.place) > event),
-            Some(Origin::Block { .. }) => false,
+            // It comes with its block, which may come behind its children.
+            Some(Origin::Block { body, .. }) => {
+                let brings = |payload: &[u8]| payload.windows(body.len()).any(|window| window == body.as_ref());
+                let told = self.logs.block_mined.iter().chain(&self.logs.reorgs);
+                let mut told = told.filter(|logged| brings(&logged.message.payload));
+                told.all(|logged| logged.message.timestamp_ms > position.timestamp_ms)
+            }
             Some(Origin::Seeded { .. }) => self
                 .logs
                 .validated
