@@ -270,11 +270,9 @@ impl Flight {
         bars.unwrap_or_else(|| "its own record".to_owned())
     }
 
-    /// Parents that it waits for. One that is conflicting by verdict is not waited for, even where a later event of it is
-    /// in flight: that may wait in turn for what is only proven missing once this one has ended.
+    /// Parents that it waits for, but for those that are [`decided`].
     pub fn awaited_parents(&self) -> impl Iterator<Item = Txid> {
-        let decided = |refusal: &Rejection| matches!(refusal, Rejection::Conflicting(Verdict::Conflicting(_)));
-        self.refusals().filter(move |(_, refusal)| !decided(refusal)).map(|(parent, _)| parent)
+        self.refusals().filter(|(_, refusal)| !decided(refusal)).map(|(parent, _)| parent)
     }
 
     /// Parents without a record.
@@ -309,4 +307,10 @@ impl Flight {
         }
         if waits { Barred::Waits } else { contested }
     }
+}
+
+/// Whether a parent that refuses so is conflicting by verdict, or pruned. It is not waited for, even where a later event of it is in
+/// flight: that may wait in turn for what is only proven missing once this one has ended.
+pub fn decided(refusal: &Rejection) -> bool {
+    matches!(refusal, Rejection::Conflicting(Verdict::Conflicting(_)) | Rejection::Pruned(_))
 }

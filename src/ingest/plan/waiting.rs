@@ -2,8 +2,8 @@
 
 use super::{Action, EventRef, Mode, Planner, Token};
 use crate::{
-    ingest::flight::{Flight, FlightId, Stage},
-    record::{Reason, Rejection, Verdict},
+    ingest::flight::{Flight, FlightId, Stage, decided},
+    record::Reason,
     telemetry::Completion,
     tx::Txid,
 };
@@ -57,12 +57,10 @@ impl Planner {
         if self.get(id).is_some_and(|flight| flight.gives_way()) {
             return self.finish(id, Completion::PassedOver);
         }
-        // A parent with a verdict is not waited for, even where a later event of it is in flight.
         let won = self.get(id).is_some_and(|flight| flight.mode.ends_live());
-        let in_flight = self.parents_in_flight(id, |group| match group.refusal {
+        let in_flight = self.parents_in_flight(id, |group| match &group.refusal {
             None => false,
-            Some(Rejection::Conflicting(Verdict::Conflicting(_))) => won,
-            Some(_) => true,
+            Some(refusal) => won || !decided(refusal),
         });
         if let Some(parent) = self.missing_at_last(id, in_flight.is_empty()) {
             return self.store_contested(id, Reason::MissingParent { parent });
