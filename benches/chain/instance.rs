@@ -68,9 +68,13 @@ impl Instance {
             identity: Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None },
         };
         let shutdown = CancellationToken::new();
-        let task = tokio::spawn(instance::run(settings, parts, shutdown.clone()));
+        let running = instance::run(settings, parts, shutdown.clone());
+        let task = tokio::spawn(async move { running.await.inspect_err(|error| eprintln!("the instance: {error}")) });
         let producer = broker.producer().await.expect("the memory broker has one");
-        Instance { broker, producer, store, metrics, shutdown, task }
+        let instance = Instance { broker, producer, store, metrics, shutdown, task };
+        // What is in a store that is nobody's yet is another's.
+        instance.until(async || instance.store.meta().await.is_ok_and(|meta| meta.is_some())).await;
+        instance
     }
 
     pub async fn publish(&self, topic: &str, messages: Vec<(Vec<u8>, Vec<u8>)>) {

@@ -33,7 +33,7 @@ use sha2::{Digest, Sha256};
 use utxo_store::{
     engine::{
         RecordEngine,
-        aerospike::AerospikeEngine,
+        aerospike::{AerospikeEngine, AerospikeSettings},
         fjall::{FjallEngine, FjallOptions},
         memory::MemoryEngine,
     },
@@ -89,16 +89,18 @@ fn main() -> ExitCode {
 async fn run(case: &str, engine: &str) {
     let aerospike = || AerospikeServer::start_own(Setup { durable: false, namespace: FIT }).expect("`asd` is in PATH");
     let server = (engine == "aerospike").then(aerospike);
+    // Each call names another set.
+    let settings = server.as_ref().map(AerospikeServer::settings);
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target directory can be written to");
-    let opened: Arc<dyn RecordEngine> = match &server {
-        Some(server) => Arc::new(AerospikeEngine::open(&server.settings(), RULES).await.expect("it was set up for it")),
+    let opened: Arc<dyn RecordEngine> = match &settings {
+        Some(settings) => Arc::new(AerospikeEngine::open(settings, RULES).await.expect("it was set up for it")),
         None if engine == "memory" => Arc::new(MemoryEngine::new(RULES)),
         None => Arc::new(FjallEngine::open(directory.path(), RULES, FjallOptions::default()).expect("a new store")),
     };
     let instance = Instance::start(opened, directory.path()).await;
     let name = format!("{case}/{engine}");
     match case {
-        "mined" => mined(&name, &instance, server.as_ref()).await,
+        "mined" => mined(&name, &instance, settings.as_ref()).await,
         "object" => of_an_object(&name, &instance, directory.path()).await,
         "reorg" => reorganised(&name, &instance).await,
         "contests" => contests(&name, &instance).await,
@@ -161,7 +163,7 @@ fn blocks_of(txids: &[Txid], first_id: u32, first_height: u32, on: Option<&MadeB
 }
 
 /// Blocks from their topic to the engine; on Aerospike beside the raw client.
-async fn mined(name: &str, instance: &Instance, server: Option<&AerospikeServer>) {
+async fn mined(name: &str, instance: &Instance, settings: Option<&AerospikeSettings>) {
     let count = size("CHAIN_LISTED", 300_000);
     let txids = strangers(instance, 0..count).await;
     let blocks = blocks_of(&txids, 1, HEIGHT, None);
@@ -170,8 +172,8 @@ async fn mined(name: &str, instance: &Instance, server: Option<&AerospikeServer>
     instance.publish(BLOCKS, events).await;
     instance.until_handled(blocks.len() as u64).await;
     measured.print(name, count);
-    let Some(server) = server else { return };
-    let raw = Arc::new(raw::Raw::open(&server.settings(), raw::Care::None).await);
+    let Some(settings) = settings else { return };
+    let raw = Arc::new(raw::Raw::open(settings, raw::Care::None).await);
     // Of its own: the engine's are mined.
     let others = strangers(instance, 1 << 40..(1 << 40) + count).await;
     let batches: Vec<_> = others.chunks(MINED_BATCH).map(|txids| raw.clone().set_mined(txids.to_vec())).collect();
