@@ -576,6 +576,10 @@ impl Handler {
                 let own = slots.range(outputs_of(parent.txid));
                 let freed: BTreeSet<Outpoint> =
                     own.filter(|(_, slot)| is_free(&parent, slot)).map(|(outpoint, _)| *outpoint).collect();
+                // Who lost to a live rival has freed nothing: a parent of many outputs may have as many children that lost.
+                if freed.is_empty() && accepted != Some(parent.txid) {
+                    continue;
+                }
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
                 let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
                 let freed = &freed;
