@@ -526,7 +526,7 @@ impl Planner {
                 self.finish(id, Completion::PassedOver);
             }
             Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_) | TxState::Pruned(_))) => {
-                self.store_contested(id, Reason::Found)
+                self.store_contested(id, Reason::Found);
             }
             // Somebody else is at it.
             Outcome::Rejected(_) => self.park(id, now_ms),
