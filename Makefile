@@ -1,7 +1,7 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations lint bench bench-aerospike fuzz setup
+.PHONY: help demo test sim mutations lint bench bench-chain bench-aerospike fuzz setup
 
 TARGET ?= transaction
 TIME ?= 600
@@ -28,6 +28,9 @@ lint: setup ## format and lints only
 
 bench: setup ## micro and whole-pipeline benchmarks
 	@cargo bench --locked --bench micro --bench macro
+
+bench-chain: setup ## blocks, a reorg, contests, a cone and pruning on each engine, on Aerospike beside the raw client (`asd` in PATH)
+	@cargo bench --locked --bench chain --bench prune
 
 bench-aerospike: setup ## the Aerospike engine against the raw client, and the pipeline on it, on a server of its own (`asd` in PATH)
 	@cargo bench --locked --bench aerospike
