@@ -216,7 +216,10 @@ pub enum Sequenced {
         until: u32,
     },
     /// A tombstone has served its time: what remains are the few bytes that say who it was. Anything else is refused.
-    ForgetTombstone,
+    ForgetTombstone {
+        /// It is kept for longer where an event has come since.
+        height: u32,
+    },
     /// A tombstone of what was conflicting becomes a stub of it, with its verdict and with the body that it kept, to be filled with that: a
     /// block brings it. On another page: a place for the marks of its slots. What was live when it was pruned is refused (`PRUNED`); anything else is `AlreadyApplied(State)`.
     Revive,

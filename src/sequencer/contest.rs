@@ -364,6 +364,7 @@ impl Handler {
 fn what_is(master: Option<&Page>) -> Named {
     match master.map(|page| (page.state(), page.is_partial())) {
         Some((TxState::Live, true)) => Named::Partial,
+        Some((TxState::Pruned(_), true)) if master.is_some_and(|page| !page.conflicting) => Named::Partial,
         Some((TxState::Live, _)) => Named::Live,
         Some((TxState::Pruned(_), _)) if master.is_some_and(|page| !page.conflicting) => Named::Live,
         _ => Named::NotLive,

@@ -49,6 +49,8 @@ impl Safe {
 
 /// How long a step may take: events come first.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
+/// How many times that a step of a single transaction, of many pages, may take.
+const MOST_PATIENCE: u32 = 6;
 /// Before what did not work is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(10);
 /// Between lines of the log about one pass.
@@ -123,9 +125,9 @@ impl Pruner {
                 return Ok(());
             }
             Err(_) => {
-                let smaller = self.pass.as_mut().is_some_and(|(pass, _)| pass.take_smaller_steps());
-                if !smaller {
-                    self.patience = self.patience.saturating_mul(2);
+                let smaller = self.pass.as_mut().map(|(pass, _)| pass.take_smaller_steps());
+                if smaller == Some(false) {
+                    self.patience = self.patience.saturating_mul(2).min(MOST_PATIENCE);
                 }
                 tracing::warn!(?limit, smaller, "a step of pruning took too long, and is tried again");
                 self.wake = Instant::now() + TRY_AGAIN;
@@ -133,6 +135,9 @@ impl Pruner {
             }
         };
         self.patience = 1;
+        if let Some((pass, _)) = &mut self.pass {
+            pass.take_larger_steps();
+        }
         match step {
             Step::Did(count) => {
                 self.wake = Instant::now() + Duration::from_secs_f64(count as f64 / f64::from(task.per_second.max(1)));

@@ -53,10 +53,13 @@ impl Handler {
         let wrong = |why: String| Stop::Halt(format!("reorg with sequence {}: {why}", reorg.sequence));
         let tip = tip_after(self.state.tip, reorg).map_err(wrong)?;
         let Reorg { disconnected, connected, .. } = reorg;
-        if at.making == Making::Allowed {
+        let records = self.records_of(disconnected).await?;
+        // One that was begun is done to its end, whatever was pruned since: what it takes back was there.
+        let is_of_this = |there: &BlockRecord| there.chain_pos.is_some_and(|pos| pos.chain_offset() == at.offset);
+        if at.making == Making::Allowed && !records.iter().flatten().any(is_of_this) {
             self.check_depth(disconnected).await?.map_or(Ok(()), |why| Err(wrong(why)))?;
         }
-        for (block, there) in disconnected.iter().zip(self.records_of(disconnected).await?) {
+        for (block, there) in disconnected.iter().zip(records) {
             if !there.is_some_and(|there| is_of(&there, block)) {
                 return Err(match self.may_have_been_forgotten(at).await? {
                     true => Stop::NodeRestarted,

@@ -13,6 +13,7 @@ use crate::{
         handler::{At, Handler},
         reread::Reread,
         steps::Making,
+        verdict::held_by,
         waiting::Waiting,
     },
     store::{
@@ -105,15 +106,15 @@ impl Handler {
     /// Settles what an event took whose transaction turned out to be a partial one, which spends nothing. A rebuild looks
     /// before it takes anything.
     pub(super) async fn give_back(&self, at: At, contest: &Contest) -> Result<(), Stop> {
-        let is_whole = |page: Arc<Page>| page.body().is_some() && !page.is_partial();
+        let is_whole = |page: Arc<Page>| (page.body().is_some() || page.pruned.is_some()) && !page.is_partial();
         if at.making == Making::Replaying || self.master(contest.txid).await?.is_some_and(is_whole) {
             return Ok(());
         }
         let message = self.source(&contest.position).await?;
         let claimed = claimed_body(&message, contest).map_err(Stop::Halt)?;
         let Some(Body::Transaction(body)) = claimed.map(|claimed| claimed.body) else { return Ok(()) };
-        let inputs = self.inputs_in(&contest.txid, &body)?;
-        self.settle_slots(at, contest.txid, &inputs, |_| true).await
+        let inputs = held_by(contest.txid, &self.inputs_in(&contest.txid, &body)?);
+        self.settle_slots(at, &inputs, |_| true).await
     }
 
     /// Reads one message again, for as long as it takes.

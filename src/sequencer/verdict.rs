@@ -47,8 +47,8 @@ struct Win<'a> {
 
 /// Transactions whose bodies are read at once.
 const BODIES_AT_ONCE: usize = 256;
-/// Transactions whose slots are settled at once, each with requests of its own.
-const SETTLED_AT_ONCE: usize = 64;
+/// Transactions whose slots are settled at once, each with requests of its own: few, since those of one parent are in each other's way.
+const SETTLED_AT_ONCE: usize = 8;
 /// Outcomes that are on their way at once.
 const TOLD_AT_ONCE: usize = 10_000;
 
@@ -394,7 +394,7 @@ impl Handler {
             for page in self.whole_of(&txids).await? {
                 // One that was stored after it had fallen has pages that nobody has flagged.
                 self.flag_others(at, &page).await?;
-                let inputs = self.inputs_of(&page).await?;
+                let inputs = held_by(page.txid, &self.inputs_of(&page).await?);
                 let outpoints = inputs.iter().map(|(outpoint, _)| *outpoint);
                 settled.extend(outpoints.filter(|outpoint| !fell.contains(&outpoint.txid)));
                 read.push((page, inputs));
@@ -408,7 +408,7 @@ impl Handler {
 
     pub(super) async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<(), Stop> {
         self.flag_others(at, page).await?;
-        let inputs = self.inputs_of(page).await?;
+        let inputs = held_by(page.txid, &self.inputs_of(page).await?);
         self.settle_inputs(at, applied_again, page, &inputs).await
     }
 
@@ -417,7 +417,7 @@ impl Handler {
         at: At,
         applied_again: bool,
         page: &Page,
-        inputs: &[(Outpoint, SpendSlot)],
+        inputs: &[(Outpoint, HeldSlot)],
     ) -> Result<(), Stop> {
         // Who is not there while a decision is applied again to a store that forgets was there when it was made, and comes
         // again: but for the one that was missing by verdict.
@@ -426,7 +426,7 @@ impl Handler {
             _ => None,
         };
         let forgotten = applied_again && self.parts.nodes.may_forget();
-        self.settle_slots(at, page.txid, inputs, |parent| !forgotten || missing == Some(parent)).await?;
+        self.settle_slots(at, inputs, |parent| !forgotten || missing == Some(parent)).await?;
         self.note_child(at, applied_again, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await
     }
 
@@ -436,15 +436,12 @@ impl Handler {
     pub(super) async fn settle_slots(
         &self,
         at: At,
-        holder: Txid,
-        inputs: &[(Outpoint, SpendSlot)],
+        inputs: &[(Outpoint, HeldSlot)],
         may_be_absent: impl Fn(Txid) -> bool,
     ) -> Result<(), Stop> {
-        let rows = inputs.iter().map(|(outpoint, slot)| {
-            let holder = SpendingData { txid: holder, input: slot.input };
-            let held = HeldSlot { offset: slot.offset, holder };
-            at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![held]))
-        });
+        let rows = inputs
+            .iter()
+            .map(|(outpoint, held)| at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![*held])));
         let rows: Vec<Row> = rows.collect();
         let outcomes = self.apply_to_slots(rows.clone()).await?;
         if at.making == Making::Replaying {
@@ -687,6 +684,12 @@ impl Handler {
         }
         Ok(())
     }
+}
+
+/// The slots that these inputs may hold, without what their outputs are: that would keep the bodies.
+pub(super) fn held_by(txid: Txid, inputs: &[(Outpoint, SpendSlot)]) -> Vec<(Outpoint, HeldSlot)> {
+    let held = |slot: &SpendSlot| HeldSlot { offset: slot.offset, holder: SpendingData { txid, input: slot.input } };
+    inputs.iter().map(|(outpoint, slot)| (*outpoint, held(slot))).collect()
 }
 
 fn outputs_of(txid: Txid) -> RangeInclusive<Outpoint> {

@@ -5,9 +5,12 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     api::Health,
-    event::{Action, CommandResult},
+    broker::Message,
+    engine::Row,
+    event::{Action, CommandResult, Validated},
+    ingest::prepare::{PrepareSettings, Prepared, prepare},
     instance::{self, InstanceError},
-    record::{Consumed, Key, Reason, TxState, Verdict},
+    record::{Consumed, Key, Marks, Operation, Outcome, Reason, TxState, Verdict},
     store::{meta::MetaError, prune::Terms},
 };
 
@@ -104,6 +107,35 @@ async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
     let parent = world.page(&seed).await.unwrap();
     assert_eq!(parent.utxos.as_ref().unwrap()[0].spender(), None);
     world.check("a whole event behind a pruned partial one").await;
+}
+
+/// Nor does it stand in a rival's way while its contest is not decided: whoever holds the slot is partial, though pruned.
+#[tokio::test(start_paused = true)]
+async fn a_rival_of_a_whole_event_behind_a_pruned_partial_one_wins() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let seed = world.seed(1, 2).await;
+    let tx = spend(&[seed.coin(0)], 1, 1);
+    world.produce_partial(&tx).await;
+    let (child, rival) = (spend(&[tx.coin(0)], 1, 2), spend(&[seed.coin(0)], 1, 3));
+    world.validate(&child).await;
+    world.mine(1, &[&tx, &child]).await;
+    for number in 2..=4 {
+        world.mine(number, &[]).await;
+    }
+    let running = world.start();
+    until("the pruning", async || is_pruned(&world, &tx).await).await;
+    running.stop().await;
+    // As its whole event leaves it before its contest is published.
+    let event = Validated { tx: &tx.extended, height: 200, locked: false }.encode();
+    let key = tx.txid.0.to_vec().into();
+    let message = Message { offset: 0, timestamp_ms: 1, key, payload: event.into(), headers: vec![] };
+    let Ok(Prepared::Validated(whole)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!() };
+    let taken = Operation::Spend(whole.spend(&whole.groups[0], Marks::Respect));
+    let outcomes = world.store.engine.apply(&[Row { key: Key::master(seed.txid), operation: taken }]).await;
+    assert!(matches!(outcomes[..], [Ok(Outcome::Applied(_))]), "{outcomes:?}");
+    world.validate(&rival).await;
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &rival).await, Some(TxState::Live));
 }
 
 /// The contest of the rival is decided when the slot says that its spender was pruned (simulator, seed 124 with `SIM_PRUNE`): it was

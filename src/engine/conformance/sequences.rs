@@ -132,7 +132,7 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
         19 => Sequenced::MarkSpenderPruned(vec![held(offset, holder)]),
         20 => Sequenced::WasMined(mined_in(height)),
         21 => Sequenced::PostponePruning { until: height + seeded.below(400) as u32 },
-        22 => Sequenced::ForgetTombstone,
+        22 => Sequenced::ForgetTombstone { height: 400 },
         23 => Sequenced::Revive,
         _ => Sequenced::Prune { height, keep_until: seeded.chance(0.5).then_some(height + 144) },
     }

@@ -177,7 +177,7 @@ fn sequenced() -> Vec<Sequenced> {
         Sequenced::MarkSpenderPruned(vec![held(0, rival(1))]),
         Sequenced::Prune { height: 600, keep_until: Some(700) },
         Sequenced::PostponePruning { until: 800 },
-        Sequenced::ForgetTombstone,
+        Sequenced::ForgetTombstone { height: 400 },
         Sequenced::Revive,
     ]
 }

@@ -38,6 +38,8 @@ impl Planner {
         let Some(flight) = self.get(id) else { return };
         let Stage::StoringContested { reason } = flight.stage else { return };
         match outcome {
+            // A tombstone that has its body for longer stays one.
+            Outcome::Applied(Reply::State(TxState::Pruned(_))) => self.finish(id, Completion::PassedOver),
             Outcome::AlreadyApplied(Reply::State(state)) | Outcome::Rejected(Rejection::Exists(state)) => {
                 self.contest_as_stored(id, reason, state, now_ms);
             }

@@ -273,6 +273,23 @@ fn a_redelivered_loser_that_holds_nothing_is_not_contested_again() {
     assert_eq!(completed(&mut planner).len(), 1);
 }
 
+/// Its tombstone has its body for longer, and there is nothing to decide.
+#[test]
+fn an_event_of_what_was_pruned_as_conflicting_is_not_contested() {
+    for told in [Outcome::Applied, Outcome::AlreadyApplied] {
+        let mut planner = Planner::new(SETTINGS);
+        planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, applied(), 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Pruned(7))), 0);
+        let (token, store) = row(&mut planner);
+        assert!(matches!(store.operation, Operation::CreateContested(_)), "{store:?}");
+        planner.outcome(token, told(Reply::State(TxState::Pruned(7))), 0);
+        assert_eq!(completed(&mut planner), [(0, Completion::PassedOver)]);
+    }
+}
+
 /// Where somebody else is at it he is given time: simulator, seed 7195, which asked without end.
 #[test]
 fn a_locked_parent_is_waited_for_only_so_long() {

@@ -113,7 +113,7 @@ fn sequenced(
         Sequenced::MarkSpenderPruned(held) => prune::mark_spender_pruned(record, held),
         Sequenced::Prune { height, keep_until } => prune::apply(record, *height, *keep_until),
         Sequenced::PostponePruning { until } => prune::postpone(record, *until),
-        Sequenced::ForgetTombstone => prune::forget_tombstone(record),
+        Sequenced::ForgetTombstone { height } => prune::forget_tombstone(record, *height),
         Sequenced::Revive => prune::revive(record),
         Sequenced::CreateCoinbase(page) => create_coinbase::apply(rules, key, record, page),
         Sequenced::ReplaceBody(claimed) => replace_body::apply(record, claimed),

@@ -152,7 +152,7 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
         2 => vec(held_slot(), 1..3).prop_map(Sequenced::MarkSpenderPruned),
         1 => height().prop_map(|height| Sequenced::Prune { height, keep_until: Some(height + 1) }),
         1 => (0..500_u32).prop_map(|until| Sequenced::PostponePruning { until }),
-        1 => Just(Sequenced::ForgetTombstone),
+        1 => (0..600_u32).prop_map(|height| Sequenced::ForgetTombstone { height }),
         1 => Just(Sequenced::Revive),
     ]
 }

@@ -58,7 +58,7 @@ fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     master.total_extra_recs = old.total_extra_recs;
     master.body = old.body.clone().filter(|body| page.conflicting || matches!(body, Body::External(_)));
     if page.conflicting {
-        (master.created_at, master.preserve_until) = (old.created_at, old.preserve_until);
+        master.created_at = old.created_at;
     }
     if master.body.is_some() {
         (tombstone.version, tombstone.lock_time) = (page.version, page.lock_time);
@@ -97,11 +97,11 @@ pub(super) fn postpone(record: &mut Option<Record>, until: u32) -> Result<Effect
     Ok(Effect::applied(Reply::None))
 }
 
-pub(super) fn forget_tombstone(record: &mut Option<Record>) -> Result<Effect, Rejection> {
+pub(super) fn forget_tombstone(record: &mut Option<Record>, height: u32) -> Result<Effect, Rejection> {
     let Some(page) = optional_page(record)? else {
         return Ok(Effect::already(Reply::None, false));
     };
-    if page.pruned.is_none() {
+    if page.pruned.is_none() || page.delete_at_height.is_some_and(|until| until > height) {
         return Err(Rejection::NotPrunable);
     }
     let name = Page {
@@ -208,7 +208,7 @@ mod tests {
         for page in [partial(), Page { size_in_bytes: 250, ..done() }, Page { is_coinbase: true, ..done() }] {
             let (is_partial, is_coinbase) = (page.is_partial(), page.is_coinbase);
             let mut record = record(page);
-            for operation in [prune(400), Operation::Sequenced(stamp(1), Sequenced::ForgetTombstone)] {
+            for operation in [prune(400), Operation::Sequenced(stamp(1), Sequenced::ForgetTombstone { height: 544 })] {
                 assert!(on_master(&mut record, &operation).outcome.is_done());
                 let Some(Record::Page(left)) = &record else { panic!("{record:?}") };
                 assert_eq!(left.is_other_kind_than(&whole), is_partial && !is_coinbase, "{left:?}");
@@ -252,7 +252,7 @@ mod tests {
     fn a_tombstone_goes_when_it_has_served() {
         for there in [contested(2, LOST), done()] {
             let mut record = record(there);
-            let forget = sequenced(2, Sequenced::ForgetTombstone);
+            let forget = sequenced(2, Sequenced::ForgetTombstone { height: 544 });
             assert_eq!(refused(on_master(&mut record, &forget)), Rejection::NotPrunable);
             on_master(&mut record, &prune(400));
             assert_eq!(on_master(&mut record, &forget).outcome, applied(Reply::None));

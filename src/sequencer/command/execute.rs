@@ -97,8 +97,11 @@ impl Handler {
         let named = self.contest_holders(at, Phase::Apply, vec![holder.txid]).await?;
         if named.get(&holder.txid) == Some(&Named::Live) {
             if !applied_again {
-                // It was free when this was decided: another sequencer has done it, and what stands behind it.
-                return Err(Stop::Behind(at.offset));
+                let offset = at.offset;
+                return Err(Stop::Halt(format!(
+                    "chain offset {offset}: {outpoint} was free, and {} is live",
+                    holder.txid
+                )));
             }
             self.publish_reconsider(at, &[holder.txid]).await?;
         }

@@ -22,6 +22,8 @@ const MOST_MARKED: usize = 10_000;
 #[derive(Debug)]
 pub struct Pass {
     settings: PruneSettings,
+    /// Transactions in a step, for now.
+    step: usize,
     under: Under,
     pruned: Pruned,
     /// Found by the index, and not looked at.
@@ -54,6 +56,7 @@ impl Pass {
     /// A pass over everything that is due at the height of these terms.
     pub fn new(settings: PruneSettings, under: Under) -> Self {
         Pass {
+            step: settings.step.max(1),
             settings,
             under,
             pruned: Pruned::default(),
@@ -78,9 +81,14 @@ impl Pass {
 
     /// After a step that took too long; `false`: they are of one transaction each.
     pub fn take_smaller_steps(&mut self) -> bool {
-        let before = self.settings.step;
-        self.settings.step = (before / 2).max(1);
-        self.settings.step < before
+        let before = self.step;
+        self.step = (before / 2).max(1);
+        self.step < before
+    }
+
+    /// After one that did not.
+    pub fn take_larger_steps(&mut self) {
+        self.step = self.step.saturating_mul(2).min(self.settings.step.max(1));
     }
 
     /// More of the chain is committed: what could not be decided on is looked at again. The height stays.
@@ -129,7 +137,7 @@ impl Pass {
 
     async fn look(&mut self, store: &Store) -> Result<Step, PruneError> {
         let (under, again) = (self.under, self.height().saturating_add(1));
-        let keys: Vec<Key> = self.queue.iter().take(self.settings.step.max(1)).copied().collect();
+        let keys: Vec<Key> = self.queue.iter().take(self.step).copied().collect();
         let txids: BTreeSet<Txid> = keys.iter().filter_map(Key::txid).collect();
         let examined = store.examine(&under, &txids.into_iter().collect::<Vec<_>>()).await?;
         let mut counted = self.pruned;
@@ -192,7 +200,7 @@ impl Pass {
                 return Err(PruneError::NodeRestarted);
             }
         }
-        let (under, step) = (self.under, self.settings.step.max(1));
+        let (under, step) = (self.under, self.step);
         if self.marked.is_empty() {
             let from = self.served.len().saturating_sub(step);
             let changed = store.forget_tombstones(&under, &self.served[from..]).await?;

@@ -216,7 +216,8 @@ impl Store {
         under: &Under,
         served: &[Examined],
     ) -> Result<BTreeSet<Txid>, PruneError> {
-        let forget = |txid, number| under.row(Key::Page(txid, number), Sequenced::ForgetTombstone);
+        let forget = |txid, number, height| under.row(Key::Page(txid, number), Sequenced::ForgetTombstone { height });
+        let height = under.terms.height;
         let mut changed = BTreeSet::new();
         for Examined { master, .. } in served {
             // One that came back where a node had forgotten that it was pruned goes with the master.
@@ -226,18 +227,29 @@ impl Store {
             };
             let numbers: Vec<u32> = (1..=others(master)).collect();
             for numbers in numbers.chunks(PAGES_AT_ONCE) {
-                self.prune_rows(numbers.iter().map(|number| forget(master.txid, *number)).collect()).await?;
+                self.prune_rows(numbers.iter().map(|number| forget(master.txid, *number, height)).collect()).await?;
             }
             // The master last, since what finds it finds the rest.
-            let (outcomes, stale) = self.prune_rows(vec![forget(master.txid, 0)]).await?;
+            let (outcomes, stale) = self.prune_rows(vec![forget(master.txid, 0, height)]).await?;
             changed.extend(stale);
-            if outcomes.iter().all(Outcome::is_done) {
-                self.delete_blob(master).await?;
-            } else {
+            if !outcomes.iter().all(Outcome::is_done) {
                 changed.insert(master.txid);
+                continue;
+            }
+            // An event that comes now gives it a body again, of the same name.
+            if !self.has_body(master.txid).await? {
+                self.delete_blob(master).await?;
+                if self.has_body(master.txid).await? {
+                    self.prune_rows(vec![forget(master.txid, 0, u32::MAX)]).await?;
+                }
             }
         }
         Ok(changed)
+    }
+
+    async fn has_body(&self, txid: Txid) -> Result<bool, EngineError> {
+        let masters = self.masters(&[txid]).await?;
+        Ok(masters.iter().flatten().any(|master| master.body().is_some()))
     }
 
     async fn delete_blob(&self, master: &Page) -> Result<(), PruneError> {

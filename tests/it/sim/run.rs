@@ -369,10 +369,12 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Whoever validates brings everything once more.
+    /// Whoever validates brings once more what a block lists and is no more than a name, or a stub.
     async fn tell_again(&mut self) -> Result<(), String> {
         for step in &self.plan.steps {
-            if matches!(step, Step::Seed { .. } | Step::Validate { .. }) {
+            let (Step::Seed { tx, .. } | Step::Validate { tx, .. }) = step else { continue };
+            let page = self.world.store.master(self.made[tx].txid).await.map_err(|error| error.to_string())?;
+            if page.is_some_and(|page| page.conflicting && page.body().is_none()) {
                 self.step(step).await?;
             }
         }
