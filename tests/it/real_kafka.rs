@@ -99,7 +99,9 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
     let produced = json(bench.command(&generate, &[]));
     assert_eq!((&produced["blocks"], &produced["transactions"]), (&1.into(), &213.into()), "{produced}");
 
-    let mut instance = bench.start();
+    // Another group may read from the beginning into a store that was not pruned.
+    let keep = ("UTXO_STORE__PRUNE__ENABLED", "false");
+    let mut instance = bench.start_with(&[keep]);
     until("everything is committed", || positions(&bench).iter().all(|(next, (_, end))| next == end));
     until("the block is handled", || chain_offset(&bench) == 1);
     instance.signal("TERM");
@@ -120,7 +122,7 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
     let (next, (_, end)) = before[0];
     assert!(next + 1 < end && before[1].0 < before[1].1.1, "{before:?}");
     forget_before(server.bootstrap_servers(), 0, end - 1);
-    let mut instance = bench.start_unready();
+    let mut instance = bench.start_unready_with(&[keep]);
     let named = format!("partition 0: offset {next} is next, but the topic holds {} to {end}", end - 1);
     until("it says what is gone", || instance.get("/health/ready").contains(&named));
     until("the other partition goes on", || positions(&bench)[1].0 == before[1].1.1);
@@ -129,7 +131,7 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
     assert_eq!(instance.wait().code(), Some(0));
 
     // A group that has committed nothing stands before the same gap, until an operator says where to begin.
-    let other = [("UTXO_STORE__KAFKA__GROUP", "other")];
+    let other = [("UTXO_STORE__KAFKA__GROUP", "other"), keep];
     let mut instance = bench.start_unready_with(&other);
     let named = format!("partition 0: the topic no longer holds offsets 0 to {}, and the group has committed", end - 1);
     until("it says what was never read", || instance.get("/health/ready").contains(&named));

@@ -92,12 +92,7 @@ impl Bench {
         instance
     }
 
-    /// Starts `run`, ready or not.
-    pub fn start_unready(&self) -> Instance {
-        self.start_unready_with(&[])
-    }
-
-    /// The same, with variables of the environment.
+    /// Starts `run`, ready or not, with variables of the environment.
     pub fn start_unready_with(&self, variables: &[(&str, &str)]) -> Instance {
         let file = self.path("http-address");
         fs::remove_file(&file).ok();
