@@ -12,7 +12,7 @@ use std::{
     error::Error,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -44,7 +44,10 @@ const BATCH: usize = 256;
 const IN_FLIGHT: u64 = 8;
 /// `prune.per_second`, by default.
 const PACE: f64 = 10_000.0;
-const CREATING_FOR: Duration = Duration::from_secs(10);
+/// How many are created while something else is done: as many each time, since a fast engine would fill the memory.
+const CREATED: u64 = 500_000;
+/// To be pruned meanwhile, more than there is time for.
+const BESIDE: u64 = 500_000;
 
 type Failed = Box<dyn Error>;
 
@@ -97,9 +100,8 @@ async fn measure(name: &str, engine: Arc<dyn RecordEngine>, records: u64) -> Res
     let rate = pruned as f64 / started.elapsed().as_secs_f64();
     assert_eq!(pruned, records, "all of them are due");
 
-    let alone = creates(&store, 1 << 40, async || Ok(())).await?;
-    let more = (PACE * CREATING_FOR.as_secs_f64()) as u64;
-    fill(&store, records..records + more).await?;
+    let alone = creates(&store, 1 << 40, async || std::future::pending().await).await?;
+    fill(&store, records..records + BESIDE).await?;
     let beside = creates(&store, 2 << 40, async || prune(&store, Some(PACE)).await.map(drop)).await?;
     println!("{name:<12} {records:>12} {rate:>16.0} {alone:>18.0} {beside:>18.0} {:>8.2}", beside / alone);
     Ok(store.engine.close().await?)
@@ -126,34 +128,34 @@ async fn prune(store: &Store, pace: Option<f64>) -> Result<u64, Failed> {
 
 /// Creates a second, while something else is done.
 async fn creates(store: &Store, first: u64, beside: impl AsyncFnOnce() -> Result<(), Failed>) -> Result<f64, Failed> {
-    let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(first)));
+    let next = Arc::new(AtomicU64::new(first));
     let workers: Vec<_> = (0..IN_FLIGHT)
         .map(|_| {
-            let (store, stop, next) = (store.clone(), stop.clone(), next.clone());
+            let (store, next) = (store.clone(), next.clone());
             tokio::spawn(async move {
-                while !stop.load(Ordering::Relaxed) {
+                loop {
                     let from = next.fetch_add(BATCH as u64, Ordering::Relaxed);
+                    if from >= first + CREATED {
+                        return Ok::<(), engine::EngineError>(());
+                    }
                     let rows = (from..from + BATCH as u64).map(|n| create(partial(txid_of(2, n), 1)));
                     store.apply(rows.collect()).await?;
                 }
-                Ok::<(), engine::EngineError>(())
             })
         })
         .collect();
     let started = Instant::now();
-    let stopper = {
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(CREATING_FOR).await;
-            stop.store(true, Ordering::Relaxed);
-        })
+    let created = async {
+        for worker in workers {
+            worker.await??;
+        }
+        Ok::<_, Failed>(())
     };
-    beside().await?;
-    stopper.await?;
-    for worker in workers {
-        worker.await??;
+    tokio::select! {
+        created = created => created?,
+        ended = beside() => return Err(format!("what was beside has ended: {ended:?}").into()),
     }
-    Ok((next.load(Ordering::Relaxed) - first) as f64 / started.elapsed().as_secs_f64())
+    Ok(CREATED as f64 / started.elapsed().as_secs_f64())
 }
 
 /// Transactions that are all spent, with their parents and children, all mined.
@@ -161,14 +163,15 @@ async fn fill(store: &Store, numbers: std::ops::Range<u64>) -> Result<(), Failed
     let mut rows = Vec::new();
     for number in numbers {
         let (parent, vout) = (txid_of(0, number / OF_ONE), (number % OF_ONE) as u32);
-        let child = txid_of(1, number);
-        let page = spent_by(child, parent, vout)?;
+        let mut page = spending(Outpoint { txid: parent, vout })?;
+        let child = spending(Outpoint { txid: page.txid, vout: 0 })?;
+        take_all(&mut page, child.txid);
         if vout == 0 {
             rows.push(create(partial(parent, OF_ONE as u32 + 1)));
         }
         rows.push(spend(parent, vout, page.txid));
-        rows.push(create(page));
-        rows.push(create(mined(partial(child, 1), MINED + 1)));
+        rows.push(create(mined(page, MINED)));
+        rows.push(create(mined(child, MINED + 1)));
         if rows.len() >= 16 * BATCH {
             apply_in_order(store, &mut rows).await?;
         }
@@ -226,24 +229,26 @@ fn partial(txid: Txid, outputs: u32) -> Page {
     seeded_pages(&seed, &setting()).unwrap_or_else(|error| unreachable!("a seed with outputs: {error}")).master
 }
 
-/// A transaction over an output of `parent` whose own output is taken.
-fn spent_by(child: Txid, parent: Txid, vout: u32) -> Result<Page, Failed> {
-    let (script, outpoint) = (script(), Outpoint { txid: parent, vout });
+/// A transaction of one output.
+fn spending(outpoint: Outpoint) -> Result<Page, Failed> {
+    let script = script();
     let previous = Output { satoshis: 1_000, script: &script };
     let bytes: Bytes = TransactionBuilder::default()
         .input(outpoint, &[0; 100], 0, Some(previous))
-        .output(900, &script)
+        .output(1_000, &script)
         .extended()
         .into();
     let transaction = Transaction::parse(&bytes)?;
-    let mut page = pages_of(&transaction, bytes.clone(), transaction.txid(), &setting(), &Start::default())?.master;
+    Ok(pages_of(&transaction, bytes.clone(), transaction.txid(), &setting(), &Start::default())?.master)
+}
+
+fn take_all(page: &mut Page, spender: Txid) {
     for slot in page.utxos.iter_mut().flatten() {
         if let Slot::Unspent(hash) = *slot {
-            *slot = Slot::Spent(hash, SpendingData { txid: child, input: 0 });
+            *slot = Slot::Spent(hash, SpendingData { txid: spender, input: 0 });
         }
     }
     page.spent_utxos = page.record_utxos;
-    Ok(mined(page, MINED))
 }
 
 fn mined(mut page: Page, height: u32) -> Page {
