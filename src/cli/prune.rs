@@ -84,7 +84,8 @@ impl PruneArgs {
     }
 
     /// What the group has committed of the chain, where nobody holds that, it is all, and the height is not above it. An instance that is
-    /// started nevertheless does no harm: whatever it changes bears a later stamp than what is written here, and refuses it.
+    /// started nevertheless does no harm: whatever the chain changes bears a later stamp than what is written here, and refuses it; what events
+    /// take or keep for longer, each operation of the pruner looks at itself.
     async fn check(&self, broker: &dyn Broker, config: &Config) -> Result<Safe, Failure> {
         let group = chain_group(config.kafka.group.as_str());
         if config.store.block_height_retention == 0 {

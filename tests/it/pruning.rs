@@ -86,9 +86,8 @@ async fn what_is_spent_by_what_is_mined_goes_and_its_events_are_recognised() {
     world.check("what was pruned comes again").await;
 }
 
-/// A whole event that comes when its partial transaction is pruned spends nothing, as one that comes before.
-#[tokio::test(start_paused = true)]
-async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
+/// A world with a seed, and a transaction over its first output that came as a partial one, and is pruned.
+async fn pruned_partial() -> (World, Made, Made) {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
     let seed = world.seed(1, 2).await;
     let tx = spend(&[seed.coin(0)], 1, 1);
@@ -101,9 +100,16 @@ async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
     }
     let running = world.start();
     until("the pruning", async || is_pruned(&world, &tx).await).await;
-    world.validate(&tx).await;
-    world.until_consumed().await;
     running.stop().await;
+    (world, seed, tx)
+}
+
+/// A whole event that comes when its partial transaction is pruned spends nothing, as one that comes before.
+#[tokio::test(start_paused = true)]
+async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
+    let (world, seed, tx) = pruned_partial().await;
+    world.validate(&tx).await;
+    world.run_until_consumed().await;
     let parent = world.page(&seed).await.unwrap();
     assert_eq!(parent.utxos.as_ref().unwrap()[0].spender(), None);
     world.check("a whole event behind a pruned partial one").await;
@@ -112,19 +118,8 @@ async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
 /// Nor does it stand in a rival's way while its contest is not decided: whoever holds the slot is partial, though pruned.
 #[tokio::test(start_paused = true)]
 async fn a_rival_of_a_whole_event_behind_a_pruned_partial_one_wins() {
-    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
-    let seed = world.seed(1, 2).await;
-    let tx = spend(&[seed.coin(0)], 1, 1);
-    world.produce_partial(&tx).await;
-    let (child, rival) = (spend(&[tx.coin(0)], 1, 2), spend(&[seed.coin(0)], 1, 3));
-    world.validate(&child).await;
-    world.mine(1, &[&tx, &child]).await;
-    for number in 2..=4 {
-        world.mine(number, &[]).await;
-    }
-    let running = world.start();
-    until("the pruning", async || is_pruned(&world, &tx).await).await;
-    running.stop().await;
+    let (world, seed, tx) = pruned_partial().await;
+    let rival = spend(&[seed.coin(0)], 1, 3);
     // As its whole event leaves it before its contest is published.
     let event = Validated { tx: &tx.extended, height: 200, locked: false }.encode();
     let key = tx.txid.0.to_vec().into();
