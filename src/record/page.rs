@@ -550,7 +550,7 @@ pub struct MetaRecord {
     pub utxo_batch_size: u32,
     /// `block_height_retention`
     pub retention: u32,
-    /// Everything up to this height was pruned.
+    /// Everything that was due at this height was pruned; what falls later on a chain that a reorg made shorter goes with the next block.
     pub prune_horizon: u32,
     /// Identifies the chain topic: a recreated topic would start again at offset 0. `None` until its first event.
     pub chain_id: Option<[u8; 32]>,

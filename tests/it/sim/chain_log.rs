@@ -73,6 +73,11 @@ impl ChainSays {
         self.disconnects.iter().skip(at as usize + 1).any(|hashes| hashes.contains(&block.hash))
     }
 
+    /// Whether any block has left the longest chain.
+    pub fn has_reorgs(&self) -> bool {
+        self.disconnects.iter().any(|hashes| !hashes.is_empty())
+    }
+
     /// Whether anybody has contested a transaction.
     pub fn is_contested(&self, txid: &Txid) -> bool {
         self.contested.contains(txid)

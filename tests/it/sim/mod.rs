@@ -14,7 +14,7 @@
 //! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.
 
 mod chain;
-mod chain_log;
+pub mod chain_log;
 mod checks;
 mod commits;
 mod coverage;
