@@ -15,10 +15,11 @@ use crate::{
     },
     sequencer::{
         Stop,
+        cone::Cone,
         contest::Findings,
         decisions::DecisionLog,
         evaluate::evaluate_listed,
-        handler::{At, Handler},
+        handler::{At, BODIES_AT_ONCE, Handler},
         listing::{self, Listed, Listing},
         pages::others,
         proven::Proof,
@@ -126,7 +127,7 @@ impl Handler {
             self.parts.arrivals.came(txid);
         }
         if coinbase == Coinbase::Live {
-            self.second_chances(at, &BTreeSet::new(), Some(txid), &BTreeSet::new()).await?;
+            self.second_chances(at, &BTreeSet::new(), Some(txid), &Cone::default()).await?;
         }
         self.set_listed_mined(at, steps, block, done).await?;
         Ok(coinbase != Coinbase::Made || listing::count(block) > 0)
@@ -272,7 +273,7 @@ impl Handler {
             Outcome::Applied(Reply::None) => Coinbase::Made,
             // A stub: a child of it was read, and found without its parent, before the block.
             Outcome::Applied(_) => {
-                self.second_chances(at, &BTreeSet::new(), Some(txid), &BTreeSet::new()).await?;
+                self.second_chances(at, &BTreeSet::new(), Some(txid), &Cone::default()).await?;
                 Coinbase::Made
             }
             // A later event of the chain has seen this one done.
@@ -362,9 +363,9 @@ impl Handler {
         }
     }
 
-    /// Rows that go out at once.
+    /// Rows that the store is given at once: many times what is on its way, since it is waited for behind the last of them.
     pub(super) fn rows_at_once(&self) -> usize {
-        self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1)
+        8 * self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1)
     }
 
     /// The coinbase of a block as it is to be stored: mined on the longest chain, or on a side chain.
@@ -462,7 +463,7 @@ impl Handler {
     /// A rebuild goes to where the history ends: it does not wait until somebody is live who has fallen there. Such a block has
     /// left the chain since, and what it leaves of who it listed needs no more than the body.
     async fn set_fallen_mined(&self, at: At, block: &Block<'_>, fallen: &[Listed]) -> Result<(), Stop> {
-        for batch in fallen.chunks(self.rows_at_once()) {
+        for batch in fallen.chunks(BODIES_AT_ONCE) {
             let txids: Vec<Txid> = batch.iter().map(|listed| listed.txid).collect();
             let masters = self.wait_for_bodies(at, false, &txids).await?;
             for tombstone in masters.iter().filter(|page| page.pruned.is_some()) {

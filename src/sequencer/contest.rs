@@ -48,6 +48,11 @@ pub enum Findings {
     Pruned,
 }
 
+/// Those of them that are live.
+pub fn only_live(named: BTreeMap<Txid, Named>) -> Vec<Txid> {
+    named.into_iter().filter(|(_, what)| *what == Named::Live).map(|(txid, _)| txid).collect()
+}
+
 impl Handler {
     /// Handles a contest.
     pub async fn contest(&self, at: At, log: &mut DecisionLog, contest: &Contest) -> Result<(), Stop> {

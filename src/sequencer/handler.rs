@@ -189,6 +189,9 @@ pub struct Handler {
     pub(super) returning: Patience,
 }
 
+/// Transactions whose bodies are read at once.
+pub const BODIES_AT_ONCE: usize = 256;
+
 impl Handler {
     /// Handles what comes after `state`.
     pub fn new(parts: SequencerParts, state: ChainState) -> Self {

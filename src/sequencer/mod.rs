@@ -6,6 +6,7 @@
 mod block;
 mod bodies;
 mod command;
+mod cone;
 mod contest;
 pub mod decisions;
 pub mod evaluate;

@@ -92,6 +92,16 @@ impl<'a> Steps<'a> {
         }
     }
 
+    /// Which step comes next.
+    pub fn next_step(&self) -> u32 {
+        self.next
+    }
+
+    /// The record of a step that was taken.
+    pub fn taken(&self, step: u32) -> Option<&DecisionBody> {
+        self.log.table().get(self.chain_offset, step).filter(|_| step < self.next)
+    }
+
     /// Whether any decision was taken.
     pub fn any(&self) -> bool {
         self.next > 0

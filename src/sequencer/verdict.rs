@@ -1,8 +1,8 @@
-//! Applies a verdict: flags the losers and what descends from them, moves the slots, settles what is left behind, and
+//! Applies a verdict: has the losers and what descends from them fall, moves the slots, settles what is left behind, and
 //! gives second chances.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     ops::RangeInclusive,
     sync::Arc,
 };
@@ -12,29 +12,21 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::{
     engine::Row,
-    event::{Action, Command, ConeMember, DecidedInput, DecisionBody, Event, OutcomeKind},
+    event::{Action, Command, DecidedInput, DecisionBody, Event, OutcomeKind},
     record::{
         HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
         Slot, SpendSlot, SpendingData, TxState, Verdict,
     },
     sequencer::{
         Stop,
-        contest::Named,
-        handler::{At, Handler, Patience, distinct},
+        cone::{Cone, Loser},
+        contest::{Named, only_live},
+        handler::{At, BODIES_AT_ONCE, Handler, Patience, distinct},
         steps::{Making, Steps},
         waiting::{Waiting, names},
     },
     tx::{Outpoint, Txid},
 };
-
-/// A transaction that becomes conflicting, and why.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Loser {
-    txid: Txid,
-    reason: Reason,
-    /// Until then.
-    was_live: bool,
-}
 
 /// A transaction that becomes live, what it gets, and from whom.
 struct Win<'a> {
@@ -45,8 +37,6 @@ struct Win<'a> {
     by_block: bool,
 }
 
-/// Transactions whose bodies are read at once.
-const BODIES_AT_ONCE: usize = 256;
 /// Transactions whose slots are settled at once, each with requests of its own: few, since those of one parent are in each other's way.
 const SETTLED_AT_ONCE: usize = 8;
 /// Outcomes that are on their way at once.
@@ -65,14 +55,13 @@ impl Handler {
             }
             DecisionBody::Conflicting { txid, reason, height, live } => {
                 let loser = Loser { txid, reason, was_live: live };
-                let members = self.fell(at, steps, applied_again, height, vec![loser], None).await?;
-                let fell = members.iter().map(|loser| loser.txid).collect();
-                let settled = self.settle(at, applied_again, &members, &fell).await?;
-                self.second_chances(at, &settled, None, &fell).await?;
+                let cone = Box::pin(self.fell(at, steps, applied_again, height, vec![loser], None)).await?;
+                let settled = self.settle(at, applied_again, steps, &cone).await?;
+                self.second_chances(at, &settled, None, &cone).await?;
                 if let Reason::MissingParent { parent } = reason {
                     self.chance_if_it_came(at, txid, parent).await?;
                 }
-                self.tell_conflicting(at, members).await
+                self.tell_conflicting(at, steps, &cone).await
             }
             DecisionBody::PassedOver { txid } => self.settle_passed_over(at, applied_again, txid).await,
             DecisionBody::Cone { .. }
@@ -101,10 +90,10 @@ impl Handler {
             .iter()
             .map(|loser| Loser { txid: *loser, reason: reason_of(loser), was_live: true })
             .collect::<Vec<_>>();
-        let members = if lost.is_empty() {
-            Vec::new()
+        let cone = if lost.is_empty() {
+            Cone::default()
         } else {
-            self.fell(at, steps, applied_again, height, lost, Some(txid)).await?
+            Box::pin(self.fell(at, steps, applied_again, height, lost, Some(txid))).await?
         };
         if wins && let Some(page) = self.respend(at, applied_again, txid, inputs).await? {
             // What is stored now may be by another event than what was decided on.
@@ -115,12 +104,11 @@ impl Handler {
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
             self.note_child(at, applied_again, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
         }
-        let fell = members.iter().map(|loser| loser.txid).collect();
-        let settled = self.settle(at, applied_again, &members, &fell).await?;
+        let settled = self.settle(at, applied_again, steps, &cone).await?;
         self.publish_reconsider(at, &contested).await?;
-        self.second_chances(at, &settled, Some(txid), &fell).await?;
+        self.second_chances(at, &settled, Some(txid), &cone).await?;
         self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
-        self.tell_conflicting(at, members).await
+        self.tell_conflicting(at, steps, &cone).await
     }
 
     /// Contests, before a decision is applied, what it takes slots from. They were contested when it was made, but not in
@@ -147,147 +135,9 @@ impl Handler {
         Ok(only_live(live))
     }
 
-    /// What is left to do once all members of a cone are flagged, and before their slots are settled.
-    ///
-    /// In a rebuild their bodies may still be on their way (each finds its own record contested then): without them
-    /// nobody knows which slots they took. Where the cone is walked again after a node has forgotten, transactions that
-    /// are not in it may have come to spend its outputs, while a member was live once more: they get their own turn.
-    async fn after_cone(
-        &self,
-        at: At,
-        applied_again: bool,
-        members: &[Loser],
-        visited: &BTreeSet<Txid>,
-    ) -> Result<(), Stop> {
-        let replaying = at.making == Making::Replaying;
-        if !replaying && !applied_again {
-            return Ok(());
-        }
-        let awaited = members.iter().filter(|loser| replaying || loser.was_live).map(|loser| loser.txid);
-        self.wait_for_bodies(at, applied_again, &awaited.collect::<Vec<_>>()).await?;
-        // What was live claimed nothing that is wrong, whatever the event says by which it is stored now.
-        for loser in members.iter().filter(|loser| loser.was_live) {
-            self.adopt_proven(at, applied_again, loser.txid).await?;
-        }
-        if replaying {
-            return Ok(());
-        }
-        for chunk in members.chunks(BODIES_AT_ONCE) {
-            let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
-            let strangers = self.spenders_of(&txids, visited).await?;
-            let live = self.contest_holders(at, Phase::Apply, strangers.into_keys().collect()).await?;
-            self.publish_reconsider(at, &only_live(live)).await?;
-        }
-        Ok(())
-    }
-
-    /// Flags losers and their cones, level by level: flag the pages, *then* read their slots; the spenders found are
-    /// decided on before they are flagged in turn. Ends with the decision that closes the cone.
-    async fn fell(
-        &self,
-        at: At,
-        steps: &mut Steps<'_>,
-        applied_again: bool,
-        height: u32,
-        losers: Vec<Loser>,
-        winner: Option<Txid>,
-    ) -> Result<Vec<Loser>, Stop> {
-        let mut visited: BTreeSet<Txid> = losers.iter().map(|loser| loser.txid).chain(winner).collect();
-        let mut unread: VecDeque<Txid> = losers.iter().map(|loser| loser.txid).collect();
-        let mut found: VecDeque<ConeMember> = VecDeque::new();
-        self.flag(at, height, &losers).await?;
-        let mut members = losers;
-        loop {
-            let body = steps.decide(self.next_chunk(at, height, &visited, &mut unread, &mut found)).await?;
-            let DecisionBody::Cone { members: chunk, .. } = body else {
-                return Err(Stop::Halt(format!("chain offset {}: {body:?} stands inside a cone", at.offset)));
-            };
-            if chunk.is_empty() {
-                members.retain(|loser| !self.ends_live(at, &loser.txid));
-                self.after_cone(at, applied_again, &members, &visited).await?;
-                return Ok(members);
-            }
-            let chunk: Vec<Loser> = chunk
-                .into_iter()
-                .filter(|member| visited.insert(member.txid))
-                .map(|member| {
-                    let reason = Reason::ConflictingParent { parent: member.parent };
-                    Loser { txid: member.txid, reason, was_live: member.live }
-                })
-                .collect();
-            found.retain(|member| !visited.contains(&member.txid));
-            self.flag(at, height, &chunk).await?;
-            unread.extend(chunk.iter().map(|loser| loser.txid));
-            members.extend(chunk);
-        }
-    }
-
-    /// The next spenders of what has been flagged; none: the cone is complete.
-    async fn next_chunk(
-        &self,
-        at: At,
-        height: u32,
-        visited: &BTreeSet<Txid>,
-        unread: &mut VecDeque<Txid>,
-        found: &mut VecDeque<ConeMember>,
-    ) -> Result<DecisionBody, Stop> {
-        let size = self.parts.settings.cone_chunk.max(1);
-        while found.is_empty() && !unread.is_empty() {
-            let parents: Vec<Txid> = unread.drain(..unread.len().min(size)).collect();
-            let spenders = self.spenders_of(&parents, visited).await?;
-            // Contested first: so that one without a record cannot become live behind our back.
-            let named = self.contest_holders(at, Phase::Apply, spenders.keys().copied().collect()).await?;
-            // A partial one spends nothing, and so descends from nobody.
-            let descends = |txid: &Txid| named.get(txid) != Some(&Named::Partial);
-            found.extend(spenders.into_iter().filter(|(txid, _)| descends(txid)).map(|(txid, parent)| ConeMember {
-                txid,
-                parent,
-                live: named.get(&txid) == Some(&Named::Live),
-            }));
-        }
-        // They stay until the chunk that names them counts: it may have been cut short, or be somebody else's.
-        let members = found.iter().take(size).cloned().collect();
-        Ok(DecisionBody::Cone { members, height })
-    }
-
-    /// Who spends outputs of these transactions, with one parent each.
-    async fn spenders_of(&self, txids: &[Txid], visited: &BTreeSet<Txid>) -> Result<BTreeMap<Txid, Txid>, Stop> {
-        let mut spenders = BTreeMap::new();
-        for master in self.whole_of(txids).await? {
-            let note = |page: &Page| {
-                for spender in page.utxos.iter().flatten().filter_map(Slot::spender) {
-                    if !visited.contains(&spender.txid) {
-                        spenders.entry(spender.txid).or_insert(page.txid);
-                    }
-                }
-            };
-            self.each_page(&master, note).await?;
-        }
-        Ok(spenders)
-    }
-
     /// The masters of those that are there.
-    async fn whole_of(&self, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
+    pub(super) async fn whole_of(&self, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
         Ok(self.masters(txids).await?.into_iter().flatten().collect())
-    }
-
-    async fn flag(&self, at: At, height: u32, losers: &[Loser]) -> Result<(), Stop> {
-        let rows = losers.iter().filter(|loser| !self.ends_live(at, &loser.txid)).map(|loser| {
-            let operation = Sequenced::MarkConflicting { reason: loser.reason, height };
-            at.row(Phase::Apply, Key::master(loser.txid), operation)
-        });
-        let rows: Vec<Row> = rows.collect();
-        let flagged: Vec<Txid> = losers.iter().map(|loser| loser.txid).collect();
-        if rows.is_empty() {
-            return Ok(());
-        }
-        self.apply_decided(at, rows).await?;
-        for chunk in flagged.chunks(BODIES_AT_ONCE) {
-            for master in self.whole_of(chunk).await? {
-                self.flag_others(at, &master).await?;
-            }
-        }
-        Ok(())
     }
 
     /// Moves every slot of an accepted transaction to it, and answers its master; `None`: a later event has deleted it, and given its
@@ -377,31 +227,34 @@ impl Handler {
         Ok(DecidedInput { holder: Some(stranger), ..input.clone() })
     }
 
-    /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are, but for those of what
-    /// `fell` itself, which nobody can take: whether this very call has freed them is not to be known, since a write whose reply was
+    /// Settles every slot of a cone, and names its members to their parents. Answers which slots those are, but for those of what
+    /// fell itself, which nobody can take: whether this very call has freed them is not to be known, since a write whose reply was
     /// lost is done again.
     async fn settle(
         &self,
         at: At,
         applied_again: bool,
-        members: &[Loser],
-        fell: &BTreeSet<Txid>,
+        steps: &mut Steps<'_>,
+        cone: &Cone,
     ) -> Result<BTreeSet<Outpoint>, Stop> {
         let mut settled = BTreeSet::new();
-        for chunk in members.chunks(BODIES_AT_ONCE) {
-            let txids: Vec<Txid> = chunk.iter().map(|loser| loser.txid).collect();
-            let mut read = Vec::new();
-            for page in self.whole_of(&txids).await? {
-                // One that was stored after it had fallen has pages that nobody has flagged.
-                self.flag_others(at, &page).await?;
-                let inputs = held_by(page.txid, &self.inputs_of(&page).await?);
-                let outpoints = inputs.iter().map(|(outpoint, _)| *outpoint);
-                settled.extend(outpoints.filter(|outpoint| !fell.contains(&outpoint.txid)));
-                read.push((page, inputs));
+        for number in 0..cone.chunks() {
+            let members = self.members(at, steps, cone, number);
+            for members in members.chunks(BODIES_AT_ONCE) {
+                let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
+                let mut read = Vec::new();
+                for page in self.whole_of(&txids).await? {
+                    // One that was stored after it had fallen has pages that nobody has flagged.
+                    self.flag_others(at, &page).await?;
+                    let inputs = held_by(page.txid, &self.inputs_of(&page).await?);
+                    let outpoints = inputs.iter().map(|(outpoint, _)| *outpoint);
+                    settled.extend(outpoints.filter(|outpoint| !cone.contains(&outpoint.txid)));
+                    read.push((page, inputs));
+                }
+                let settling = read.iter().map(|(page, inputs)| self.settle_inputs(at, applied_again, page, inputs));
+                let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(SETTLED_AT_ONCE);
+                while settling.try_next().await?.is_some() {}
             }
-            let settling = read.iter().map(|(page, inputs)| self.settle_inputs(at, applied_again, page, inputs));
-            let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(SETTLED_AT_ONCE);
-            while settling.try_next().await?.is_some() {}
         }
         Ok(settled)
     }
@@ -558,7 +411,7 @@ impl Handler {
         at: At,
         settled: &BTreeSet<Outpoint>,
         accepted: Option<Txid>,
-        fell: &BTreeSet<Txid>,
+        cone: &Cone,
     ) -> Result<(), Stop> {
         if at.making == Making::Replaying || (settled.is_empty() && accepted.is_none()) {
             return Ok(());
@@ -578,7 +431,7 @@ impl Handler {
                     continue;
                 }
                 let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
-                let children: Vec<Txid> = children.filter(|child| !fell.contains(child)).collect();
+                let children: Vec<Txid> = children.filter(|child| !cone.contains(child)).collect();
                 let freed = &freed;
                 let deserves = |child: Arc<Page>| async move { self.deserves_a_chance(&child, freed, accepted).await };
                 chances.extend(self.deserving(&children, deserves).await?);
@@ -677,10 +530,13 @@ impl Handler {
         self.produce(messages.collect()).await
     }
 
-    async fn tell_conflicting(&self, at: At, losers: Vec<Loser>) -> Result<(), Stop> {
-        for losers in losers.chunks(TOLD_AT_ONCE) {
+    async fn tell_conflicting(&self, at: At, steps: &mut Steps<'_>, cone: &Cone) -> Result<(), Stop> {
+        for number in 0..cone.chunks() {
+            let members = self.members(at, steps, cone, number);
             let outcome = |loser: &Loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason });
-            self.tell(at, losers.iter().map(outcome).collect()).await?;
+            for members in members.chunks(TOLD_AT_ONCE) {
+                self.tell(at, members.iter().map(outcome).collect()).await?;
+            }
         }
         Ok(())
     }
@@ -694,10 +550,6 @@ pub(super) fn held_by(txid: Txid, inputs: &[(Outpoint, SpendSlot)]) -> Vec<(Outp
 
 fn outputs_of(txid: Txid) -> RangeInclusive<Outpoint> {
     Outpoint { txid, vout: 0 }..=Outpoint { txid, vout: u32::MAX }
-}
-
-fn only_live(named: BTreeMap<Txid, Named>) -> Vec<Txid> {
-    named.into_iter().filter(|(_, what)| *what == Named::Live).map(|(txid, _)| txid).collect()
 }
 
 /// Whether nobody holds this slot of a transaction, or only who is conflicting: a loser's own event may take it again before
