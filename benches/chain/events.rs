@@ -8,7 +8,7 @@ use utxo_store::{
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions, Validated},
     record::{
         Key, Operation, Page, StoredOutput,
-        build::{Seed, SeededOutput, Setting, seeded_pages},
+        build::{Seed, SeededOutput, Setting, Start, pages_of, seeded_pages},
     },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
@@ -48,14 +48,26 @@ impl Made {
     }
 }
 
-/// A partial transaction that is in the store before the run.
+const SETTING: Setting = Setting { network: Network::Main, height: HEIGHT, batch_size: 20_000, created_at: 1 };
+
+/// A transaction of two outputs that is in the store before the run, and in no block.
+pub fn unmined(number: u64) -> Row {
+    let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
+    let made = Made::spending(Coin { outpoint: Outpoint { txid, vout: 0 }, satoshis: SATOSHIS }, 2, 0);
+    let transaction = Transaction::parse(&made.extended).expect("made by the builder");
+    let body = Bytes::copy_from_slice(&made.extended);
+    let pages = pages_of(&transaction, body, made.txid, &SETTING, &Start::default());
+    let page = pages.expect("it pays").master;
+    Row { key: Key::master(made.txid), operation: Operation::Create(Arc::new(page)) }
+}
+
+/// A partial transaction that is in the store before the run, and mined before that.
 pub fn seed(number: u64, outputs: u32) -> (Row, Vec<Coin>) {
     let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
     let output =
         |vout| SeededOutput { vout, output: StoredOutput { satoshis: SATOSHIS, script: Bytes::from_static(&SCRIPT) } };
     let seed = Seed { txid, coinbase: false, outputs: (0..outputs).map(output).collect() };
-    let setting = Setting { network: Network::Main, height: HEIGHT, batch_size: 20_000, created_at: 1 };
-    let page: Page = seeded_pages(&seed, &setting).expect("a seed with outputs").master;
+    let page: Page = seeded_pages(&seed, &SETTING).expect("a seed with outputs").master;
     let coin = |vout| Coin { outpoint: Outpoint { txid, vout }, satoshis: SATOSHIS };
     (Row { key: Key::master(txid), operation: Operation::Create(Arc::new(page)) }, (0..outputs).map(coin).collect())
 }

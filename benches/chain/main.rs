@@ -24,7 +24,7 @@ use std::{
     time::Instant,
 };
 
-use events::{Coin, HEIGHT, Made, MadeBlock, reorg, seed};
+use events::{Coin, HEIGHT, Made, MadeBlock, reorg, seed, unmined};
 use futures_util::{StreamExt, stream};
 use instance::{BLOCKS, Instance, REORGS, TXS};
 use measure::Cpu;
@@ -145,7 +145,7 @@ fn size(variable: &str, default: u64) -> u64 {
 async fn strangers(instance: &Instance, numbers: Range<u64>) -> Vec<Txid> {
     let mut txids = Vec::new();
     for from in numbers.clone().step_by(AT_ONCE) {
-        let rows: Vec<_> = (from..numbers.end.min(from + AT_ONCE as u64)).map(|number| seed(number, 2).0).collect();
+        let rows: Vec<_> = (from..numbers.end.min(from + AT_ONCE as u64)).map(unmined).collect();
         txids.extend(rows.iter().filter_map(|row| row.key.txid()));
         instance.store.apply(rows).await.expect("created");
     }

@@ -301,8 +301,8 @@ settings! {
         block_wait_ms: u64 = 600_000, range 0 to 86_400_000, unit "ms";
         /// Transactions marked as mined in one batch.
         mined_batch_size: u32 = 1_024, range 1 to 65_536, unit "transactions", seed "MaxMinedBatchSize";
-        /// Batches that may be on their way to the store at once.
-        concurrency: u32 = 128, range 1 to 4_096, unit "batches", seed "MaxMinedRoutines";
+        /// Batches that may be on their way to the store at once. With more than some sixteen it takes memory, and is slower.
+        concurrency: u32 = 8, range 1 to 4_096, unit "batches", seed "MaxMinedRoutines";
         /// Where the objects are that large blocks refer to for their transaction ids: a URL as store.blobs.url takes (https:// too), reached as it
         /// says for the blob store. Nothing is written there. Without it such a block halts the chain.
         objects_url: Option<BlobUrl>, example "s3://blocks/subtrees?region=eu-1";

@@ -23,6 +23,8 @@ pub(crate) mod testing;
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::{StreamExt, stream::FuturesOrdered};
+
 use crate::{
     backoff::Backoff,
     blob::{BlobStore, objects::Objects},
@@ -165,22 +167,24 @@ impl Store {
         let mut pending: Vec<usize> = (0..items.len()).collect();
         while !pending.is_empty() {
             let (mut failed, mut too_big, mut in_trouble) = (Vec::new(), Vec::new(), false);
-            let batches = pending.chunks(self.settings.batch_size.max(1)).collect::<Vec<_>>();
-            for wave in batches.chunks(self.settings.concurrency.max(1)) {
-                let sent = wave.iter().map(|batch| send(batch.iter().map(|&place| items[place].clone()).collect()));
-                for (batch, results) in wave.iter().zip(futures_util::future::join_all(sent).await) {
-                    for (&place, result) in batch.iter().zip(results) {
-                        match result {
-                            Ok(output) => outputs[place] = Some(output),
-                            Err(error) if error.may_be_retried() => {
-                                tracing::warn!(%error, "tried again");
-                                told(Some(&error));
-                                in_trouble = true;
-                                failed.push(place);
-                            }
-                            Err(error) if error.kind == ErrorKind::TooBig => too_big.push((place, error)),
-                            Err(error) => return Err(error),
+            let batches: Vec<&[usize]> = pending.chunks(self.settings.batch_size.max(1)).collect();
+            let mut unsent =
+                batches.iter().map(|batch| send(batch.iter().map(|&place| items[place].clone()).collect()));
+            let mut sent: FuturesOrdered<F> = unsent.by_ref().take(self.settings.concurrency.max(1)).collect();
+            for batch in &batches {
+                let results = sent.next().await.unwrap_or_default();
+                sent.extend(unsent.next());
+                for (&place, result) in batch.iter().zip(results) {
+                    match result {
+                        Ok(output) => outputs[place] = Some(output),
+                        Err(error) if error.may_be_retried() => {
+                            tracing::warn!(%error, "tried again");
+                            told(Some(&error));
+                            in_trouble = true;
+                            failed.push(place);
                         }
+                        Err(error) if error.kind == ErrorKind::TooBig => too_big.push((place, error)),
+                        Err(error) => return Err(error),
                     }
                 }
             }

@@ -27,7 +27,7 @@ use crate::{
 const ATTEMPTS: u32 = 40;
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// Rows and (estimated) bytes of one request: the server takes 5,000 rows and 128 MiB by default.
-const REQUEST_ROWS: usize = 1_000;
+const REQUEST_ROWS: usize = 1_024;
 const REQUEST_BYTES: usize = 8 << 20;
 /// What a row takes in a request besides a record's slots and body.
 const ROW_BYTES: usize = 1_024;
@@ -146,7 +146,7 @@ impl Inner {
     async fn step(&self, mut groups: Vec<&mut Group<'_>>) {
         let mut operations: Vec<BatchOperation> = groups.iter_mut().map(|group| group.send()).collect();
         let failed = self.client.batch(&self.policies.batch, &mut operations).await.err();
-        for (group, operation) in groups.into_iter().zip(operations) {
+        for (group, operation) in groups.into_iter().zip(&mut operations) {
             group.advance(self, operation, failed.as_ref());
         }
     }
@@ -186,10 +186,10 @@ impl Group<'_> {
             Step::Write(rewritten) => rewritten.write.take(),
             Step::Read | Step::Halve | Step::Done(_) => None,
         };
-        lent.unwrap_or_else(|| rewrite::read(&self.server_key))
+        lent.map_or_else(|| rewrite::read(&self.server_key), |lent| *lent)
     }
 
-    fn advance(&mut self, engine: &Inner, mut row: BatchOperation, failed: Option<&Error>) {
+    fn advance(&mut self, engine: &Inner, row: &mut BatchOperation, failed: Option<&Error>) {
         let rules = &engine.rules;
         let step = std::mem::replace(&mut self.step, Step::Read);
         let record = row.take_record();
@@ -213,15 +213,19 @@ impl Group<'_> {
             }
             (Step::Read, Some(error), _) => self.later(Step::Read, &error, Sent::Read),
             (Step::Native(mut native), Some(error), _) => {
-                native.operation = Some(row);
+                native.operation = Some(self.taken_back(row));
                 self.later(Step::Native(native), &error, Sent::Write)
             }
             (Step::Write(mut rewritten), Some(error), _) => {
-                rewritten.write = Some(row);
+                rewritten.write = Some(self.taken_back(row));
                 self.later(Step::Write(rewritten), &error, Sent::Write)
             }
             (done @ (Step::Done(_) | Step::Halve), ..) => done,
         };
+    }
+
+    fn taken_back(&self, row: &mut BatchOperation) -> Box<BatchOperation> {
+        Box::new(std::mem::replace(row, rewrite::read(&self.server_key)))
     }
 
     fn found(&self, rules: &crate::record::Rules, record: Option<aerospike::Record>) -> Step {

@@ -56,7 +56,7 @@ impl Natives {
         };
         let (policy, operations) = self.set_mined.compile((*stamp, *mined_in, *longest_chain), Form::Blocks);
         let operation = BatchOperation::write(&policy, server_key.clone(), operations);
-        Some(Native { operation: Some(operation), answer: Form::Blocks })
+        Some(Native { operation: Some(Box::new(operation)), answer: Form::Blocks })
     }
 
     /// For one call: rows that differ only in their keys share what they are compiled to, and then the client sends it
@@ -77,8 +77,8 @@ type Listing = (Stamp, MinedIn, bool);
 
 /// Operations on one record as one request, and how its answer reads.
 pub struct Native {
-    /// Lent while it is on its way.
-    pub operation: Option<BatchOperation>,
+    /// Lent while it is on its way. Boxed: it is large, and would be moved with everything that holds it.
+    pub operation: Option<Box<BatchOperation>>,
     answer: Form,
 }
 
@@ -157,7 +157,7 @@ impl Compiler<'_> {
             (listing, policy, operations)
         }));
         let operation = BatchOperation::write(policy, server_key.clone(), operations.clone());
-        Native { operation: Some(operation), answer }
+        Native { operation: Some(Box::new(operation)), answer }
     }
 }
 

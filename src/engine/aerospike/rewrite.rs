@@ -64,7 +64,7 @@ pub struct Rewritten {
     /// One for each operation, in their order.
     pub outcomes: Vec<Outcome>,
     /// What to write; `None`: nothing changed.
-    pub write: Option<BatchOperation>,
+    pub write: Option<Box<BatchOperation>>,
     /// See [`Found::unread`].
     pub unread: bool,
 }
@@ -121,7 +121,7 @@ fn compile(
     found: &Found,
     new: Option<&Record>,
     now_ms: u64,
-) -> Option<BatchOperation> {
+) -> Option<Box<BatchOperation>> {
     let Some(new) = new else {
         found.record.as_ref()?;
         let policy = BatchDeletePolicy {
@@ -130,7 +130,7 @@ fn compile(
             filter_expression: found.unchanged(),
             ..BatchDeletePolicy::default()
         };
-        return Some(BatchOperation::delete(&policy, server_key.clone()));
+        return Some(Box::new(BatchOperation::delete(&policy, server_key.clone())));
     };
     let bins = bins::encode(key, new);
     let mut policy = BatchWritePolicy { expiration: Expiration::Never, ..BatchWritePolicy::default() };
@@ -153,7 +153,7 @@ fn compile(
             put_difference(key, old, new, bins)
         }
     };
-    (!operations.is_empty()).then(|| BatchOperation::write(&policy, server_key.clone(), operations))
+    (!operations.is_empty()).then(|| Box::new(BatchOperation::write(&policy, server_key.clone(), operations)))
 }
 
 fn time_to_live(lock_record: &LockRecord, now_ms: u64) -> u32 {

@@ -38,6 +38,6 @@ impl Templates {
 
     pub fn compile(&self, key: &ServerKey) -> Native {
         let operation = BatchOperation::write(&self.policy, key.clone(), self.operations.clone());
-        Native { operation: Some(operation), answer: Form::Live }
+        Native { operation: Some(Box::new(operation)), answer: Form::Live }
     }
 }

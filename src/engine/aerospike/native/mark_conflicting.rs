@@ -65,6 +65,6 @@ impl Templates {
             Verdict::Pending
         };
         let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
-        Native { operation: Some(operation), answer: Form::Conflicting(verdict) }
+        Native { operation: Some(Box::new(operation)), answer: Form::Conflicting(verdict) }
     }
 }

@@ -66,7 +66,7 @@ impl Templates {
         }
         let operations = self.operations(is_master, stamp, respend);
         let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
-        Some(Native { operation: Some(operation), answer: Form::Spends(1) })
+        Some(Native { operation: Some(Box::new(operation)), answer: Form::Spends(1) })
     }
 
     fn operations(&self, is_master: bool, stamp: i64, respend: &Respend) -> Vec<ServerOperation> {

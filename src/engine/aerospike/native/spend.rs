@@ -79,7 +79,7 @@ impl Templates {
         let filter = self.filter(is_master, first.marks, &spends);
         let operation = BatchOperation::write(&behind(filter), key.clone(), self.operations(is_master, &spends));
         let answer = if first.signals { Form::Spends(spends.len()) } else { Form::Silent(spends.len()) };
-        Some(Native { operation: Some(operation), answer })
+        Some(Native { operation: Some(Box::new(operation)), answer })
     }
 
     fn filter(&self, is_master: bool, marks: Marks, spends: &[&Spend]) -> Packed {

@@ -82,7 +82,7 @@ impl Templates {
         }
         operations.extend(set_mined::read_mined());
         let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
-        Native { operation: Some(operation), answer: Form::Blocks }
+        Native { operation: Some(Box::new(operation)), answer: Form::Blocks }
     }
 }
 
