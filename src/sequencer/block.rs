@@ -334,10 +334,8 @@ impl Handler {
         let mut listing = Listing::of(block);
         let mut listed = vec![Listed { txid, subtree: 0 }];
         while !listed.is_empty() {
-            for batch in listed.chunks(self.rows_at_once()) {
-                let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: false };
-                self.apply(batch.iter().map(|listed| listed.row(at, block, set_mined)).collect()).await?;
-            }
+            let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: false };
+            self.apply(listed.iter().map(|listed| listed.row(at, block, set_mined)).collect()).await?;
             listed = self.next_listed(at, &mut listing).await?;
         }
         Ok(())
@@ -361,11 +359,6 @@ impl Handler {
             )),
             _ => Ok(()),
         }
-    }
-
-    /// Rows that the store is given at once: many times what is on its way, since it is waited for behind the last of them.
-    pub(super) fn rows_at_once(&self) -> usize {
-        8 * self.parts.settings.mined_batch_size.max(1) * self.parts.store.settings.concurrency.max(1)
     }
 
     /// The coinbase of a block as it is to be stored: mined on the longest chain, or on a side chain.
@@ -498,19 +491,19 @@ impl Handler {
 
     async fn set_mined(&self, at: At, block: &Block<'_>, open: &[Listed]) -> Result<Vec<Standing>, Stop> {
         let mut standings = Vec::with_capacity(open.len());
-        for batch in open.chunks(self.rows_at_once()) {
-            let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: true };
-            let rows: Vec<Row> = batch.iter().map(|listed| listed.row(at, block, set_mined)).collect();
-            let mut parents = Vec::new();
-            let mut outcomes = self.apply(rows.clone()).await?;
-            self.complete_and_again(&rows, &mut outcomes).await?;
-            for (row, outcome) in rows.iter().zip(&outcomes) {
-                if let (true, Operation::Sequenced(_, set_mined), Key::Page(txid, _)) =
-                    (has_others(outcome), &row.operation, row.key)
-                {
-                    self.set_others_mined(at, txid, set_mined).await?;
+        let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: true };
+        let row = |listed: &Listed| listed.row(at, block, set_mined);
+        for batch in open.chunks(listing::CHUNK) {
+            let mut outcomes = self.apply(batch.iter().map(row).collect()).await?;
+            for (listed, outcome) in batch.iter().zip(&mut outcomes) {
+                if *outcome == Outcome::Rejected(Rejection::Creating) {
+                    *outcome = self.complete_and_again(row(listed)).await?;
+                }
+                if has_others(outcome) {
+                    self.set_others_mined(at, listed.txid, &set_mined(listed.mined_in(block))).await?;
                 }
             }
+            let mut parents = Vec::new();
             for (outcome, listed) in outcomes.into_iter().zip(batch) {
                 if has_conflicting_children(&outcome) {
                     parents.push(listed.txid);
@@ -523,17 +516,12 @@ impl Handler {
     }
 
     /// What refused because it is half created is completed, and asked again.
-    async fn complete_and_again(&self, rows: &[Row], outcomes: &mut [Outcome]) -> Result<(), Stop> {
-        let half = Outcome::Rejected(Rejection::Creating);
-        for (row, outcome) in rows.iter().zip(outcomes).filter(|(_, outcome)| **outcome == half) {
-            if let Key::Page(txid, _) = row.key {
-                self.complete(&[txid]).await?;
-            }
-            if let Some(again) = self.apply(vec![row.clone()]).await?.pop() {
-                *outcome = again;
-            }
+    async fn complete_and_again(&self, row: Row) -> Result<Outcome, Stop> {
+        if let Key::Page(txid, _) = row.key {
+            self.complete(&[txid]).await?;
         }
-        Ok(())
+        let mut outcomes = self.apply(vec![row]).await?;
+        Ok(outcomes.pop().unwrap_or_else(|| unreachable!("an outcome a row")))
     }
 
     /// Whether all parents are live, and unlocked where this block lists them: such a one may have won only now, and is locked until

@@ -3,10 +3,7 @@
 //! A cone may be of a million. Who is in it is kept (some fifty bytes each), besides its decisions: everything else is taken from
 //! those, a chunk at a time.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    ops::Range,
-};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
     engine::Row,
@@ -36,16 +33,16 @@ pub(super) struct Cone {
     losers: Vec<Loser>,
     /// To whom they lose, if to anybody.
     winner: Option<Txid>,
-    /// The decisions that name who descends from them, a chunk each.
-    steps: Range<u32>,
+    /// The decisions that name who descends from them, a chunk each. Parts of another decision, which are void, may lie between.
+    steps: Vec<u32>,
     /// All of them.
     fell: BTreeSet<Txid>,
 }
 
 impl Cone {
-    fn of(losers: Vec<Loser>, winner: Option<Txid>, next_step: u32) -> Self {
+    fn of(losers: Vec<Loser>, winner: Option<Txid>) -> Self {
         let fell = losers.iter().map(|loser| loser.txid).collect();
-        Cone { losers, winner, steps: next_step..next_step, fell }
+        Cone { losers, winner, steps: Vec::new(), fell }
     }
 
     /// Whether a transaction is one of them.
@@ -59,14 +56,14 @@ impl Cone {
     }
 
     /// How many chunks there are of it: the losers, and each that was decided on.
-    pub fn chunks(&self) -> u32 {
-        1 + self.steps.len() as u32
+    pub fn chunks(&self) -> usize {
+        1 + self.steps.len()
     }
 
-    fn chunk(&self, number: u32, steps: &Steps<'_>) -> Vec<Loser> {
+    fn chunk(&self, number: usize, steps: &Steps<'_>) -> Vec<Loser> {
         match number.checked_sub(1) {
             None => self.losers.clone(),
-            Some(number) => match steps.taken(self.steps.start + number) {
+            Some(number) => match self.steps.get(number).and_then(|step| steps.taken(*step)) {
                 Some(DecisionBody::Cone { members, .. }) => members.iter().map(Loser::by_parent).collect(),
                 _ => unreachable!("a step of a cone that was walked"),
             },
@@ -95,7 +92,7 @@ impl Handler {
         let mut unread: VecDeque<Txid> = losers.iter().map(|loser| loser.txid).collect();
         let mut found: VecDeque<ConeMember> = VecDeque::new();
         self.flag(at, height, &losers).await?;
-        let mut cone = Cone::of(losers, winner, steps.next_step());
+        let mut cone = Cone::of(losers, winner);
         loop {
             let body = steps.decide(self.next_chunk(at, height, &cone, &mut unread, &mut found)).await?;
             let DecisionBody::Cone { members, .. } = body else {
@@ -105,7 +102,7 @@ impl Handler {
                 self.after_cone(at, applied_again, steps, &cone).await?;
                 return Ok(cone);
             }
-            cone.steps.end = steps.next_step();
+            cone.steps.extend(steps.last_taken());
             cone.fell.extend(members.iter().map(|member| member.txid));
             found.retain(|member| !cone.knows(&member.txid));
             let chunk: Vec<Loser> = members.iter().map(Loser::by_parent).collect();
@@ -213,7 +210,7 @@ impl Handler {
     }
 
     /// The members in one of the [`chunks`](Cone::chunks) of a cone, but for those that end live: a rebuild goes there at once.
-    pub(super) fn members(&self, at: At, steps: &Steps<'_>, cone: &Cone, number: u32) -> Vec<Loser> {
+    pub(super) fn members(&self, at: At, steps: &Steps<'_>, cone: &Cone, number: usize) -> Vec<Loser> {
         let mut members = cone.chunk(number, steps);
         members.retain(|loser| !self.ends_live(at, &loser.txid));
         members

@@ -255,10 +255,17 @@ impl DecisionLog {
     /// [`DecisionError::TooLarge`] when not even one entry fits into a message.
     pub async fn publish(&mut self, chain_offset: u64, body: DecisionBody) -> Result<(), DecisionError> {
         let mut entries = parts::entries(&body);
+        let mut count = self.table.next_step(chain_offset);
         loop {
             let sequencer = self.parts.clone();
-            let published = self.publish_in_order(chain_offset, parts::records(&body, entries));
+            let published = self.publish_in_order(chain_offset, parts::records(&body, entries), &mut count);
             match attended(sequencer.as_ref(), published).await {
+                // Somebody else has gone on meanwhile: parts behind that would stand in the middle of it.
+                Err(DecisionError::Broker(error))
+                    if error.kind == BrokerErrorKind::TooLarge && self.table.next_step(chain_offset) > count =>
+                {
+                    return Ok(());
+                }
                 Err(DecisionError::Broker(error)) if error.kind == BrokerErrorKind::TooLarge => {
                     if entries <= 1 {
                         return Err(DecisionError::TooLarge { chain_offset, error });
@@ -271,8 +278,14 @@ impl DecisionLog {
         }
     }
 
-    /// Each record is read back before the next is written: steps are contiguous, whatever a produce may lose.
-    async fn publish_in_order(&mut self, chain_offset: u64, records: Vec<DecisionBody>) -> Result<(), DecisionError> {
+    /// Each record is read back before the next is written: steps are contiguous, whatever a produce may lose. `count`: the step behind
+    /// the last that was written.
+    async fn publish_in_order(
+        &mut self,
+        chain_offset: u64,
+        records: Vec<DecisionBody>,
+        count: &mut u32,
+    ) -> Result<(), DecisionError> {
         // Not wherever the table ends by then: somebody else may have written the very same parts, and closed behind them.
         let first = self.table.next_step(chain_offset);
         for (body, step) in records.into_iter().zip(first..) {
@@ -287,6 +300,7 @@ impl DecisionLog {
             let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
             let end = delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0);
             self.read_up_to(end).await?;
+            *count = step + 1;
             if self.table.get(chain_offset, step) != Some(&body) {
                 break;
             }

@@ -140,12 +140,9 @@ impl Handler {
     }
 
     async fn unset_mined(&self, at: At, block: &Block<'_>, txids: &[Txid]) -> Result<(), Stop> {
-        for batch in txids.chunks(self.rows_at_once()) {
-            let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
-            let rows = batch.iter().map(|txid| at.row(Phase::Apply, Key::master(*txid), unset.clone()));
-            self.apply_decided(at, rows.collect()).await?;
-        }
-        Ok(())
+        let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
+        let rows = txids.iter().map(|txid| at.row(Phase::Apply, Key::master(*txid), unset.clone()));
+        self.apply_decided(at, rows.collect()).await
     }
 
     async fn judge_disconnected(&self, at: At, coinbase: Txid, height: u32) -> Result<DecisionBody, Stop> {

@@ -18,7 +18,7 @@ pub enum Making {
     Replaying,
 }
 
-/// The decisions on one chain event.
+/// The decisions on one chain event. Futures hold it as `&mut`, also to read only: its log is `Send`, and not `Sync`.
 pub struct Steps<'a> {
     log: &'a mut DecisionLog,
     chain_offset: u64,
@@ -92,9 +92,9 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Which step comes next.
-    pub fn next_step(&self) -> u32 {
-        self.next
+    /// The last record of the decision that was taken last.
+    pub fn last_taken(&self) -> Option<u32> {
+        self.next.checked_sub(1)
     }
 
     /// The record of a step that was taken.

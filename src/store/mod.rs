@@ -23,7 +23,7 @@ pub(crate) mod testing;
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, stream::FuturesOrdered};
+use futures_util::{StreamExt, stream::FuturesUnordered};
 
 use crate::{
     backoff::Backoff,
@@ -168,11 +168,12 @@ impl Store {
         while !pending.is_empty() {
             let (mut failed, mut too_big, mut in_trouble) = (Vec::new(), Vec::new(), false);
             let batches: Vec<&[usize]> = pending.chunks(self.settings.batch_size.max(1)).collect();
-            let mut unsent =
-                batches.iter().map(|batch| send(batch.iter().map(|&place| items[place].clone()).collect()));
-            let mut sent: FuturesOrdered<F> = unsent.by_ref().take(self.settings.concurrency.max(1)).collect();
-            for batch in &batches {
-                let results = sent.next().await.unwrap_or_default();
+            let mut unsent = batches.iter().map(|batch| {
+                let sent = send(batch.iter().map(|&place| items[place].clone()).collect());
+                async move { (*batch, sent.await) }
+            });
+            let mut sent: FuturesUnordered<_> = unsent.by_ref().take(self.settings.concurrency.max(1)).collect();
+            while let Some((batch, results)) = sent.next().await {
                 sent.extend(unsent.next());
                 for (&place, result) in batch.iter().zip(results) {
                     match result {
@@ -188,6 +189,7 @@ impl Store {
                     }
                 }
             }
+            drop(sent);
             for (place, error) in too_big {
                 items[place] = lighter(items[place].clone(), error).await?;
                 failed.push(place);

@@ -418,6 +418,25 @@ async fn a_client_is_answered_and_the_alert_operations_are_listed() {
     world.check("a client").await;
 }
 
+/// Two sequencers are at one command, and the later one finds that its step is taken.
+/// Protects: the list of commands tells of the result that counts, not of the first that was written.
+#[tokio::test(start_paused = true)]
+async fn what_is_listed_of_a_command_is_what_counts() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    world.command(1, Action::Freeze { outpoint: seed.coin(0).outpoint }).await;
+    let done = |result| DecisionBody::CommandDone { id: [1; 16], executed_at: 0, result };
+    let refused = CommandResult::Refused { code: "TX_NOT_FOUND".into(), message: String::new() };
+    let decisions =
+        [(0, DecisionBody::PassedOver { txid: seed.txid }), (0, done(refused)), (1, done(CommandResult::Applied))];
+    for (step, body) in decisions {
+        let decision = Event::Decision(Decision { chain_offset: 0, step, body });
+        world.produce("decisions", &0_u64.to_be_bytes(), decision.encode()).await;
+    }
+    let listed = audit(&world.broker, &topics(), false).await.unwrap();
+    assert_eq!(listed.into_iter().map(|entry| entry.became).collect::<Vec<_>>(), [Some(Became::Applied)]);
+}
+
 /// Another sequencer has decided on a command that this one still evaluates, and comes to something else.
 /// Protects: nobody is told what was not decided.
 #[tokio::test(start_paused = true)]

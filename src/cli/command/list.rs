@@ -55,15 +55,19 @@ pub async fn audit(broker: &dyn Broker, topics: &Topics, all: bool) -> Result<Ve
         }
     })
     .await?;
+    // The first record for a step counts, and steps follow one another.
+    let mut next_steps: BTreeMap<u64, u32> = entries.keys().map(|chain_offset| (*chain_offset, 0)).collect();
     each(broker, &topics.decisions, |message| {
-        if let Ok(Event::Decision(Decision { chain_offset, body, .. })) = Event::decode(&message.payload)
-            && let DecisionBody::CommandDone { executed_at, result, .. } = body
-            && let Some(entry) = entries.get_mut(&chain_offset)
-            // The first record for a step counts.
-            && entry.became.is_none()
+        if let Ok(Event::Decision(Decision { chain_offset, step, body })) = Event::decode(&message.payload)
+            && let Some(next) = next_steps.get_mut(&chain_offset).filter(|next| **next == step)
         {
-            entry.became = Some(result.into());
-            entry.repeats = (executed_at != chain_offset).then_some(executed_at);
+            *next += 1;
+            if let (DecisionBody::CommandDone { executed_at, result, .. }, Some(entry)) =
+                (body, entries.get_mut(&chain_offset))
+            {
+                entry.became = Some(result.into());
+                entry.repeats = (executed_at != chain_offset).then_some(executed_at);
+            }
         }
     })
     .await?;

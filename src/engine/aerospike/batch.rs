@@ -26,7 +26,8 @@ use crate::{
 /// How often a group is sent while others change its record under it, or the server is too busy with it.
 const ATTEMPTS: u32 = 40;
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// Rows and (estimated) bytes of one request: the server takes 5,000 rows and 128 MiB by default.
+/// Rows (as many as a block has set mined at once, by default) and (estimated) bytes of one request: the server takes 5,000 and 128 MiB
+/// by default.
 const REQUEST_ROWS: usize = 1_024;
 const REQUEST_BYTES: usize = 8 << 20;
 /// What a row takes in a request besides a record's slots and body.

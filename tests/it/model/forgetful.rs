@@ -84,14 +84,18 @@ impl Replay<'_> {
             self.touch_inputs(&txid);
             match &body {
                 Some(DecisionBody::PassedOver { txid: named }) if *named == txid => {}
-                Some(DecisionBody::Accepted { txid: named, by_block: false, inputs, losers, .. }) if *named == txid => {
-                    self.forgetful_win(txid, inputs, losers);
+                Some(DecisionBody::Accepted { txid: named, height, by_block: false, inputs, losers })
+                    if *named == txid =>
+                {
+                    self.check_height(*height, None);
+                    self.forgetful_win(txid, *height, inputs, losers);
                 }
-                Some(DecisionBody::Conflicting { txid: loser, reason, live, .. }) if *live || *loser == txid => {
+                Some(DecisionBody::Conflicting { txid: loser, reason, height, live }) if *live || *loser == txid => {
                     if !self.is_true_of_events(*loser, *reason) {
                         self.complain(format!("{loser} is conflicting because of {reason:?}, which no event says"));
                     }
-                    self.forgetful_fall(vec![(*loser, *reason)]);
+                    self.check_height(*height, None);
+                    self.forgetful_fall(*height, vec![(*loser, *reason)]);
                     if *loser != txid {
                         continue;
                     }
@@ -123,10 +127,11 @@ impl Replay<'_> {
         for block in reorg.disconnected.iter().rev() {
             let coinbase = self.unmine(block);
             match self.step() {
-                Some(DecisionBody::Conflicting { txid, reason: reason @ Reason::Disconnected, .. })
+                Some(DecisionBody::Conflicting { txid, reason: reason @ Reason::Disconnected, height, .. })
                     if Some(txid) == coinbase =>
                 {
-                    self.forgetful_fall(vec![(txid, reason)]);
+                    self.check_height(height, Some(block.height));
+                    self.forgetful_fall(height, vec![(txid, reason)]);
                 }
                 other => self.complain(format!("block {} leaves, but {other:?}", block.height)),
             }
@@ -145,16 +150,17 @@ impl Replay<'_> {
         }
         while let Some(body) = self.peek() {
             self.next += 1;
-            let DecisionBody::Accepted { txid, by_block: true, inputs, losers, .. } = body else {
+            let DecisionBody::Accepted { txid, height, by_block: true, inputs, losers } = body else {
                 if body != DecisionBody::Closed {
                     self.complain(format!("is a block, and decides {body:?}"));
                 }
                 continue;
             };
-            if !brought.iter().any(|(_, listed)| listed.iter().any(|(listed, _)| *listed == txid)) {
-                self.complain(format!("{txid} wins by a block that does not list it"));
+            match brought.iter().find(|(_, listed)| listed.iter().any(|(listed, _)| *listed == txid)) {
+                Some((block, _)) => self.check_height(height, Some(block.height)),
+                None => self.complain(format!("{txid} wins by a block that does not list it")),
             }
-            self.forgetful_win(txid, &inputs, &losers);
+            self.forgetful_win(txid, height, &inputs, &losers);
         }
         for (block, listed) in brought {
             for (txid, subtree) in listed {
@@ -182,12 +188,13 @@ impl Replay<'_> {
     fn forgetful_command(&mut self, command: &Command<'_>) {
         let (txid, id) = (command.action.subject(), command.id);
         self.touch(&command.action);
-        if let Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, .. }) = self.peek()
+        if let Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, height, .. }) = self.peek()
             && named == txid
             && matches!(command.action, Action::SetConflicting { .. })
         {
             self.next += 1;
-            self.forgetful_fall(vec![(txid, Reason::Command)]);
+            self.check_height(height, None);
+            self.forgetful_fall(height, vec![(txid, Reason::Command)]);
         }
         let Some(DecisionBody::CommandDone { id: named, executed_at, result }) = self.step() else {
             return self.complain(format!("{:?} has no result", command.action));
@@ -206,7 +213,7 @@ impl Replay<'_> {
         self.expect_closed();
     }
 
-    fn forgetful_win(&mut self, txid: Txid, inputs: &[DecidedInput], losers: &[Txid]) {
+    fn forgetful_win(&mut self, txid: Txid, height: u32, inputs: &[DecidedInput], losers: &[Txid]) {
         let own = self.history.inputs(&txid);
         if inputs.iter().map(|input| input.outpoint).ne(own.iter().copied()) {
             self.complain(format!("{txid} is accepted with inputs that are not its own: {inputs:?}"));
@@ -229,7 +236,7 @@ impl Replay<'_> {
             lost.push((*loser, Reason::DoubleSpend { input: held.input, winner: txid }));
         }
         if !losers.is_empty() {
-            self.forgetful_fall(lost);
+            self.forgetful_fall(height, lost);
         }
         let fate = self.history.fate(&txid);
         (fate.standing, fate.accepted) = (Standing::Live, true);
@@ -237,10 +244,10 @@ impl Replay<'_> {
         self.tell(txid, OutcomeKind::Accepted);
     }
 
-    /// They fall, and real descendants of them.
-    fn forgetful_fall(&mut self, roots: Vec<(Txid, Reason)>) {
+    /// They fall at the height of their verdict, and real descendants of them.
+    fn forgetful_fall(&mut self, height: u32, roots: Vec<(Txid, Reason)>) {
         let mut fallen: BTreeSet<Txid> = roots.iter().map(|(txid, _)| *txid).collect();
-        roots.into_iter().for_each(|(txid, reason)| self.forgetful_loss(txid, reason));
+        roots.into_iter().for_each(|(txid, reason)| self.forgetful_loss(height, txid, reason));
         while let Some(DecisionBody::Cone { members, .. }) = self.step() {
             if members.is_empty() {
                 return;
@@ -251,7 +258,7 @@ impl Replay<'_> {
                     self.complain(format!("the cone names {txid} under {parent}, from which it does not descend"));
                 }
                 if fallen.insert(txid) {
-                    self.forgetful_loss(txid, Reason::ConflictingParent { parent });
+                    self.forgetful_loss(height, txid, Reason::ConflictingParent { parent });
                 }
             }
         }
@@ -259,11 +266,11 @@ impl Replay<'_> {
     }
 
     /// What a block has listed stays, whatever was forgotten.
-    fn forgetful_loss(&mut self, txid: Txid, reason: Reason) {
+    fn forgetful_loss(&mut self, height: u32, txid: Txid, reason: Reason) {
         if self.history.is_mined(&txid) {
             self.complain(format!("{txid} falls because of {reason:?}, though it is mined"));
         }
-        self.lose(txid, reason, self.history.height());
+        self.lose(txid, reason, height);
     }
 
     /// Whether what the events say bears a reason out, whoever was live.

@@ -1,9 +1,13 @@
 //! What instances do that do not know yet that others have taken over, or that are dead while their writes are on the way.
 
+use std::sync::Arc;
+
 use utxo_store::{
-    event::{DecidedInput, Decision, DecisionBody},
+    broker::{Broker, NewTopic},
+    event::{Action, ConeMember, DecidedInput, Decision, DecisionBody},
     record::{Outcome, Reason, Rejection, Sequenced, SpendingData, TxState},
-    sequencer::chain_group,
+    sequencer::{chain_group, decisions::DecisionLog},
+    tx::{Outpoint, Txid},
 };
 
 use super::{
@@ -113,6 +117,77 @@ async fn a_sequencer_carries_out_what_another_has_decided_meanwhile() {
     running.stop().await;
     assert_eq!(super::reason(&world, &loser).await, Some(reason));
     world.check("what another has decided meanwhile").await;
+}
+
+/// Two sequencers write the same decision, whose second half is larger than a message may be. One has gone on by the time that the other,
+/// behind its first half, finds that.
+/// Protects: parts of nothing do not stand in the middle of what comes next, such as a cone.
+#[tokio::test(start_paused = true)]
+async fn who_is_behind_writes_no_parts_into_what_has_been_decided_since() {
+    let broker = World::new().await.broker;
+    let config = vec![("max.message.bytes".to_owned(), "340".to_owned())];
+    broker.create_topics(&[NewTopic { name: "small".into(), partitions: 1, config }]).await.unwrap();
+    let producer = broker.producer().await.unwrap();
+    let broker: Arc<dyn Broker> = Arc::new(broker);
+    let open = || DecisionLog::open(broker.clone(), producer.clone(), "small", 0, 0);
+    let holder = SpendingData { txid: Txid([1; 32]), input: 0 };
+    let input = |input| DecidedInput {
+        input,
+        outpoint: Outpoint { txid: Txid([9; 32]), vout: input },
+        holder: (input >= 4).then_some(holder),
+    };
+    let (txid, inputs) = (Txid([2; 32]), (0..8).map(input).collect());
+    let accepted = DecisionBody::Accepted { txid, height: 5, inputs, losers: vec![], by_block: false };
+
+    let (mut ahead, mut behind) = (open().await.unwrap(), open().await.unwrap());
+    ahead.publish(0, accepted.clone()).await.unwrap();
+    assert_eq!(ahead.table().whole(0, 0), Some((accepted.clone(), 5)), "half of it, and then four parts");
+    ahead.publish(0, DecisionBody::Closed).await.unwrap();
+    behind.publish(0, accepted.clone()).await.unwrap();
+    assert_eq!(behind.table().whole(0, 0), Some((accepted, 5)));
+    let again = open().await.unwrap();
+    assert_eq!(again.table().next_step(0), 6, "nothing stands behind what closed the event");
+}
+
+/// Parts of a decision that nobody goes on with stand among the decisions on a cone.
+/// Protects: what is void is passed over, also when the members of a cone are read from its decisions.
+#[tokio::test(start_paused = true)]
+async fn void_parts_stand_in_the_middle_of_a_cone() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let root = spend(&[seed.coin(0)], 1, 1);
+    let child = spend(&[root.coin(0)], 1, 2);
+    for made in [&root, &child] {
+        world.validate(made).await;
+    }
+    world.run_until_consumed().await;
+    world.command(1, Action::SetConflicting { txid: root.txid }).await;
+    let (txid, reason) = (root.txid, Reason::Command);
+    let void = DecisionBody::AcceptedPart {
+        whole: [7; 16],
+        part: 0,
+        parts: 2,
+        txid,
+        height: 0,
+        inputs: vec![],
+        losers: vec![],
+        by_block: false,
+    };
+    let member = ConeMember { txid: child.txid, parent: txid, live: true };
+    let decisions = [
+        DecisionBody::Conflicting { txid, reason, height: 0, live: true },
+        void.clone(),
+        DecisionBody::Cone { members: vec![member], height: 0 },
+        void,
+        DecisionBody::Cone { members: vec![], height: 0 },
+    ];
+    for (body, step) in decisions.into_iter().zip(0..) {
+        world.produce("decisions", b"", Decision { chain_offset: 0, step, body }.encode()).await;
+    }
+    world.run_until_consumed().await;
+    assert_eq!(super::reason(&world, &child).await, Some(Reason::ConflictingParent { parent: txid }));
+    assert_eq!(holder(&world, &root.coin(0)).await, None);
+    world.check("void parts").await;
 }
 
 /// A sequencer is about to take a slot for a contestant; another decides, and a block decides otherwise again.
