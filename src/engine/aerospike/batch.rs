@@ -14,6 +14,7 @@ use foldhash::fast::FixedState;
 use super::{
     Inner,
     errors::{Sent, damaged, engine_error},
+    keys::Place,
     native::{self, Compiler, Native},
     rewrite::{self, Found, Rewritten, rewrite},
 };
@@ -38,7 +39,7 @@ pub type Answer = Result<Outcome, EngineError>;
 /// Rows on one record, all of them or as many as go together: they are done together.
 struct Group<'a> {
     key: Key,
-    server_key: ServerKey,
+    place: &'a Place,
     /// Their places in the call.
     rows: Vec<usize>,
     operations: Vec<&'a Operation>,
@@ -84,7 +85,7 @@ impl Inner {
         answers.into_iter().map(|answer| answer.expect("every row is in one group, and every group got done")).collect()
     }
 
-    fn groups<'a>(&self, rows: &'a [Row]) -> Vec<Group<'a>> {
+    fn groups<'a>(&'a self, rows: &'a [Row]) -> Vec<Group<'a>> {
         let mut groups: Vec<Group<'a>> = Vec::with_capacity(rows.len());
         let mut places: HashMap<Key, usize, FixedState> =
             HashMap::with_capacity_and_hasher(rows.len(), FixedState::default());
@@ -100,17 +101,14 @@ impl Inner {
                     continue;
                 }
             }
-            match self.place.server_key(&row.key) {
-                Ok(server_key) => groups.push(Group {
-                    key: row.key,
-                    server_key,
-                    rows: vec![number],
-                    operations: vec![&row.operation],
-                    step: Step::Read,
-                    attempts: 0,
-                }),
-                Err(error) => unreachable!("a blob is a key: {error}"),
-            }
+            groups.push(Group {
+                key: row.key,
+                place: &self.place,
+                rows: vec![number],
+                operations: vec![&row.operation],
+                step: Step::Read,
+                attempts: 0,
+            });
         }
         let mut compiler = self.natives.compiler();
         for group in &mut groups {
@@ -120,13 +118,11 @@ impl Inner {
     }
 
     fn first_step(&self, group: &Group<'_>, compiler: &mut Compiler<'_>) -> Step {
-        if let Some(native) = compiler.compile(&group.key, &group.server_key, &group.operations) {
-            return Step::Native(native);
-        }
         if group.operations.first().is_some_and(|operation| makes_a_record(operation)) {
             return group.rewritten(&self.rules, &Found::unread());
         }
-        Step::Read
+        let native = compiler.compile(&group.key, group.server_key(), &group.operations);
+        native.map_or(Step::Read, Step::Native)
     }
 
     fn count(&self, step: &Step, code: Option<ResultCode>, failed: bool, attempts: u32) {
@@ -158,6 +154,11 @@ impl Group<'_> {
         matches!(self.step, Step::Done(_))
     }
 
+    /// Made where it is sent: a copy would cost as much.
+    fn server_key(&self) -> ServerKey {
+        self.place.server_key(&self.key).unwrap_or_else(|error| unreachable!("a blob is a key: {error}"))
+    }
+
     /// The second half of its rows as a group of its own, where it is to be halved.
     fn halved(&mut self) -> Option<Self> {
         if !matches!(self.step, Step::Halve) {
@@ -166,12 +167,12 @@ impl Group<'_> {
         let middle = self.rows.len() / 2;
         let (rows, operations) = (self.rows.split_off(middle), self.operations.split_off(middle));
         self.step = Step::Read;
-        let (key, server_key) = (self.key, self.server_key.clone());
-        Some(Group { key, server_key, rows, operations, step: Step::Read, attempts: 0 })
+        let (key, place) = (self.key, self.place);
+        Some(Group { key, place, rows, operations, step: Step::Read, attempts: 0 })
     }
 
     fn rewritten(&self, rules: &crate::record::Rules, found: &Found) -> Step {
-        let rewritten = rewrite(rules, &self.key, &self.server_key, found, &self.operations);
+        let rewritten = rewrite(rules, &self.key, self.server_key(), found, &self.operations);
         match rewritten.write {
             Some(_) => Step::Write(rewritten),
             // What is refused of an absent record may be right of the one that is there.
@@ -187,7 +188,7 @@ impl Group<'_> {
             Step::Write(rewritten) => rewritten.write.take(),
             Step::Read | Step::Halve | Step::Done(_) => None,
         };
-        lent.map_or_else(|| rewrite::read(&self.server_key), |lent| *lent)
+        lent.map_or_else(|| rewrite::read(self.server_key()), |lent| *lent)
     }
 
     fn advance(&mut self, engine: &Inner, row: &mut BatchOperation, failed: Option<&Error>) {
@@ -206,7 +207,7 @@ impl Group<'_> {
             (Step::Read, None, _) => self.found(rules, record),
             (Step::Read, Some(_), Some(ResultCode::KeyNotFoundError)) => self.rewritten(rules, &Found::default()),
             (Step::Native(native), Some(_), Some(code)) if is_refusal(code) => {
-                let second = engine.natives.second_try(&native, &self.server_key, &self.operations);
+                let second = engine.natives.second_try(&native, self.server_key(), &self.operations);
                 second.map_or(Step::Read, Step::Native)
             }
             (Step::Write(_), Some(error), Some(code)) if is_refusal(code) => {
@@ -226,7 +227,7 @@ impl Group<'_> {
     }
 
     fn taken_back(&self, row: &mut BatchOperation) -> Box<BatchOperation> {
-        Box::new(std::mem::replace(row, rewrite::read(&self.server_key)))
+        Box::new(std::mem::replace(row, rewrite::read(self.server_key())))
     }
 
     fn found(&self, rules: &crate::record::Rules, record: Option<aerospike::Record>) -> Step {

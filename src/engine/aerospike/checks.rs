@@ -92,7 +92,7 @@ async fn ask(node: &Node, settings: &AerospikeSettings, policies: &Policies) -> 
         build: answer("build"),
         edition: answer("edition"),
         namespaces: answer("namespaces"),
-        namespace: Pairs::parse(&answer(&about)),
+        namespace: Pairs::of(&answer(&about)),
     })
 }
 
@@ -210,7 +210,7 @@ async fn is_ready(node: &Node, settings: &AerospikeSettings, policies: &Policies
     let key = if (release.major, release.minor) >= (8, 1) { "namespace" } else { "ns" };
     let command = format!("sindex-stat:{key}={};indexname={name}", settings.namespace);
     let Ok(answers) = node.info(&policies.admin, &[&command]).await else { return false };
-    let said = answers.get(&command).map(|answer| Pairs::parse(answer)).unwrap_or_default();
+    let said = answers.get(&command).map(|answer| Pairs::of(answer)).unwrap_or_default();
     said.number("load_pct").is_some_and(|percent| percent >= 100)
 }
 
@@ -224,7 +224,7 @@ mod tests {
             build: "8.1.0.3".into(),
             edition: "Aerospike Community Edition".into(),
             namespaces: "bar;test".into(),
-            namespace: Pairs::parse(namespace),
+            namespace: Pairs::of(namespace),
         }
     }
 

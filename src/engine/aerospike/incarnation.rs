@@ -66,7 +66,7 @@ impl Lives {
         let answers = join_all(nodes.iter().map(|node| async {
             let answers = node.info(policy, &commands).await.map_err(|error| unknown(one_line(&error)))?;
             let answer = |command: &str| answers.get(command).map(String::as_str).unwrap_or_default();
-            said(answer("node"), &Pairs::parse(answer("statistics")), &Pairs::parse(answer(&about)))
+            said(answer("node"), &Pairs::of(answer("statistics")), &Pairs::of(answer(&about)))
         }))
         .await;
         let mut said = answers.into_iter().collect::<Result<Vec<Said>, EngineError>>()?;
@@ -148,18 +148,18 @@ mod tests {
     #[test]
     fn what_a_node_says_is_read_and_what_it_does_not_say_is_refused() {
         let statistics = "cluster_size=1;cluster_key=BDD96DB1C6F;uptime=7";
-        let namespace = Pairs::parse("storage-engine.file[0].write_q=3;storage-engine.file[1].write_q=5;write_q_x=9");
-        let heard = said("A1", &Pairs::parse(statistics), &namespace).unwrap();
+        let namespace = Pairs::of("storage-engine.file[0].write_q=3;storage-engine.file[1].write_q=5;write_q_x=9");
+        let heard = said("A1", &Pairs::of(statistics), &namespace).unwrap();
         let expected = Said { cluster_key: "BDD96DB1C6F".into(), cluster_size: 1, queue: 5, ..node("A1", 7) };
         assert_eq!(heard, expected);
         for without in ["cluster_size=1;", "cluster_key=BDD96DB1C6F;", ";uptime=7"] {
-            let error = said("A1", &Pairs::parse(&statistics.replace(without, "")), &namespace).unwrap_err();
+            let error = said("A1", &Pairs::of(&statistics.replace(without, "")), &namespace).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Retryable, "{without}");
         }
         // A node that has not agreed with the others yet.
         let alone = statistics.replace("BDD96DB1C6F", "0");
-        assert!(said("A1", &Pairs::parse(&alone), &namespace).is_err());
-        assert!(said("", &Pairs::parse(statistics), &namespace).is_err());
+        assert!(said("A1", &Pairs::of(&alone), &namespace).is_err());
+        assert!(said("", &Pairs::of(statistics), &namespace).is_err());
     }
 
     #[test]

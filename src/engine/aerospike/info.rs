@@ -1,19 +1,21 @@
 //! What nodes say of themselves, taken apart. Pure.
 
-use std::collections::BTreeMap;
-
-/// `name=value` pairs, separated by `;`.
+/// `name=value` pairs, separated by `;`. There are hundreds, of which few are asked for: the text is searched each time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pairs(BTreeMap<String, String>);
+pub struct Pairs(String);
 
 impl Pairs {
-    pub fn parse(text: &str) -> Self {
-        let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
-        Pairs(pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect())
+    pub fn of(text: &str) -> Self {
+        Pairs(text.to_owned())
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.0.split(';').filter_map(|pair| pair.split_once('='));
+        pairs.map(|(name, value)| (name.trim(), value.trim()))
     }
 
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        self.all().find_map(|(there, value)| (there == name).then_some(value))
     }
 
     pub fn number(&self, name: &str) -> Option<u64> {
@@ -23,7 +25,7 @@ impl Pairs {
     /// The numbers of all names that end in `.last`, such as those of each device.
     pub fn numbers_of(&self, last: &str) -> impl Iterator<Item = u64> {
         let is_meant = move |name: &str| name.rsplit_once('.').is_some_and(|(_, name)| name == last);
-        self.0.iter().filter(move |(name, _)| is_meant(name)).filter_map(|(_, value)| value.parse().ok())
+        self.all().filter(move |(name, _)| is_meant(name)).filter_map(|(_, value)| value.parse().ok())
     }
 
     pub fn is_true(&self, name: &str) -> bool {
@@ -54,7 +56,7 @@ mod tests {
 
     #[test]
     fn pairs_are_found_by_name() {
-        let pairs = Pairs::parse("nsup-period=120;stop_writes=false;storage-engine=memory;storage-engine.file[0]=/a;x");
+        let pairs = Pairs::of("nsup-period=120;stop_writes=false;storage-engine=memory;storage-engine.file[0]=/a;x");
         assert_eq!(pairs.number("nsup-period"), Some(120));
         assert_eq!(pairs.get("storage-engine"), Some("memory"));
         assert!(!pairs.is_true("stop_writes"));

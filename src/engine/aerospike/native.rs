@@ -48,14 +48,14 @@ impl Natives {
     }
 
     /// What to send where `refused` took too much for granted; `None`: the record has to be read.
-    pub fn second_try(&self, refused: &Native, server_key: &ServerKey, operations: &[&Operation]) -> Option<Native> {
+    pub fn second_try(&self, refused: &Native, server_key: ServerKey, operations: &[&Operation]) -> Option<Native> {
         let (Form::FirstMined(_), [Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain })]) =
             (refused.answer, operations)
         else {
             return None;
         };
         let (policy, operations) = self.set_mined.compile((*stamp, *mined_in, *longest_chain), Form::Blocks);
-        let operation = BatchOperation::write(&policy, server_key.clone(), operations);
+        let operation = BatchOperation::write(&policy, server_key, operations);
         Some(Native { operation: Some(Box::new(operation)), answer: Form::Blocks })
     }
 
@@ -116,7 +116,7 @@ impl Native {
 
 impl Compiler<'_> {
     /// The native form of these operations on one record, where they have one.
-    pub fn compile(&mut self, key: &Key, server_key: &ServerKey, operations: &[&Operation]) -> Option<Native> {
+    pub fn compile(&mut self, key: &Key, server_key: ServerKey, operations: &[&Operation]) -> Option<Native> {
         let Key::Page(_, page) = key else { return None };
         let is_master = *page == 0;
         match operations {
@@ -130,7 +130,7 @@ impl Compiler<'_> {
     fn sequenced(
         &mut self,
         is_master: bool,
-        server_key: &ServerKey,
+        server_key: ServerKey,
         stamp: Stamp,
         operation: &Sequenced,
     ) -> Option<Native> {
@@ -149,14 +149,14 @@ impl Compiler<'_> {
         }
     }
 
-    fn set_mined(&mut self, listing: Listing, server_key: &ServerKey) -> Native {
+    fn set_mined(&mut self, listing: Listing, server_key: ServerKey) -> Native {
         let shared = self.set_mined.take().filter(|(there, ..)| *there == listing);
         let answer = Form::FirstMined(listing.1.block_id);
         let (_, policy, operations) = self.set_mined.insert(shared.unwrap_or_else(|| {
             let (policy, operations) = self.natives.set_mined.compile(listing, answer);
             (listing, policy, operations)
         }));
-        let operation = BatchOperation::write(policy, server_key.clone(), operations.clone());
+        let operation = BatchOperation::write(policy, server_key, operations.clone());
         Native { operation: Some(Box::new(operation)), answer }
     }
 }

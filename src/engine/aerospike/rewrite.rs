@@ -33,8 +33,8 @@ pub struct Found {
 }
 
 /// Reads a record with what [`rewrite`] compares.
-pub fn read(key: &ServerKey) -> BatchOperation {
-    BatchOperation::read(&BatchReadPolicy::default(), key.clone(), aerospike::Bins::All)
+pub fn read(key: ServerKey) -> BatchOperation {
+    BatchOperation::read(&BatchReadPolicy::default(), key, aerospike::Bins::All)
 }
 
 impl Found {
@@ -70,13 +70,7 @@ pub struct Rewritten {
 }
 
 /// Does the operations one after the other to what was found.
-pub fn rewrite(
-    rules: &Rules,
-    key: &Key,
-    server_key: &ServerKey,
-    found: &Found,
-    operations: &[&Operation],
-) -> Rewritten {
+pub fn rewrite(rules: &Rules, key: &Key, server_key: ServerKey, found: &Found, operations: &[&Operation]) -> Rewritten {
     let mut record = found.record.clone();
     let mut changed = false;
     let mut outcomes = Vec::with_capacity(operations.len());
@@ -117,7 +111,7 @@ fn now_ms(operations: &[&Operation]) -> u64 {
 /// The write that makes the record found the new one; `None` where the two are the same after all.
 fn compile(
     key: &Key,
-    server_key: &ServerKey,
+    server_key: ServerKey,
     found: &Found,
     new: Option<&Record>,
     now_ms: u64,
@@ -130,7 +124,7 @@ fn compile(
             filter_expression: found.unchanged(),
             ..BatchDeletePolicy::default()
         };
-        return Some(Box::new(BatchOperation::delete(&policy, server_key.clone())));
+        return Some(Box::new(BatchOperation::delete(&policy, server_key)));
     };
     let bins = bins::encode(key, new);
     let mut policy = BatchWritePolicy { expiration: Expiration::Never, ..BatchWritePolicy::default() };
@@ -153,7 +147,7 @@ fn compile(
             put_difference(key, old, new, bins)
         }
     };
-    (!operations.is_empty()).then(|| Box::new(BatchOperation::write(&policy, server_key.clone(), operations)))
+    (!operations.is_empty()).then(|| Box::new(BatchOperation::write(&policy, server_key, operations)))
 }
 
 fn time_to_live(lock_record: &LockRecord, now_ms: u64) -> u32 {

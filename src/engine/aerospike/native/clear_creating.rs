@@ -36,8 +36,8 @@ impl Templates {
         }
     }
 
-    pub fn compile(&self, key: &ServerKey) -> Native {
-        let operation = BatchOperation::write(&self.policy, key.clone(), self.operations.clone());
+    pub fn compile(&self, key: ServerKey) -> Native {
+        let operation = BatchOperation::write(&self.policy, key, self.operations.clone());
         Native { operation: Some(Box::new(operation)), answer: Form::Live }
     }
 }

@@ -44,7 +44,7 @@ impl Templates {
         }
     }
 
-    pub fn compile(&self, is_master: bool, key: &ServerKey, stamp: Stamp, reason: Reason, height: u32) -> Native {
+    pub fn compile(&self, is_master: bool, key: ServerKey, stamp: Stamp, reason: Reason, height: u32) -> Native {
         let stamp = stamp_number(&stamp);
         let conditions = if is_master { &self.of_master } else { &self.of_page };
         let mut filter = conditions.and(1, self.stamp.size());
@@ -64,7 +64,7 @@ impl Templates {
         } else {
             Verdict::Pending
         };
-        let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
+        let operation = BatchOperation::write(&behind(filter), key, operations);
         Native { operation: Some(Box::new(operation)), answer: Form::Conflicting(verdict) }
     }
 }

@@ -44,7 +44,7 @@ impl Templates {
     }
 
     /// `None`: it checks more than who holds the slots, or moves none, or one of them twice or to whom it belongs.
-    pub fn compile(&self, is_master: bool, key: &ServerKey, stamp: Stamp, respend: &Respend) -> Option<Native> {
+    pub fn compile(&self, is_master: bool, key: ServerKey, stamp: Stamp, respend: &Respend) -> Option<Native> {
         let slots = &respend.slots;
         let again = |(n, moved): (usize, &RespendSlot)| {
             slots[..n].iter().any(|before| before.slot.offset == moved.slot.offset)
@@ -65,7 +65,7 @@ impl Templates {
             }
         }
         let operations = self.operations(is_master, stamp, respend);
-        let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
+        let operation = BatchOperation::write(&behind(filter), key, operations);
         Some(Native { operation: Some(Box::new(operation)), answer: Form::Spends(1) })
     }
 

@@ -67,7 +67,7 @@ impl Templates {
     }
 
     /// `None`: the spends do not go together, or are too many.
-    pub fn compile(&self, is_master: bool, key: &ServerKey, operations: &[&Operation]) -> Option<Native> {
+    pub fn compile(&self, is_master: bool, key: ServerKey, operations: &[&Operation]) -> Option<Native> {
         let spends: Vec<&Spend> = operations.iter().map(|operation| as_spend(operation)).collect::<Option<_>>()?;
         let first = spends.first()?;
         let alike = spends
@@ -77,7 +77,7 @@ impl Templates {
             return None;
         }
         let filter = self.filter(is_master, first.marks, &spends);
-        let operation = BatchOperation::write(&behind(filter), key.clone(), self.operations(is_master, &spends));
+        let operation = BatchOperation::write(&behind(filter), key, self.operations(is_master, &spends));
         let answer = if first.signals { Form::Spends(spends.len()) } else { Form::Silent(spends.len()) };
         Some(Native { operation: Some(Box::new(operation)), answer })
     }

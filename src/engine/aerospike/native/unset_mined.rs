@@ -58,7 +58,7 @@ impl Templates {
         }
     }
 
-    pub fn compile(&self, key: &ServerKey, stamp: Stamp, block_id: u32, height: u32) -> Native {
+    pub fn compile(&self, key: ServerKey, stamp: Stamp, block_id: u32, height: u32) -> Native {
         let (stamp, id, height) =
             (Fill::Int(stamp_number(&stamp)), Fill::Int(block_id.into()), Fill::Int(height.into()));
         let mut filter = self.conditions.and(2, self.stamp.size() + self.listed.size());
@@ -81,7 +81,7 @@ impl Templates {
             operations.push(operations::put(&Bin::new(names::CHAIN_POS, Value::Int(stamp))));
         }
         operations.extend(set_mined::read_mined());
-        let operation = BatchOperation::write(&behind(filter), key.clone(), operations);
+        let operation = BatchOperation::write(&behind(filter), key, operations);
         Native { operation: Some(Box::new(operation)), answer: Form::Blocks }
     }
 }
