@@ -110,7 +110,7 @@ async fn measure(name: &str, engine: Arc<dyn RecordEngine>, records: u64) -> Res
 /// One pass over everything; how many have gone.
 async fn prune(store: &Store, pace: Option<f64>) -> Result<u64, Failed> {
     let nodes = Nodes::new(store.engine.clone(), Duration::ZERO);
-    let settings = PruneSettings { keep_tombstones: Some(144), step: 512, dry_run: false };
+    let settings = PruneSettings { keep_tombstones: Some(144), step: 512, dry_run: false, alone: false };
     let terms = Terms { height: MINED + 1 + RULES.retention, retention: RULES.retention, safe: 1 };
     let mut pass = Pass::new(settings, Under::new(terms, 0));
     loop {

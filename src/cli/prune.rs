@@ -147,7 +147,7 @@ impl PruneArgs {
         if !self.dry_run {
             store.begin_pruning(&floor, &terms).await?;
         }
-        let settings = PruneSettings { dry_run: self.dry_run, ..wiring::prune(config).pass };
+        let settings = PruneSettings { dry_run: self.dry_run, alone: true, ..wiring::prune(config).pass };
         let (shown, started) = (Bar::start(), Instant::now());
         let mut pass = Pass::new(settings, Under::new(terms, safe.era));
         let complete = loop {

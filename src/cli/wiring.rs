@@ -108,7 +108,7 @@ pub fn instance(config: &Config) -> InstanceSettings {
 /// How what is due is pruned.
 pub fn prune(config: &Config) -> PruneTask {
     let keep_tombstones = Some(config.prune.keep_tombstones).filter(|blocks| *blocks > 0);
-    let pass = PruneSettings { keep_tombstones, step: config.prune.batch_size as usize, dry_run: false };
+    let pass = PruneSettings { keep_tombstones, step: config.prune.batch_size as usize, dry_run: false, alone: false };
     PruneTask { per_second: config.prune.per_second, pass }
 }
 

@@ -320,7 +320,8 @@ settings! {
         /// Transactions that are looked at in one step: a chain event waits for no more than these.
         batch_size: u32 = 512, range 1 to 65_536, unit "transactions";
         /// Blocks for which a pruned transaction that was conflicting keeps its body, so that a block can still bring it; 0 keeps it for
-        /// good. The blobs of others are kept as long. A few bytes of each, by which it is recognised should it come again, stay.
+        /// good. The blobs of others are kept as long; its own goes when `utxo-store prune` meets it, while no instance runs. A few bytes of
+        /// each, by which it is recognised should it come again, stay.
         keep_tombstones: u32 = 144, range 0 to 10_000_000, unit "blocks";
     }
 

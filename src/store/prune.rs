@@ -30,6 +30,10 @@ pub struct PruneSettings {
     pub step: usize,
     /// Nothing is changed: what would be is counted.
     pub dry_run: bool,
+    /// Nobody else is at the store, nor comes back to it: the blobs of what has fallen go, too. Of who stops for a while between looking
+    /// whether a blob is wanted and deleting it, and is stopped for good then, nobody learns that it is gone; and a block may have
+    /// brought its transaction back meanwhile.
+    pub alone: bool,
 }
 
 /// What a pass has come to so far.

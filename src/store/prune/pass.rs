@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     engine::Index,
-    record::Key,
+    record::{Body, Key, Page},
     store::{Store, nodes::Nodes},
     tx::Txid,
 };
@@ -147,6 +147,9 @@ impl Pass {
             let txid = examined.master.txid;
             match examined.ruling {
                 Ruling::Due => due.push(examined),
+                Ruling::Tombstone if self.keeps(&examined.master) => {
+                    later.insert(txid, again.saturating_add(self.settings.keep_tombstones.unwrap_or(0)));
+                }
                 Ruling::Tombstone => served.push(examined),
                 Ruling::Unsafe => unsafe_yet.push(txid),
                 Ruling::Later(height) => drop(later.insert(txid, height)),
@@ -187,6 +190,11 @@ impl Pass {
             self.marked_at = Some(Instant::now());
         }
         Ok(Step::Did(keys.len() as u64))
+    }
+
+    /// Whether a tombstone stays as it is, because its blob does.
+    fn keeps(&self, tombstone: &Page) -> bool {
+        !self.settings.alone && tombstone.conflicting && matches!(tombstone.body(), Some(Body::External(_)))
     }
 
     /// What is marked, and cannot be forgotten any more, is buried; then the tombstones that have served.

@@ -14,7 +14,7 @@ use crate::{
     store::{Store, nodes::Nodes, testing, verify::Violation},
 };
 
-const SETTINGS: PruneSettings = PruneSettings { keep_tombstones: Some(144), step: 3, dry_run: false };
+const SETTINGS: PruneSettings = PruneSettings { keep_tombstones: Some(144), step: 3, dry_run: false, alone: true };
 const LOST: Reason = Reason::Command;
 
 /// Everything before offset 50 is committed.

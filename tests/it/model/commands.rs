@@ -418,8 +418,8 @@ impl Replay<'_> {
         if self.history.is_partial(&spender) || self.history.may_be_pruned.contains(&spender) {
             return DoneOrNothingOr("INVALID_SPEND");
         }
-        let live = pruned_with_it || self.history.is_pruned(&spender) || self.history.witness(&spender);
-        if live { Refused("INVALID_SPEND") } else { DoneOrNothing }
+        // What was deleted had fallen.
+        if pruned_with_it || self.history.witness(&spender) { Refused("INVALID_SPEND") } else { DoneOrNothing }
     }
 
     fn set_conflicting(&mut self, txid: Txid) -> Answer {
