@@ -44,9 +44,9 @@ impl ChainProgress for CommittedProgress {
         let mut view = self.first_open(&chain, offset, |_| true).await?;
         // What the feed passes over (a repeat, or no event at all) never gets into the chain.
         let is_new = |message: &Message| sequence_of(message).is_ok_and(|sequence| sequence > state.sequence);
-        for (topic, next) in
-            [(&self.topics.block_mined, state.block_mined_next), (&self.topics.reorgs, state.reorgs_next)]
-        {
+        // Not where the feed is: what it has fed stands in the chain behind what may be much younger.
+        let (block_mined, reorgs) = state.handled();
+        for (topic, next) in [(&self.topics.block_mined, block_mined), (&self.topics.reorgs, reorgs)] {
             let partition = TopicPartition { topic: topic.as_str().into(), partition: 0 };
             view = match (view, self.first_open(&partition, next, is_new).await?) {
                 (ChainView::Unknown, _) | (_, ChainView::Unknown) => ChainView::Unknown,

@@ -21,6 +21,10 @@ pub struct ChainState {
     /// Offset in `utxo.reorgs` to feed from, likewise.
     #[serde(rename = "reorgs")]
     pub reorgs_next: u64,
+    /// Where in the two topics begins what is not handled, where that is below where they are fed from: the rest is in the chain, whose
+    /// messages are in no order of time.
+    #[serde(default, rename = "open", skip_serializing_if = "Option::is_none")]
+    pub unhandled: Option<(u64, u64)>,
     /// Offset in `utxo.decisions` from which the decisions on what is not handled yet must be read.
     #[serde(rename = "decisions")]
     pub decisions_from: u64,
@@ -88,6 +92,18 @@ impl ChainState {
         if metadata.is_empty() { Ok(ChainState::default()) } else { Ok(serde_json::from_str(metadata)?) }
     }
 
+    /// Offsets in `utxo.block-mined` and `utxo.reorgs`: everything below is handled, or never will be.
+    pub fn handled(&self) -> (u64, u64) {
+        self.unhandled.unwrap_or((self.block_mined_next, self.reorgs_next))
+    }
+
+    /// So far the topics are fed, and so far what they hold is handled.
+    pub fn note_sources(&mut self, fed: (u64, u64), handled: (u64, u64)) {
+        self.block_mined_next = self.block_mined_next.max(fed.0).max(handled.0);
+        self.reorgs_next = self.reorgs_next.max(fed.1).max(handled.1);
+        self.unhandled = Some(handled).filter(|handled| *handled != (self.block_mined_next, self.reorgs_next));
+    }
+
     /// Blocks have left and others have come, oldest first; what the tip is then.
     pub fn move_tip(&mut self, tip: Option<Tip>, left: usize, came: &[Block<'_>]) {
         let highest = self.highest();
@@ -150,6 +166,7 @@ mod tests {
             tip: Some(Tip { hash: [0xab; 32], height: u32::MAX, block_id: Some(7) }),
             block_mined_next: u64::MAX,
             reorgs_next: 2,
+            unhandled: Some((u64::MAX - 1, 1)),
             decisions_from: 3,
             decisions_id: "fedcba9876543210".into(),
             highest: u32::MAX,

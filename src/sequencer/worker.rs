@@ -39,6 +39,8 @@ pub struct Worker {
     position: u64,
     progress: mpsc::UnboundedSender<(u64, Progress)>,
     safe: watch::Receiver<Safe>,
+    /// Of the two topics that are fed, offsets: what is below is handled.
+    handled: (u64, u64),
 }
 
 impl Worker {
@@ -52,7 +54,8 @@ impl Worker {
         progress: mpsc::UnboundedSender<(u64, Progress)>,
         safe: watch::Receiver<Safe>,
     ) -> Self {
-        Worker { handler: Handler::new(parts, state), mode, epoch, position, progress, safe }
+        let handled = state.handled();
+        Worker { handler: Handler::new(parts, state), mode, epoch, position, progress, safe, handled }
     }
 
     /// Runs until it is aborted or cannot go on.
@@ -149,8 +152,7 @@ impl Worker {
     fn tell(&mut self, passed: &mut watch::Receiver<Passed>) {
         let Passed { block_mined, reorgs } = *passed.borrow_and_update();
         let state = &mut self.handler.state;
-        state.block_mined_next = state.block_mined_next.max(block_mined);
-        state.reorgs_next = state.reorgs_next.max(reorgs);
+        state.note_sources((block_mined, reorgs), self.handled);
         let committed = Committed { offset: self.position, metadata: state.to_metadata() };
         // Without a receiver the sequencer has ended, and nobody needs to know.
         let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
@@ -194,7 +196,7 @@ impl Worker {
         match event {
             Event::BlockMined(block) => {
                 if self.handler.block_mined(at, log, &block, &message.payload).await? {
-                    self.note_source(message, |state| &mut state.block_mined_next);
+                    note_handled(&mut self.handled.0, message);
                 }
                 Ok(())
             }
@@ -205,21 +207,13 @@ impl Worker {
             },
             Event::Reorg(reorg) => {
                 if self.handler.reorg(at, log, &reorg, &message.payload).await? {
-                    self.note_source(message, |state| &mut state.reorgs_next);
+                    note_handled(&mut self.handled.1, message);
                 }
                 Ok(())
             }
             other => {
                 self.bury(at, message, format!("a {} event does not belong in this topic", other.kind().name())).await
             }
-        }
-    }
-
-    /// The feed need not read again what is handled.
-    fn note_source(&mut self, message: &Message, next: impl Fn(&mut ChainState) -> &mut u64) {
-        if let Some(offset) = source_offset(message) {
-            let next = next(&mut self.handler.state);
-            *next = (*next).max(offset.saturating_add(1));
         }
     }
 
@@ -239,5 +233,12 @@ impl Worker {
             timestamp_ms: message.timestamp_ms,
         };
         self.handler.bury_letter(message.clone(), &letter).await
+    }
+}
+
+/// The feed need not read again what is handled.
+fn note_handled(next: &mut u64, message: &Message) {
+    if let Some(offset) = source_offset(message) {
+        *next = (*next).max(offset.saturating_add(1));
     }
 }

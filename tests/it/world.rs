@@ -439,9 +439,12 @@ impl World {
     /// Whether the groups have committed the end of every topic that they consume.
     pub async fn consumed(&self) -> bool {
         let txs: Vec<_> = (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
-        let progress =
-            CommittedProgress::new(Arc::new(self.broker.clone()), chain_group(GROUP), self.settings.topics.clone());
-        self.caught_up(GROUP, &txs).await && progress.view().await.unwrap() == ChainView::AtEnd
+        self.caught_up(GROUP, &txs).await && self.chain_progress().view().await.unwrap() == ChainView::AtEnd
+    }
+
+    /// What instances know of the chain.
+    pub fn chain_progress(&self) -> CommittedProgress {
+        CommittedProgress::new(Arc::new(self.broker.clone()), chain_group(GROUP), self.settings.topics.clone())
     }
 
     /// The sum of the offsets that the group has committed on the validated partitions.

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Outcome, Reason, Sequenced, TxState};
+use utxo_store::{
+    event::Action,
+    ingest::{pipeline::ChainProgress, proof::ChainView},
+    record::{Outcome, Reason, Sequenced, TxState},
+};
 
 use super::{
     has_lost,
@@ -136,4 +140,36 @@ async fn a_child_waits_for_its_older_parent_before_another_one_counts_as_missing
     assert_eq!(reason(&world, &older).await, Some(Reason::Locked { parent: locked.txid }));
     assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: older.txid }));
     world.check("an older parent").await;
+}
+
+/// A block was produced before a command, and is fed behind it: the chain is in no order of time.
+/// Protects: nobody is proven missing who comes with a block that is fed and not handled.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_is_fed_behind_what_is_younger_is_not_handled() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let produced_at = world.clock.now_ms() as i64;
+    world.mine(1, &[]).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    world.command(1, Action::Lock { txid: seed.txid }).await;
+    world.command(2, Action::Unlock { txid: seed.txid }).await;
+    let held = Held::late(&world, Duration::from_secs(10), move |row| {
+        is_sequenced(row, seed.txid, |operation| matches!(operation, Sequenced::SetLocked(_)))
+    });
+    let running = held.before(&world).start();
+    // The first command is done, and committed with what the feed has done meanwhile; the second is not.
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    assert_eq!(world.end("chain", 0).await, 3, "the commands, and the block behind them");
+    let progress = world.chain_progress();
+    assert_eq!(
+        progress.view().await.unwrap(),
+        ChainView::Unknown,
+        "who looks for the first time cannot say whether it moves"
+    );
+    let ChainView::Behind(since) = progress.view().await.unwrap() else { panic!("the command is not handled") };
+    assert!((produced_at..produced_at + 1_000).contains(&since), "{since}, and the block is of {produced_at}");
+    world.until_consumed().await;
+    running.stop().await;
+    world.check("a block behind what is younger").await;
 }
