@@ -9,7 +9,7 @@ use crate::{
     event::{DeadLetterClass, Event, Seeded, Validated},
     record::{
         Key, Marks, Page, Spend, SpendSlot, StoredOutput,
-        build::{self, Inline, OtherPages, Pages},
+        build::{self, HEIGHT_LIMIT, Inline, OtherPages, Pages},
     },
     store::{Store, StoreSettings},
     tx::{Network, Transaction, Txid, utxo_hash},
@@ -184,6 +184,10 @@ fn prepare_validated(
         return Err(Poison::new(DeadLetterClass::Invalid, why));
     }
     tx.check().map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
+    if validated.height >= HEIGHT_LIMIT {
+        let why = format!("height: {} is not below {HEIGHT_LIMIT}", validated.height);
+        return Err(Poison::new(DeadLetterClass::Invalid, why));
+    }
     let body = message.payload.slice_ref(validated.tx);
     let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
     let setting = setting(settings, validated.height, message);

@@ -110,7 +110,7 @@ pub enum InvalidSeed {
     },
 }
 
-/// Heights of partial transactions are below it: in a blob they share their bytes with a flag.
+/// Every height that an event says is below it: something may be added to it, and in a blob it shares its bytes with a flag.
 pub const HEIGHT_LIMIT: u32 = 1 << 31;
 
 /// Outputs that a partial transaction may have, gaps and all.

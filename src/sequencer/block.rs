@@ -11,7 +11,7 @@ use crate::{
     record::{
         BlockRecord, Key, MinedIn, Operation, Outcome, Page, Phase, Reason, Record, Rejection, Reply, RespendChecks,
         Sequenced, TxState, Verdict,
-        build::{self, Pages},
+        build::{self, HEIGHT_LIMIT, Pages},
     },
     sequencer::{
         Stop,
@@ -313,6 +313,7 @@ impl Handler {
 
     /// A block of a side chain: its coinbase is there, conflicting, and its triple is written where a listed transaction is.
     async fn side_block(&self, at: At, block: &Block<'_>, message: &Bytes) -> Result<(), Stop> {
+        has_a_height(block).map_err(Stop::Halt)?;
         let (txid, pages) = self.coinbase_pages(block, message, false)?;
         self.check_ids(slice::from_ref(block)).await?;
         self.check_not_connected(at, block).await?;
@@ -664,8 +665,17 @@ pub(super) fn follows(tip: Option<Tip>, block: &Block<'_>) -> Result<(), String>
             hex_reversed(&tip.hash),
             tip.height
         )),
-        _ => Ok(()),
+        _ => has_a_height(block),
     }
+}
+
+/// Whether anything can follow a block, and be counted from its height: why not.
+fn has_a_height(block: &Block<'_>) -> Result<(), String> {
+    if block.height < HEIGHT_LIMIT {
+        return Ok(());
+    }
+    let (name, height) = (hex_reversed(&block.hash), block.height);
+    Err(format!("block {name} says that it is at height {height}, and heights are below {HEIGHT_LIMIT}"))
 }
 
 /// The record of a block, wherever it is now.

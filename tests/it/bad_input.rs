@@ -48,10 +48,11 @@ fn poison() -> Vec<Poison> {
     let mut newer = validated(&whole);
     newer[1] = SCHEMA_VERSION + 1;
     let of = |payload: Vec<u8>, class, says| Poison { key: vec![7; 32], payload, class, says };
-    let keyed = |tx: Vec<u8>, class, says| {
+    let at_height = |tx: Vec<u8>, height, class, says| {
         let key = Transaction::parse(&tx).unwrap().txid().0.to_vec();
-        Poison { key, payload: validated(&tx), class, says }
+        Poison { key, payload: Validated { tx: &tx, height, locked: false }.encode(), class, says }
     };
+    let keyed = |tx, class, says| at_height(tx, 200, class, says);
     vec![
         of(b"dear diary".to_vec(), Decode, "not an event"),
         of(Vec::new(), Decode, ""),
@@ -61,6 +62,7 @@ fn poison() -> Vec<Poison> {
         keyed(over(1, &[600, 401]).extended(), Invalid, "output satoshis: 1001 exceed the 1000"),
         keyed(over(1, &[]).extended(), Invalid, "outputs: there are none"),
         keyed(over(1, &[900]).standard(), Invalid, "previous output of input 0: missing"),
+        at_height(whole, u32::MAX, Invalid, "height: 4294967295 is not below 2147483648"),
     ]
 }
 

@@ -12,6 +12,7 @@ use utxo_store::{
     sequencer::{chain_group, state::ChainState},
 };
 
+use crate::made_blocks::{MadeBlock, block_hash};
 use crate::world::{Coin, GROUP, Made, Running, World, coinbase, spend};
 
 /// The same transaction, whose event claims another script of what it spends.
@@ -156,6 +157,23 @@ async fn a_block_that_does_not_stand_one_above_the_tip_halts_the_chain_before_an
         longer_than_a_block_waits().await;
         let said = reasons(&running);
         assert!(said.contains(&format!("says that it is at height {wrong}, but it follows the tip")), "{said}");
+        assert!(world.page(&coinbase).await.is_none());
+        running.stop().await;
+    }
+}
+
+/// Nothing could follow it, and whatever is counted from its height would be beyond all heights.
+#[tokio::test(start_paused = true)]
+async fn a_block_at_an_impossible_height_halts_the_chain_before_anything_of_it_is_stored() {
+    for (longest_chain, height) in [(true, u32::MAX), (true, 1 << 31), (false, u32::MAX)] {
+        let world = World::new().await;
+        let running = world.start();
+        let coinbase = coinbase(1);
+        let block = MadeBlock { hash: block_hash(1), ..MadeBlock::new(1, height, &coinbase, &[]) };
+        world.produce("block-mined", b"", block.mined(1, longest_chain)).await;
+        longer_than_a_block_waits().await;
+        let said = reasons(&running);
+        assert!(said.contains(&format!("says that it is at height {height}, and heights are below")), "{said}");
         assert!(world.page(&coinbase).await.is_none());
         running.stop().await;
     }
