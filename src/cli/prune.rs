@@ -102,7 +102,7 @@ impl PruneArgs {
         }
         let chain = TopicPartition { topic: config.kafka.topics.chain.as_str().into(), partition: 0 };
         let committed = broker.committed(&group, std::slice::from_ref(&chain)).await?.pop().flatten();
-        let safe = Safe::of(committed.as_ref());
+        let safe = Safe::of(committed.as_ref()).map_err(|error| Failure::new(format!("the group {group}: {error}")))?;
         if safe.offset == 0 {
             return Err(Failure::new(format!("the group {group} has committed nothing: no block is handled for good")));
         }

@@ -80,6 +80,7 @@ impl Handler {
         if block.longest_chain {
             follows(self.state.tip, block).map_err(Stop::Halt)?;
             self.check_ids(slice::from_ref(block)).await?;
+            self.check_coinbase(block, message).await?;
             self.check_objects(at, block).await?;
             self.connect(at, &mut Steps::new(log, at.offset, at.making), slice::from_ref(block), message).await?;
             self.move_tip(Some(Tip::of(block)), 0, slice::from_ref(block));
@@ -231,6 +232,16 @@ impl Handler {
         Ok(())
     }
 
+    /// Nothing of a block is stored whose coinbase is there with other content, as far as its master says.
+    pub(super) async fn check_coinbase(&self, block: &Block<'_>, message: &Bytes) -> Result<(), Stop> {
+        let (txid, pages) = self.coinbase_pages(block, message, true)?;
+        let is_other = |there: &Page| there.contradicts(&pages.master) || there.is_other_kind_than(&pages.master);
+        match self.master(txid).await? {
+            Some(there) if is_other(&there) => Err(cannot_be_stored(block, txid, &Rejection::OtherContent)),
+            _ => Ok(()),
+        }
+    }
+
     /// What is recorded under the ids of these blocks.
     pub(super) async fn records_of(&self, blocks: &[Block<'_>]) -> Result<Vec<Option<BlockRecord>>, Stop> {
         let keys = blocks.iter().map(|block| Key::Block(block.block_id)).collect();
@@ -317,9 +328,11 @@ impl Handler {
         let (txid, pages) = self.coinbase_pages(block, message, false)?;
         self.check_ids(slice::from_ref(block)).await?;
         self.check_not_connected(at, block).await?;
+        self.check_coinbase(block, message).await?;
         self.check_objects(at, block).await?;
+        let mut done = self.done_before(at, block, false).await?;
         // First, since a triple counts unless its block is known to be elsewhere.
-        self.apply_decided(at, vec![put_block(at, block, false, 0)]).await?;
+        self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
         match self.create_contested(pages).await? {
             Outcome::Applied(Reply::State(state)) | Outcome::AlreadyApplied(Reply::State(state)) => {
                 let lost = Verdict::Conflicting(Reason::Disconnected);
@@ -332,12 +345,15 @@ impl Handler {
             Outcome::Rejected(rejection) => return Err(cannot_be_stored(block, txid, &rejection)),
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
         }
-        let mut listing = Listing::of(block);
+        let mut listing = Listing::of(block).pass_over(done);
         let mut listed = vec![Listed { txid, subtree: 0 }];
         while !listed.is_empty() {
             let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: false };
             self.apply(listed.iter().map(|listed| listed.row(at, block, set_mined)).collect()).await?;
             listed = self.next_listed(at, &mut listing).await?;
+            // What was handed out before these is done.
+            self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
+            done += listed.len() as u64;
         }
         Ok(())
     }

@@ -73,6 +73,8 @@ pub struct Passed {
     pub block_mined: u64,
     /// Of `utxo.reorgs`.
     pub reorgs: u64,
+    /// Sequence of the last block or reorg below that is in the chain: once that is handled, so is everything below.
+    pub sequence: u64,
 }
 
 /// The feed of one holder of the chain partition.
@@ -103,13 +105,14 @@ impl Feed {
             block_mined: Tap::open(broker, &topics.block_mined, state.block_mined_next).await?,
             reorgs: Tap::open(broker, &topics.reorgs, state.reorgs_next).await?,
             fed: Fed::from(state.sequence.saturating_add(1)),
-            passed: watch::Sender::new(Passed { block_mined: state.block_mined_next, reorgs: state.reorgs_next }),
+            passed: watch::Sender::default(),
             told_used: false,
             gap_since: None,
             gap_told: false,
             parts: parts.clone(),
         };
         feed.pass_over_fed(handled).await?;
+        feed.passed.send_replace(feed.has_passed());
         Ok(feed)
     }
 
@@ -147,9 +150,14 @@ impl Feed {
                     if error.kind == BrokerErrorKind::TooLarge { too_large(&batch, error) } else { error }
                 })?;
             }
-            let passed = Passed { block_mined: self.block_mined.next(), reorgs: self.reorgs.next() };
+            let passed = self.has_passed();
             self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
         }
+    }
+
+    fn has_passed(&self) -> Passed {
+        let sequence = self.fed.next().saturating_sub(1);
+        Passed { block_mined: self.block_mined.next(), reorgs: self.reorgs.next(), sequence }
     }
 
     /// Waits only while there is nothing to feed: one topic that is quiet must not hold up the other.

@@ -126,14 +126,14 @@ async fn what_is_not_acknowledged_is_not_passed() {
     topics.produce("reorgs", vec![1, 2, 3]).await;
     let parts =
         SequencerParts { producer: Arc::new(Unacknowledged(topics.parts.producer.clone())), ..topics.parts.clone() };
-    for (parts, expected) in [(parts, (0, 0)), (topics.parts.clone(), (2, 0))] {
+    for (parts, expected) in [(parts, (0, 0, 0)), (topics.parts.clone(), (2, 0, 2))] {
         let feed = Feed::open(&parts, &ChainState::default(), 9).await.unwrap();
         let passed = feed.passed();
         let feed = tokio::spawn(feed.run());
         a_while().await;
-        let Passed { block_mined, reorgs } = *passed.borrow();
+        let Passed { block_mined, reorgs, sequence } = *passed.borrow();
         assert_eq!(
-            (block_mined, reorgs),
+            (block_mined, reorgs, sequence),
             expected,
             "what waits for its sequence, and what is behind it, has no turn yet"
         );

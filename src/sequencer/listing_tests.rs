@@ -1,6 +1,6 @@
 //! Large blocks: a chunk is four transactions here.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
@@ -13,9 +13,12 @@ use crate::{
         BlobOptions,
         fault::{FaultStore, Faults},
     },
+    engine::{self, fault::FaultEngine},
     event::{BlockMined, Event},
     record::{Key, Operation, Phase, Record, Sequenced},
-    sequencer::{SequencerParts, decisions::DecisionLog, state::ChainState, steps::Making, tests::parts},
+    sequencer::{
+        SequencerParts, block::put_block, decisions::DecisionLog, state::ChainState, steps::Making, tests::parts,
+    },
     store::{Store, testing},
 };
 
@@ -58,6 +61,14 @@ impl Bench {
         };
         let event = Event::BlockMined(BlockMined { sequence: 1, block }).encode().into();
         Bench { parts, objects, content, event }
+    }
+
+    /// The same block, of a side chain.
+    fn aside(self) -> Self {
+        let Ok(Event::BlockMined(mined)) = Event::decode(&self.event) else { panic!("no block") };
+        let block = Block { longest_chain: false, ..mined.block };
+        let event = Event::BlockMined(BlockMined { block, ..mined }).encode().into();
+        Bench { event, ..self }
     }
 
     async fn put(&self, content: &[u8]) {
@@ -132,6 +143,58 @@ async fn an_interrupted_block_goes_on_where_it_was_and_another_connection_of_it_
     assert_eq!((bench.progress().await, subtrees), (Some(11), vec![0, 1, 1, 1, 1, 1, 1, 1]));
     bench.handled(6).await;
     assert_eq!(mined_in(&bench.parts.store, 2).await, Some(0), "another event says nothing of this one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_of_a_side_chain_goes_on_where_it_was() {
+    let bench = Bench::new().await.aside();
+    bench.put(&bench.content).await;
+    bench.plant(1..11).await;
+    bench.handled(5).await;
+    assert_eq!(bench.progress().await, Some(11));
+    let Ok(Event::BlockMined(mined)) = Event::decode(&bench.event) else { panic!("no block") };
+    for (offset, first) in [(6, None), (7, Some(0))] {
+        let at = At { offset, era: 0, making: Making::Allowed, leaving: false };
+        for id in 1..11 {
+            let unset = Sequenced::UnsetMined { block_id: 1, height: 100 };
+            let row = at.row(Phase::Apply, Key::master(Txid([id; 32])), unset);
+            bench.parts.store.apply(vec![row]).await.unwrap();
+        }
+        // As it stands once the coinbase and the first three are done, by this event or by another.
+        let begun = put_block(At { offset: 6, ..at }, &mined.block, false, 4);
+        bench.parts.store.must_apply(begun.key, begun.operation).await;
+        bench.handled(offset).await;
+        let subtrees = [mined_in(&bench.parts.store, 2).await, mined_in(&bench.parts.store, 10).await];
+        assert_eq!((bench.progress().await, subtrees), (Some(11), [first, Some(1)]), "{offset}");
+    }
+}
+
+/// Whoever dies finds no more done than is.
+#[tokio::test(start_paused = true)]
+async fn a_block_of_a_side_chain_says_what_is_done_once_it_is() {
+    let bench = Bench::new().await.aside();
+    bench.put(&bench.content).await;
+    bench.plant(1..11).await;
+    let store = bench.parts.store.clone();
+    let engine = FaultEngine::new(store.engine.clone(), 1);
+    engine.set(engine::fault::Faults {
+        delayed: 1.0,
+        delay_within: Duration::from_millis(20),
+        ..engine::fault::Faults::default()
+    });
+    let slow = Store { engine: Arc::new(engine), ..store.clone() };
+    let bench = Bench { parts: SequencerParts { store: slow, ..bench.parts.clone() }, ..bench };
+    let handled = bench.handle(5);
+    let mut seen = BTreeSet::new();
+    while !handled.is_finished() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let Some(Record::Block(block)) = store.read(vec![Key::Block(1)]).await.unwrap().remove(0) else { continue };
+        seen.insert(block.progress);
+        for id in 1..block.progress as u8 {
+            assert!(mined_in(&store, id).await.is_some(), "{id} of {}", block.progress);
+        }
+    }
+    assert_eq!(seen, [1, 4, 8, 11].into());
 }
 
 #[tokio::test(start_paused = true)]

@@ -227,8 +227,8 @@ impl Sequencer {
             return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
         }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
-        let state = state::ChainState::from_metadata(metadata).map_err(|error| error.to_string());
-        let mut state = state.and_then(state::ChainState::checked).map_err(Stop::Halt)?;
+        let state = state::ChainState::from_metadata(metadata).map_err(bad_state)?;
+        let mut state = state.checked().map_err(Stop::Halt)?;
         let parts = self.parts.clone();
         // A commit without metadata is an operator's, who has said where to go on.
         if let (ChainMode::Live, false) = (self.mode, metadata.is_empty()) {
@@ -254,7 +254,7 @@ impl Sequencer {
         self.parts.health.set(Condition::ChainFed, None);
         self.parts.metrics.chain_halted.set(0);
         let (messages, received) = mpsc::unbounded_channel();
-        let (safe, committed) = watch::channel(Safe::of(assigned.committed.as_ref()));
+        let (safe, committed) = watch::channel(Safe::of(assigned.committed.as_ref()).map_err(bad_state)?);
         let worker = Worker::new(
             self.parts.clone(),
             self.mode,
@@ -428,7 +428,7 @@ impl Sequencer {
         match self.consumer.commit(&[(holding.partition.clone(), committed.clone())]).await {
             Ok(()) => {
                 holding.handled.pop_front();
-                holding.safe.send_replace(Safe::of(Some(&committed)));
+                holding.safe.send_replace(Safe::of(Some(&committed)).map_err(bad_state)?);
                 holding.committed = Some(committed);
                 self.parts.metrics.commits.inc();
                 commits.succeeded(health);
@@ -490,6 +490,10 @@ async fn note_safely(parts: &SequencerParts, nodes: &mut Nodes, chain: u64) -> R
             Ok(()) => {}
         }
     }
+}
+
+fn bad_state(error: state::BadState) -> Stop {
+    Stop::Halt(error.to_string())
 }
 
 /// Gives up, at a shutdown, what may wait for the store or the log for as long as they do not answer. Until the chain is taken

@@ -13,7 +13,11 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     broker::{Broker, BrokerError, Committed, TopicPartition},
     record::Consumed,
-    sequencer::{Stop, ValidatedSource, handler::Handler, state::ChainState},
+    sequencer::{
+        Stop, ValidatedSource,
+        handler::Handler,
+        state::{BadState, ChainState},
+    },
     store::prune::{Pass, PruneError, PruneSettings, Pruned, Step, Terms, Under},
     telemetry::PrunedKind,
 };
@@ -39,11 +43,14 @@ pub struct Safe {
 }
 
 impl Safe {
-    /// What a commit of the chain says. What is no state of the chain halts it elsewhere.
-    pub fn of(committed: Option<&Committed>) -> Self {
-        let Some(committed) = committed else { return Safe::default() };
-        let state = ChainState::from_metadata(&committed.metadata).unwrap_or_default();
-        Safe { offset: committed.offset, height: state.highest(), era: state.era }
+    /// What a commit of the chain says.
+    ///
+    /// # Errors
+    /// It says nothing of the chain's state.
+    pub fn of(committed: Option<&Committed>) -> Result<Self, BadState> {
+        let Some(committed) = committed else { return Ok(Safe::default()) };
+        let state = ChainState::from_metadata(&committed.metadata)?;
+        Ok(Safe { offset: committed.offset, height: state.highest(), era: state.era })
     }
 }
 

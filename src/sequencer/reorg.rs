@@ -73,15 +73,7 @@ impl Handler {
             self.check_objects(at, block).await?;
         }
         for block in connected {
-            let (txid, pages) = self.coinbase_pages(block, message, true)?;
-            if self
-                .master(txid)
-                .await?
-                .is_some_and(|there| there.contradicts(&pages.master) || there.is_other_kind_than(&pages.master))
-            {
-                let name = hex_reversed(&block.hash);
-                return Err(wrong(format!("the coinbase of block {name}: {txid} is stored with other content")));
-            }
+            self.check_coinbase(block, message).await?;
         }
         Ok(tip)
     }

@@ -8,7 +8,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::{
     engine::Row,
@@ -37,8 +36,8 @@ struct Win<'a> {
     by_block: bool,
 }
 
-/// Transactions whose slots are settled at once, each with requests of its own: few, since those of one parent are in each other's way.
-const SETTLED_AT_ONCE: usize = 8;
+/// Slots that are settled at once: some megabytes of rows.
+const SETTLED_AT_ONCE: usize = 10_000;
 /// Outcomes that are on their way at once.
 const TOLD_AT_ONCE: usize = 10_000;
 
@@ -102,7 +101,8 @@ impl Handler {
             }
             self.accept_others(at, &page).await?;
             self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
-            self.note_child(at, applied_again, txid, inputs.iter().map(|input| input.outpoint.txid), false).await?;
+            let parents = inputs.iter().map(|input| (input.outpoint.txid, txid));
+            self.note_children(at, applied_again, parents, false).await?;
         }
         let settled = self.settle(at, applied_again, steps, &cone).await?;
         self.publish_reconsider(at, &contested).await?;
@@ -242,45 +242,45 @@ impl Handler {
             let members = self.members(at, steps, cone, number);
             for members in members.chunks(BODIES_AT_ONCE) {
                 let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
-                let mut read = Vec::new();
-                for page in self.whole_of(&txids).await? {
-                    // One that was stored after it had fallen has pages that nobody has flagged.
-                    self.flag_others(at, &page).await?;
-                    let inputs = held_by(page.txid, &self.inputs_of(&page).await?);
-                    let outpoints = inputs.iter().map(|(outpoint, _)| *outpoint);
-                    settled.extend(outpoints.filter(|outpoint| !cone.contains(&outpoint.txid)));
-                    read.push((page, inputs));
-                }
-                let settling = read.iter().map(|(page, inputs)| self.settle_inputs(at, applied_again, page, inputs));
-                let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(SETTLED_AT_ONCE);
-                while settling.try_next().await?.is_some() {}
+                let held = self.settle_all(at, applied_again, &self.whole_of(&txids).await?).await?;
+                let outpoints = held.into_iter().map(|(outpoint, _)| outpoint);
+                settled.extend(outpoints.filter(|outpoint| !cone.contains(&outpoint.txid)));
             }
         }
         Ok(settled)
     }
 
-    pub(super) async fn settle_one(&self, at: At, applied_again: bool, page: &Page) -> Result<(), Stop> {
-        self.flag_others(at, page).await?;
-        let inputs = held_by(page.txid, &self.inputs_of(page).await?);
-        self.settle_inputs(at, applied_again, page, &inputs).await
-    }
-
-    async fn settle_inputs(
+    /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are.
+    pub(super) async fn settle_all(
         &self,
         at: At,
         applied_again: bool,
-        page: &Page,
-        inputs: &[(Outpoint, HeldSlot)],
-    ) -> Result<(), Stop> {
+        pages: &[Arc<Page>],
+    ) -> Result<Vec<(Outpoint, HeldSlot)>, Stop> {
+        let mut held = Vec::new();
+        for page in pages {
+            // One that was stored after it had fallen has pages that nobody has flagged.
+            self.flag_others(at, page).await?;
+            held.extend(held_by(page.txid, &self.inputs_of(page).await?));
+        }
         // Who is not there while a decision is applied again to a store that forgets was there when it was made, and comes
-        // again: but for the one that was missing by verdict.
-        let missing = match page.state() {
-            TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent })) => Some(parent),
-            _ => None,
-        };
+        // again: but for those that were missing by verdict.
+        let missing: BTreeSet<Txid> = pages
+            .iter()
+            .filter_map(|page| match page.state() {
+                TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent })) => Some(parent),
+                _ => None,
+            })
+            .collect();
         let forgotten = applied_again && self.parts.nodes.may_forget();
-        self.settle_slots(at, inputs, |parent| !forgotten || missing == Some(parent)).await?;
-        self.note_child(at, applied_again, page.txid, inputs.iter().map(|(outpoint, _)| outpoint.txid), true).await
+        // Those of one record go together, or they would be in each other's way.
+        held.sort_unstable_by_key(|(outpoint, _)| *outpoint);
+        for held in held.chunks(SETTLED_AT_ONCE) {
+            self.settle_slots(at, held, |parent| !forgotten || missing.contains(&parent)).await?;
+            let children = held.iter().map(|(outpoint, held)| (outpoint.txid, held.holder.txid));
+            self.note_children(at, applied_again, children, true).await?;
+        }
+        Ok(held)
     }
 
     /// The slots of a parent that is not there are settled on a stub: a spend that is still on its way must not land on them
@@ -322,9 +322,11 @@ impl Handler {
         let masters = absent.iter().copied().map(Key::master).map(stub).collect();
         self.apply(masters).await?;
         // A page beyond the first has a place of its own for its marks, as long as it is not known which pages there are.
-        let masters = self.whole_of(&absent).await?;
-        let stubs = masters.iter().filter(|master| master.utxos.is_none()).map(|master| master.txid);
-        let stubs: BTreeSet<Txid> = stubs.collect();
+        let mut stubs = BTreeSet::new();
+        for absent in absent.chunks(BODIES_AT_ONCE) {
+            let masters = self.whole_of(absent).await?;
+            stubs.extend(masters.iter().filter(|master| master.utxos.is_none()).map(|master| master.txid));
+        }
         let beyond: BTreeSet<Key> = again
             .iter()
             .filter(|row| matches!(row.key, Key::Page(parent, 1..) if stubs.contains(&parent)))
@@ -351,14 +353,15 @@ impl Handler {
                 _ => {}
             }
         }
-        let unknown = distinct(unknown);
-        let masters = if unknown.is_empty() { Vec::new() } else { self.masters(&unknown).await? };
         // On a stub the marks of its other pages have yet to find their places.
         let no_slots = |master: &Option<Arc<Page>>| {
             master.as_ref().is_none_or(|page| page.utxos.is_none() && page.pruned.is_none())
         };
-        absent
-            .extend(unknown.into_iter().zip(masters).filter(|(_, master)| no_slots(master)).map(|(parent, _)| parent));
+        for unknown in distinct(unknown).chunks(BODIES_AT_ONCE) {
+            let masters = self.masters(unknown).await?;
+            absent
+                .extend(unknown.iter().zip(masters).filter(|(_, master)| no_slots(master)).map(|(parent, _)| *parent));
+        }
         Ok(distinct(absent))
     }
 
@@ -368,39 +371,39 @@ impl Handler {
         if let Some(page) = self.master(txid).await?
             && matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)))
         {
-            self.settle_one(at, applied_again, &page).await?;
+            self.settle_all(at, applied_again, &[page]).await?;
         }
         Ok(())
     }
 
-    /// Names a conflicting child to its parents, or takes the name away. A parent that a node forgot, `applied_again`, is waited
-    /// for: it comes without the names of its children, and the child would have no second chance.
-    async fn note_child(
+    /// Names conflicting children to their parents, or takes the names away; pairs of a parent and a child. A parent that a node forgot,
+    /// `applied_again`, is waited for: it comes without the names of its children, and they would have no second chance.
+    async fn note_children(
         &self,
         at: At,
         applied_again: bool,
-        child: Txid,
-        parents: impl Iterator<Item = Txid>,
+        children: impl Iterator<Item = (Txid, Txid)>,
         conflicting: bool,
     ) -> Result<(), Stop> {
-        let mut parents = distinct(parents);
-        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: the parents of {child}", at.offset));
+        let mut open: BTreeSet<(Txid, Txid)> = children.collect();
+        let mut waiting =
+            Waiting::new(&self.parts, format!("chain offset {}: parents that are told of their children", at.offset));
         loop {
-            let rows = parents.iter().map(|parent| {
+            let rows = open.iter().map(|(parent, child)| {
                 let operation = if conflicting {
-                    Sequenced::AddConflictingChild(child)
+                    Sequenced::AddConflictingChild(*child)
                 } else {
-                    Sequenced::RemoveConflictingChild(child)
+                    Sequenced::RemoveConflictingChild(*child)
                 };
                 at.row(Phase::Apply, Key::master(*parent), operation)
             });
             let outcomes = self.apply(rows.collect()).await?;
             let mut absent = outcomes.iter().map(|outcome| *outcome == Outcome::Rejected(Rejection::NotFound));
-            parents.retain(|_| absent.next() == Some(true));
-            if parents.is_empty() || !applied_again || self.returning.is_spent() {
+            open.retain(|_| absent.next() == Some(true));
+            if open.is_empty() || !applied_again || self.returning.is_spent() {
                 return Ok(());
             }
-            waiting.look_again(&names(&parents)).await;
+            waiting.look_again(&names(open.iter().map(|(parent, _)| *parent))).await;
         }
     }
 

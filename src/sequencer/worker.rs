@@ -150,8 +150,12 @@ impl Worker {
 
     /// Tells how far the chain is, and the feed.
     fn tell(&mut self, passed: &mut watch::Receiver<Passed>) {
-        let Passed { block_mined, reorgs } = *passed.borrow_and_update();
+        let Passed { block_mined, reorgs, sequence } = *passed.borrow_and_update();
         let state = &mut self.handler.state;
+        if state.sequence >= sequence {
+            // Behind the last that was handled there are repeats and dead letters.
+            self.handled = (self.handled.0.max(block_mined), self.handled.1.max(reorgs));
+        }
         state.note_sources((block_mined, reorgs), self.handled);
         let committed = Committed { offset: self.position, metadata: state.to_metadata() };
         // Without a receiver the sequencer has ended, and nobody needs to know.

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Blocks behind what makes something due.
-const RETENTION: u32 = 2;
+pub const RETENTION: u32 = 2;
 
 async fn state(world: &World, made: &Made) -> Option<TxState> {
     world.page(made).await.map(|page| page.state())
@@ -49,6 +49,11 @@ async fn until(what: &str, mut there: impl AsyncFnMut() -> bool) {
 /// A world with a seed, its child and its grandchild, mined in the first two blocks; and two more, after which the child may go.
 async fn three(settings: WorldSettings) -> (World, [Made; 3]) {
     let world = World::with_settings(settings).await;
+    let made = three_in(&world).await;
+    (world, made)
+}
+
+async fn three_in(world: &World) -> [Made; 3] {
     let seed = world.seed(1, 2).await;
     let child = spend(&[seed.coin(0)], 1, 1);
     let grandchild = spend(&[child.coin(0)], 2, 2);
@@ -58,12 +63,17 @@ async fn three(settings: WorldSettings) -> (World, [Made; 3]) {
     world.mine(2, &[&grandchild]).await;
     world.mine(3, &[]).await;
     world.mine(4, &[]).await;
-    (world, [seed, child, grandchild])
+    [seed, child, grandchild]
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_spent_by_what_is_mined_goes_and_its_events_are_recognised() {
-    let (world, [seed, child, grandchild]) = three(WorldSettings::pruned(RETENTION)).await;
+    pruned_and_repeated(World::with_settings(WorldSettings::pruned(RETENTION)).await).await;
+}
+
+/// Over a world of this file's retention.
+pub async fn pruned_and_repeated(world: World) {
+    let [seed, child, grandchild] = three_in(&world).await;
     let running = world.start();
     until("the pruning", async || is_pruned(&world, &child).await).await;
     assert_eq!(state(&world, &seed).await, Some(TxState::Live), "an output of it is unspent");

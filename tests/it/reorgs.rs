@@ -6,15 +6,14 @@ use bytes::Bytes;
 use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
 use utxo_store::{
     blob::{BlobOptions, objects::Objects},
-    broker::{Broker, TopicPartition},
     record::{Key, Reason, Record, TxState, Verdict},
-    sequencer::{chain_group, state::ChainState},
+    sequencer::state::ChainState,
 };
 
 use crate::{
     made_blocks::MadeBlock,
     sequencing::{longer_than_a_block_waits, reasons},
-    world::{GROUP, Made, World, WorldSettings, coinbase, spend, wide_coinbase},
+    world::{Made, World, WorldSettings, coinbase, spend, wide_coinbase},
 };
 
 async fn state(world: &World, made: &Made) -> Option<TxState> {
@@ -30,15 +29,8 @@ async fn is_on_longest_chain(world: &World, block: &MadeBlock) -> bool {
     }
 }
 
-async fn committed_state(world: &World) -> ChainState {
-    let chain = TopicPartition { topic: "chain".into(), partition: 0 };
-    let committed = world.broker.committed(&chain_group(GROUP), &[chain]).await.unwrap().remove(0).unwrap();
-    ChainState::from_metadata(&committed.metadata).unwrap()
-}
-
 /// Two blocks on each other, of which the second lists one transaction, and the events of both.
-async fn world_of_two_blocks() -> (World, Made, [MadeBlock; 2]) {
-    let world = World::new().await;
+async fn two_blocks(world: &World) -> (Made, [MadeBlock; 2]) {
     let seed = world.seed(1, 2).await;
     let listed = spend(&[seed.coin(0)], 1, 1);
     world.validate(&listed).await;
@@ -47,7 +39,7 @@ async fn world_of_two_blocks() -> (World, Made, [MadeBlock; 2]) {
     world.bring(1, &first).await;
     world.bring(2, &second).await;
     world.run_until_consumed().await;
-    (world, listed, [first, second])
+    (listed, [first, second])
 }
 
 /// What a reorg is refused for is in readiness, and nothing of it is done.
@@ -86,7 +78,8 @@ async fn a_reorg_that_does_not_fit_halts_the_chain_before_anything_of_it_is_done
         }),
     ];
     for (why, spoil) in cases {
-        let (world, listed, [first, second]) = world_of_two_blocks().await;
+        let world = World::new().await;
+        let (listed, [first, second]) = two_blocks(&world).await;
         // What somebody claims of a coinbase that no block has brought.
         let Made { txid, .. } = coinbase(66);
         world.produce_partial(&Made { txid, extended: Bytes::new(), outputs: vec![(1, vec![0x51])] }).await;
@@ -101,19 +94,23 @@ async fn a_reorg_that_does_not_fit_halts_the_chain_before_anything_of_it_is_done
         running.stop().await;
         assert_eq!(world.store.survey(|_| {}).await.unwrap(), before, "{why}");
         assert_eq!(state(&world, &listed).await, Some(TxState::Live), "{why}");
-        assert_eq!(committed_state(&world).await.sequence, 2, "{why}");
+        assert_eq!(world.chain_state().await.sequence, 2, "{why}");
     }
 }
 
 /// Tip and sequence are those of the last block that came, or of what is below the last that left.
 #[tokio::test(start_paused = true)]
 async fn tip_and_sequence_follow_a_reorg() {
-    let (world, listed, [first, second]) = world_of_two_blocks().await;
+    there_and_back(World::new().await).await;
+}
+
+pub async fn there_and_back(world: World) {
+    let (listed, [first, second]) = two_blocks(&world).await;
     let third = first.followed_by(3, &coinbase(3), &[&listed]);
     let fourth = third.followed_by(4, &coinbase(4), &[]);
     world.reorganise(3, std::slice::from_ref(&second), &[third.clone(), fourth.clone()]).await;
     world.run_until_consumed().await;
-    let ChainState { sequence, tip, reorgs_next, times, .. } = committed_state(&world).await;
+    let ChainState { sequence, tip, reorgs_next, times, .. } = world.chain_state().await;
     assert_eq!(times, [&first, &third, &fourth].map(|block| block.as_event().time));
     let tip = tip.unwrap();
     assert_eq!((sequence, reorgs_next, tip.hash, tip.height, tip.block_id), (3, 1, fourth.hash, 103, Some(4)));
@@ -123,13 +120,13 @@ async fn tip_and_sequence_follow_a_reorg() {
 
     world.reorganise(4, &[third, fourth], &[]).await;
     world.run_until_consumed().await;
-    let ChainState { sequence, tip, .. } = committed_state(&world).await;
+    let ChainState { sequence, tip, .. } = world.chain_state().await;
     let tip = tip.unwrap();
     assert_eq!((sequence, tip.hash, tip.height, tip.block_id), (4, first.hash, 101, None));
     assert_eq!(world.page(&listed).await.unwrap().master.as_ref().unwrap().unmined_since, Some(102));
     world.bring(5, &second).await;
     world.run_until_consumed().await;
-    assert_eq!(committed_state(&world).await.tip.unwrap().hash, second.hash);
+    assert_eq!(world.chain_state().await.tip.unwrap().hash, second.hash);
     world.check("there and back").await;
 }
 
@@ -137,7 +134,10 @@ async fn tip_and_sequence_follow_a_reorg() {
 /// other win.
 #[tokio::test(start_paused = true)]
 async fn a_side_chain_decides_nothing_and_waits_for_nobody_until_it_is_connected() {
-    let world = World::new().await;
+    a_side_chain(World::new().await).await;
+}
+
+pub async fn a_side_chain(world: World) {
     let seed = world.seed(1, 1).await;
     let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
     let late = spend(&[loser.coin(0)], 1, 3);
@@ -157,7 +157,7 @@ async fn a_side_chain_decides_nothing_and_waits_for_nobody_until_it_is_connected
         assert_eq!(state(&world, made).await == Some(TxState::Live), live, "{}", made.txid);
     }
     let triples = world.page(&loser).await.unwrap().master.as_ref().unwrap().mined.len();
-    assert_eq!((triples, committed_state(&world).await.tip.unwrap().hash), (1, first.hash));
+    assert_eq!((triples, world.chain_state().await.tip.unwrap().hash), (1, first.hash));
     world.check("a side chain").await;
 
     world.reorganise(3, std::slice::from_ref(&first), std::slice::from_ref(&aside)).await;
@@ -175,7 +175,8 @@ async fn a_side_chain_decides_nothing_and_waits_for_nobody_until_it_is_connected
 
 #[tokio::test(start_paused = true)]
 async fn a_block_of_the_longest_chain_that_is_said_to_be_aside_halts_the_chain() {
-    let (world, _, [_, second]) = world_of_two_blocks().await;
+    let world = World::new().await;
+    let (_, [_, second]) = two_blocks(&world).await;
     world.bring_aside(3, &second).await;
     let running = world.start();
     longer_than_a_block_waits().await;
@@ -229,33 +230,37 @@ async fn a_block_refers_to_an_object_leaves_and_returns() {
 #[tokio::test(start_paused = true)]
 async fn coinbases_of_several_pages_leave_and_return() {
     for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(30)] {
-        let world = World::with_settings(WorldSettings::paged(2)).await;
-        world.seed(1, 1).await;
-        let [ours, theirs] = [1, 2].map(|number| wide_coinbase(number, 7));
-        let [spender, heir] = [&ours, &theirs].map(|made| spend(&[made.coin(6), made.coin(0)], 3, 5));
-        let first = MadeBlock::new(1, 101, &ours, &[]);
-        let aside = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &theirs, &[]) };
-        let go_on = async || {
-            if let Some(ms) = kill_after_ms {
-                let running = world.start();
-                tokio::time::sleep(Duration::from_millis(ms)).await;
-                running.kill().await;
-            }
-            world.run_until_consumed().await;
-        };
-        world.bring(1, &first).await;
-        world.bring_aside(2, &aside).await;
-        world.validate_at(&spender, 300).await;
-        world.validate_at(&heir, 300).await;
-        go_on().await;
-        let swap = [(3, &first, &aside), (4, &aside, &first), (5, &first, &aside)];
-        for (sequence, leaves, comes) in swap {
-            world.reorganise(sequence, std::slice::from_ref(leaves), std::slice::from_ref(comes)).await;
-            go_on().await;
-            assert_eq!(state(&world, &leaves.coinbase).await, Some(LEFT), "{sequence}, {kill_after_ms:?}");
-            assert_eq!(state(&world, &comes.coinbase).await, Some(TxState::Live), "{sequence}, {kill_after_ms:?}");
-        }
-        assert_eq!(state(&world, &heir).await, Some(TxState::Live), "{kill_after_ms:?}");
-        world.check(&format!("coinbases of several pages, {kill_after_ms:?}")).await;
+        coinbases_swap(World::with_settings(WorldSettings::paged(2)).await, kill_after_ms).await;
     }
+}
+
+/// Over a world of pages of two.
+pub async fn coinbases_swap(world: World, kill_after_ms: Option<u64>) {
+    world.seed(1, 1).await;
+    let [ours, theirs] = [1, 2].map(|number| wide_coinbase(number, 7));
+    let [spender, heir] = [&ours, &theirs].map(|made| spend(&[made.coin(6), made.coin(0)], 3, 5));
+    let first = MadeBlock::new(1, 101, &ours, &[]);
+    let aside = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &theirs, &[]) };
+    let go_on = async || {
+        if let Some(ms) = kill_after_ms {
+            let running = world.start();
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            running.kill().await;
+        }
+        world.run_until_consumed().await;
+    };
+    world.bring(1, &first).await;
+    world.bring_aside(2, &aside).await;
+    world.validate_at(&spender, 300).await;
+    world.validate_at(&heir, 300).await;
+    go_on().await;
+    let swap = [(3, &first, &aside), (4, &aside, &first), (5, &first, &aside)];
+    for (sequence, leaves, comes) in swap {
+        world.reorganise(sequence, std::slice::from_ref(leaves), std::slice::from_ref(comes)).await;
+        go_on().await;
+        assert_eq!(state(&world, &leaves.coinbase).await, Some(LEFT), "{sequence}, {kill_after_ms:?}");
+        assert_eq!(state(&world, &comes.coinbase).await, Some(TxState::Live), "{sequence}, {kill_after_ms:?}");
+    }
+    assert_eq!(state(&world, &heir).await, Some(TxState::Live), "{kill_after_ms:?}");
+    world.check(&format!("coinbases of several pages, {kill_after_ms:?}")).await;
 }

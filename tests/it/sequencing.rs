@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use utxo_store::{
     broker::{Broker, Committed, Polled, memory::MemoryFaults},
     engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
+    event::Action,
     record::{
         BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Record, Sequenced, Spend, SpendSlot, Stamp, TxState,
     },
@@ -159,6 +160,78 @@ async fn a_block_that_does_not_stand_one_above_the_tip_halts_the_chain_before_an
         assert!(said.contains(&format!("says that it is at height {wrong}, but it follows the tip")), "{said}");
         assert!(world.page(&coinbase).await.is_none());
         running.stop().await;
+    }
+}
+
+/// A block on another one than the tip, a coinbase that is none, or that is stored with other content.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_does_not_fit_halts_the_chain_before_anything_of_it_is_stored() {
+    type Spoil = fn(MadeBlock) -> MadeBlock;
+    let cases: [(&str, bool, Spoil); 4] = [
+        ("follows 0909090909", true, |block| MadeBlock { previous: [9; 32], ..block }),
+        ("it is no coinbase", true, |block| MadeBlock {
+            coinbase: spend(&[World::partial(1, 1).coin(0)], 1, 5),
+            ..block
+        }),
+        ("is stored with other content", true, |block| MadeBlock { coinbase: coinbase(66), ..block }),
+        ("is stored with other content", false, |block| MadeBlock { coinbase: coinbase(66), ..block }),
+    ];
+    for (why, longest_chain, spoil) in cases {
+        let world = World::new().await;
+        let listed = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
+        world.validate(&listed).await;
+        // What somebody claims of a coinbase that no block has brought.
+        let Made { txid, .. } = coinbase(66);
+        world.produce_partial(&Made { txid, extended: Default::default(), outputs: vec![(1, vec![0x51])] }).await;
+        let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
+        world.bring(1, &first).await;
+        world.run_until_consumed().await;
+        let before = world.store.survey(|_| {}).await.unwrap();
+        let block = spoil(first.followed_by(2, &coinbase(2), &[&listed]));
+        world.produce("block-mined", b"", block.mined(2, longest_chain)).await;
+        let running = world.start();
+        longer_than_a_block_waits().await;
+        let said = reasons(&running);
+        assert!(said.starts_with("chain_running: ") && said.contains(why), "{why}: {said}");
+        running.stop().await;
+        assert_eq!(world.store.survey(|_| {}).await.unwrap(), before, "{why}");
+        assert_eq!(world.chain_state().await.sequence, 1, "{why}");
+    }
+}
+
+/// What a block lists cannot be live: it spends what is frozen, or what a transaction spends that is mined below.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_lists_what_cannot_win_halts_the_chain() {
+    for frozen in [true, false] {
+        let world = World::new().await;
+        let seed = world.seed(1, 1).await;
+        let (mined, listed) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+        if frozen {
+            world.command(1, Action::Freeze { outpoint: seed.coin(0).outpoint }).await;
+            world.run_until_consumed().await;
+            world.mine(1, &[]).await;
+        } else {
+            world.validate(&mined).await;
+            world.mine(1, &[&mined]).await;
+        }
+        world.run_until_consumed().await;
+        world.validate(&listed).await;
+        world.run_until_consumed().await;
+        world.mine(2, &[&listed]).await;
+        let running = world.start();
+        longer_than_a_block_waits().await;
+        let why = match frozen {
+            true => format!("lists {}, which cannot be live: Frozen {{ input: 0 }}", listed.txid),
+            false => format!("lists {}, whose rival {} is mined", listed.txid, mined.txid),
+        };
+        assert!(reasons(&running).contains(&why), "{why}: {}", reasons(&running));
+        let later = world.seed(2, 1).await;
+        longer_than_a_block_waits().await;
+        assert!(world.page(&later).await.is_some(), "the rest goes on");
+        running.stop().await;
+        assert!(world.page(&listed).await.unwrap().conflicting);
+        assert_eq!(world.page(&mined).await.is_some_and(|page| !page.conflicting), !frozen);
+        assert_eq!(world.chain_state().await.sequence, 1);
     }
 }
 

@@ -578,7 +578,7 @@ impl World {
     }
 
     /// The chain's state, as the group has committed it.
-    async fn chain_state(&self) -> ChainState {
+    pub async fn chain_state(&self) -> ChainState {
         let chain = [TopicPartition { topic: "chain".into(), partition: 0 }];
         let committed = self.broker.committed(&chain_group(GROUP), &chain).await.unwrap().pop().flatten();
         ChainState::from_metadata(committed.as_ref().map_or("", |committed| &committed.metadata)).unwrap()

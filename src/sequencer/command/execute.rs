@@ -1,5 +1,7 @@
 //! Does what a command was decided to do. Every part is idempotent, so it can be done again from its beginning.
 
+use std::slice;
+
 use crate::{
     event::Action,
     ingest::replay::Fate,
@@ -188,7 +190,7 @@ impl Handler {
         if !fell || self.ends_live(at, &txid) {
             return Ok(());
         }
-        self.settle_one(at, applied_again, &master).await?;
+        self.settle_all(at, applied_again, slice::from_ref(&master)).await?;
         let height = self.height();
         let keep = self.parts.settings.prune.and_then(|task| task.pass.keep_tombstones);
         let prune = |keep_until| Sequenced::Prune { height, keep_until };

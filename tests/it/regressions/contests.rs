@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Reason, Sequenced, TxState};
+use utxo_store::record::{Key, Reason, Sequenced, TxState};
 
 use super::{
     has_lost,
     held::{Held, is_create_of, is_sequenced, is_spend, is_spend_by, is_work_of},
     holder, reason, state,
 };
-use crate::world::{World, spend};
+use crate::world::{MAY_FORGET, Made, World, WorldSettings, spend};
 
 /// T takes A and loses B, U takes B and loses A.
 /// Protects: who is contested without a verdict is no winner; the first in the log takes the slots from it.
@@ -214,5 +214,55 @@ async fn a_child_that_comes_just_before_its_parent_is_flagged() {
         running.stop().await;
         assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: of }), "deep: {deep}");
         world.check("a child just before its parent is flagged").await;
+    }
+}
+
+/// A block lets a rival win over a transaction of many children, each of which had taken a coin of somebody else's from a rival of its own.
+/// Protects: what falls together gives back all that it held, and is named to all its parents, also where a node forgets those meanwhile.
+#[tokio::test(start_paused = true)]
+async fn many_fall_together_and_each_rival_gets_its_coin() {
+    for kill_after_ms in [None, Some(2), Some(5), Some(10), Some(20), Some(50)] {
+        let may_forget = if kill_after_ms.is_some() { MAY_FORGET } else { Duration::ZERO };
+        let settings = WorldSettings { cone_chunk: 64, page_size: 7, may_forget, ..WorldSettings::calm() };
+        let world = World::with_settings(settings).await;
+        let (root, other) = (world.seed(1, 1).await, world.seed(2, 20).await);
+        let (loser, winner) = (spend(&[root.coin(0)], 20, 1), spend(&[root.coin(0)], 1, 2));
+        let coin = |vout| [loser.coin(vout), other.coin(vout)];
+        let children: Vec<Made> = (0..20).map(|vout| spend(&coin(vout), 1, 3)).collect();
+        let rivals: Vec<Made> = (0..20).map(|vout| spend(&[other.coin(vout)], 1, 4)).collect();
+        world.validate(&loser).await;
+        for made in &children {
+            world.validate(made).await;
+        }
+        world.run_until_consumed().await;
+        world.validate(&winner).await;
+        for made in &rivals {
+            world.validate(made).await;
+        }
+        world.run_until_consumed().await;
+        for made in rivals.iter().chain([&winner]) {
+            assert!(has_lost(&world, made).await);
+        }
+        world.mine(1, &[&winner]).await;
+        if let Some(ms) = kill_after_ms {
+            let running = world.start();
+            while world.count("decisions").await < 24 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            running.kill().await;
+            world.nodes.forget(MAY_FORGET, |key| matches!(key, Key::Page(txid, _) if txid.0[0] % 2 == 0));
+        }
+        world.run_until_consumed().await;
+        for made in rivals.iter().chain([&winner]) {
+            assert_eq!(state(&world, made).await, TxState::Live, "{kill_after_ms:?}: {}", made.txid);
+        }
+        for made in children.iter().chain([&loser]) {
+            assert!(has_lost(&world, made).await, "{kill_after_ms:?}: {}", made.txid);
+        }
+        match kill_after_ms {
+            None => world.check("many fall together").await,
+            Some(_) => world.check_after_forgetting(&format!("many fall together, {kill_after_ms:?}")).await,
+        }
     }
 }

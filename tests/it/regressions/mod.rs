@@ -195,6 +195,15 @@ const HERE: &[(&str, &[Scenario])] = &[
         ],
     ),
     (
+        "many that fall together, and a node that forgets their parents (review)",
+        &[Scenario("contests", "many_fall_together_and_each_rival_gets_its_coin")],
+    ),
+    ("a reorg while parents are parked", &[Scenario("reorgs", "a_reorg_while_parents_are_parked")]),
+    (
+        "a reorg that dies before each of its writes",
+        &[Scenario("reorgs", "a_reorg_that_dies_before_each_of_its_writes")],
+    ),
+    (
         "D spends coinbase c; c leaves; c returns, with D before, between and after",
         &[Scenario("reorgs", "a_coinbase_leaves_and_returns_with_its_spender_before_between_and_after")],
     ),

@@ -13,7 +13,10 @@ use super::{
     held::{Held, is_sequenced, is_spend},
     holder, reason, state,
 };
-use crate::world::{World, spend};
+use crate::{
+    made_blocks::MadeBlock,
+    world::{World, coinbase, spend},
+};
 
 /// Seed 12: the child's event is older than that of its parent, and the grandparent never comes. The child waited for the
 /// parent, and the parent could not be proven to have no parent while something older was unfinished: the child.
@@ -172,4 +175,34 @@ async fn a_block_that_is_fed_behind_what_is_younger_is_not_handled() {
     world.until_consumed().await;
     running.stop().await;
     world.check("a block behind what is younger").await;
+}
+
+/// Behind the last block of a topic lie a repeat, another block under its sequence, and what is no event.
+/// Protects: they are handled when that block is, or every look at the chain would read them again; and not before.
+#[tokio::test(start_paused = true)]
+async fn what_is_behind_the_last_block_is_handled_with_it() {
+    let world = World::new().await;
+    let listed = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
+    world.mine(1, &[&listed]).await;
+    world.mine(1, &[&listed]).await;
+    world.bring(1, &MadeBlock::new(9, 101, &coinbase(9), &[])).await;
+    world.produce("block-mined", b"", vec![9]).await;
+    world.produce("reorgs", b"", vec![9]).await;
+    for handled in [false, true] {
+        if handled {
+            world.validate(&listed).await;
+        }
+        let running = world.start();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        running.stop().await;
+        let state = world.chain_state().await;
+        let expected = if handled { (4, 1) } else { (0, 0) };
+        assert_eq!(
+            (state.handled(), state.block_mined_next, state.reorgs_next),
+            (expected, 4, 1),
+            "handled: {handled}"
+        );
+    }
+    assert_eq!(world.count("dead-letters").await, 3);
+    world.check_without_model("behind the last block").await;
 }

@@ -1,13 +1,21 @@
 //! Blocks that leave the longest chain and come back, and what is late when they do.
 
-use std::{slice::from_ref, time::Duration};
+use std::{
+    slice::from_ref,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use utxo_store::{
     event::Action,
-    record::{Key, Operation, Outcome, Rejection, Sequenced, TxState},
+    record::{Key, Operation, Outcome, Reason, Rejection, Sequenced, TxState},
 };
 
-use super::{has_lost, held::Held, holder, state};
+use super::{
+    has_lost,
+    held::{Held, is_create_of},
+    holder, reason, state,
+};
 use crate::{
     made_blocks::MadeBlock,
     world::{Made, World, coinbase, spend},
@@ -151,4 +159,92 @@ async fn a_coinbase_whose_block_left_is_not_reconsidered() {
     assert_eq!(state(&world, &first.coinbase).await, TxState::Live);
     assert!(has_lost(&world, &other.coinbase).await);
     world.check("a coinbase that is asked for").await;
+}
+
+/// A transaction is slow to be stored, and its children wait for it while the block leaves whose coinbase one of them descends from, and
+/// while the block comes that lists the other.
+/// Protects: a reorg waits for what it lists alone; who is parked meets the chain as it is when its parent comes.
+#[tokio::test(start_paused = true)]
+async fn a_reorg_while_parents_are_parked() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let slow = spend(&[seed.coin(0)], 2, 1);
+    let heir = spend(&[coinbase(1).coin(0)], 1, 2);
+    let (child, of_both) = (spend(&[slow.coin(0)], 1, 3), spend(&[slow.coin(1), heir.coin(0)], 1, 4));
+    let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
+    let other = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[]) };
+    let last = other.followed_by(3, &coinbase(3), &[&slow, &child]);
+    world.bring(1, &first).await;
+    world.validate_at(&heir, 300).await;
+    world.run_until_consumed().await;
+    let txid = slow.txid;
+    let held = Held::the_first(&world, move |row| is_create_of(row, txid));
+    let running = held.before(&world).start();
+    for made in [&slow, &child, &of_both] {
+        world.validate_at(made, 300).await;
+    }
+    held.until_kept(1).await;
+    world.reorganise(2, from_ref(&first), &[other, last]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(has_lost(&world, &heir).await, "the coinbase that it spends has left");
+    assert_eq!((world.page(&child).await, world.page(&of_both).await), (None, None), "they wait");
+    assert_eq!(world.chain_state().await.sequence, 1, "and so does the reorg, for what it lists");
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!((state(&world, &slow).await, state(&world, &child).await), (TxState::Live, TxState::Live));
+    assert_eq!(reason(&world, &of_both).await, Some(Reason::ConflictingParent { parent: heir.txid }));
+    world.check("a reorg while parents are parked").await;
+}
+
+/// A coinbase that leaves with its child and grandchild, one that comes back, a listed transaction that returns to unmined, and a loser that
+/// the new block lets win.
+/// Protects: whoever dies before whichever write of a reorg, it ends as if nobody had.
+#[tokio::test(start_paused = true)]
+async fn a_reorg_that_dies_before_each_of_its_writes() {
+    let mut writes = 0;
+    loop {
+        let world = World::new().await;
+        let seed = world.seed(1, 3).await;
+        let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+        let (listed, heir) = (spend(&[seed.coin(1)], 1, 3), spend(&[coinbase(1).coin(0)], 1, 4));
+        let (second, of_winner) = (spend(&[heir.coin(0)], 1, 5), spend(&[winner.coin(0)], 1, 6));
+        let first = MadeBlock::new(1, 101, &coinbase(1), &[&winner, &listed]);
+        let other = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[&loser]) };
+        world.validate(&winner).await;
+        world.run_until_consumed().await;
+        for made in [&loser, &listed, &of_winner] {
+            world.validate(made).await;
+        }
+        world.bring(1, &first).await;
+        world.bring_aside(2, &other).await;
+        for made in [&heir, &second] {
+            world.validate_at(made, 300).await;
+        }
+        world.run_until_consumed().await;
+        world.reorganise(3, from_ref(&first), from_ref(&other)).await;
+
+        let done = AtomicUsize::new(0);
+        let held = Held::until_let_go(&world, move |row| {
+            matches!(row.operation, Operation::Sequenced(..)) && done.fetch_add(1, Ordering::SeqCst) >= writes
+        });
+        let running = held.before(&world).start();
+        while held.kept() == 0 && !world.consumed().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let all_done = held.kept() == 0;
+        running.kill().await;
+        world.run_until_consumed().await;
+        for (made, live) in [(&winner, false), (&loser, true), (&listed, true), (&heir, false), (&second, false)] {
+            assert_eq!(has_lost(&world, made).await, !live, "{} before write {writes}", made.txid);
+        }
+        assert!(has_lost(&world, &of_winner).await, "before write {writes}");
+        assert_eq!(unmined_since(&world, &listed).await, Some(101), "before write {writes}");
+        world.check(&format!("a reorg that dies before write {writes}")).await;
+        if all_done {
+            break;
+        }
+        writes += 1;
+    }
+    assert!(writes > 15, "there are only {writes} writes");
 }

@@ -114,7 +114,7 @@ impl<'a> Simulation<'a> {
             faults: swarm::log_faults(&plan.faults, dice.next_u64()),
             session_timeout: Duration::from_millis(plan.session_ms),
             batch_size: plan.batch,
-            cone_chunk: plan.batch.min(4),
+            cone_chunk: if plan.batch > 8 { plan.batch } else { plan.batch.min(4) },
             decision_bytes: None,
             may_forget: swarm::may_forget(&plan.faults),
             page_size: plan.page_size,
