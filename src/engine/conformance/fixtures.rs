@@ -8,8 +8,8 @@ use bytes::Bytes;
 use crate::{
     engine::Row,
     record::{
-        Blob, BlockRecord, Body, Consumed, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn, Operation, Page,
-        Phase, Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
+        Blob, BlockRecord, Body, ClaimedBody, Consumed, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn,
+        Operation, Page, Phase, Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash, amount_size},
 };
@@ -138,6 +138,12 @@ pub(crate) fn create(page: Page) -> Row {
 pub(crate) fn claim(n: u32) -> SpendSlot {
     let StoredOutput { satoshis, script } = output(n);
     SpendSlot { offset: n, input: n, utxo_hash: hash(n), satoshis, script }
+}
+
+/// What another event says of a transaction with this many outputs.
+pub(crate) fn claimed(outputs: u32) -> ClaimedBody {
+    let body = transaction(outputs);
+    ClaimedBody { fee: 77, extended_size: body.len() as u64, body: Body::Transaction(body) }
 }
 
 /// Takes slots for `spender`, at height 200.

@@ -96,7 +96,7 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
     let offset = seeded.below(5) as u32;
     let holder = rival(seeded.below(3));
     let height = 140 + seeded.below(4) as u32;
-    match seeded.below(26) {
+    match seeded.below(27) {
         0 => Sequenced::MarkContested,
         1 | 2 => Sequenced::Settle(vec![held(offset, holder)]),
         3 | 4 => {
@@ -134,6 +134,7 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
         21 => Sequenced::PostponePruning { until: height + seeded.below(400) as u32 },
         22 => Sequenced::ForgetTombstone { height: 400 },
         23 => Sequenced::Revive,
+        24 => Sequenced::ReplaceBody(claimed(4)),
         _ => Sequenced::Prune { height, keep_until: seeded.chance(0.5).then_some(height + 144) },
     }
 }

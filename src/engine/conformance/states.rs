@@ -89,7 +89,7 @@ pub(super) fn check_ways() {
 /// Every operation, most of them in several forms.
 fn operations(txid: Txid) -> Vec<Operation> {
     let mut operations = fast_path(txid);
-    operations.extend(sequenced().into_iter().map(|operation| at(20, operation)));
+    operations.extend(sequenced(txid).into_iter().map(|operation| at(20, operation)));
     // A zombie's.
     operations.extend([Sequenced::Accept, Sequenced::SetLocked(true)].map(|operation| at(1, operation)));
     operations
@@ -132,7 +132,8 @@ fn fast_path(txid: Txid) -> Vec<Operation> {
     ]
 }
 
-fn sequenced() -> Vec<Sequenced> {
+fn sequenced(txid: Txid) -> Vec<Sequenced> {
+    let coinbase = Page { is_coinbase: true, spending_height: Some(310), ..whole(txid, 4) };
     let respend = |from, checks| {
         let slots = vec![RespendSlot { slot: claim(0), from }];
         Sequenced::Respend(Respend { to: rival(2), slots, checks })
@@ -179,6 +180,10 @@ fn sequenced() -> Vec<Sequenced> {
         Sequenced::PostponePruning { until: 800 },
         Sequenced::ForgetTombstone { height: 400 },
         Sequenced::Revive,
+        Sequenced::CreateCoinbase(coinbase.into()),
+        Sequenced::CreateCoinbase(creating(txid, 4, 5).into()),
+        Sequenced::ReplaceBody(claimed(4)),
+        Sequenced::ReplaceBody(ClaimedBody { body: Body::External(Blob::Other([7; 32])), ..claimed(4) }),
     ]
 }
 
