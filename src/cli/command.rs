@@ -334,6 +334,48 @@ mod tests {
         assert!(commands("--id 00 freeze TX:0").unwrap_err().contains("32 hexadecimal digits"));
     }
 
+    /// Every command, as it is written and as it is published.
+    #[test]
+    fn each_line_is_the_action_that_it_names() {
+        let hash = "ab".repeat(32);
+        let (txid, spender): (Txid, Txid) = (TXID.parse().unwrap(), "cd".repeat(32).parse().unwrap());
+        let outpoint = Outpoint { txid, vout: 7 };
+        let reassign =
+            format!("reassign TX:7 --utxo-hash {hash} --script 5152 --satoshis 9 --height 3 --spendable-after 4");
+        let actions = [
+            ("lock TX", Action::Lock { txid }),
+            ("unlock TX", Action::Unlock { txid }),
+            ("freeze TX:7", Action::Freeze { outpoint }),
+            ("unfreeze TX:7", Action::Unfreeze { outpoint }),
+            ("freeze-until TX:7 --height 5", Action::FreezeUntil { outpoint, height: 5 }),
+            (
+                reassign.as_str(),
+                Action::Reassign {
+                    outpoint,
+                    utxo_hash: hash.parse().unwrap(),
+                    new_script: &[0x51, 0x52],
+                    satoshis: 9,
+                    height: 3,
+                    spendable_after: 4,
+                },
+            ),
+            (
+                "unspend TX:7 --input 2 --spender cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
+                Action::Unspend { outpoint, spender, input: 2 },
+            ),
+            ("set-conflicting TX", Action::SetConflicting { txid }),
+            ("reconsider TX", Action::Reconsider { txid }),
+            ("preserve TX --until 6", Action::Preserve { txid, until: 6 }),
+            ("delete TX", Action::Delete { txid }),
+        ];
+        let id = [0x11; 16];
+        for (line, action) in actions {
+            let asked = commands(&format!("--id {} {line}", "11".repeat(16))).unwrap();
+            assert_eq!(asked, [Asked::new(id, action)], "{line}");
+        }
+        assert_eq!(commands("list").unwrap(), []);
+    }
+
     #[test]
     fn a_set_is_read_line_by_line() {
         let file = tempfile::NamedTempFile::new().unwrap();

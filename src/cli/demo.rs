@@ -86,6 +86,9 @@ pub struct DemoArgs {
     /// Tell a story instead, with the state before and after each chapter: double-spend, reorg, coinbase-reorg, freeze
     #[arg(long, value_name = "NAME", conflicts_with_all = ["events", "blocks", "contended", "kills", "reorgs"])]
     scenario: Option<Scenario>,
+    /// With `--scenario`: show all that is known of each transaction that a chapter has changed, as `inspect tx --history` does
+    #[arg(long, requires = "scenario")]
+    inspect: bool,
     /// Chooses the moments of the kills, the double spends and the reorgs
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -164,7 +167,7 @@ impl DemoArgs {
             externalize_all: self.externalize_all,
         })?;
         check_empty(&config).await?;
-        let told = tell::tell(story, &config, &log, &directory).await;
+        let told = tell::tell(story, &config, &log, &directory, self.inspect).await;
         if told.is_err() {
             directory.keep();
         }

@@ -5,10 +5,10 @@ mod blob;
 mod block;
 mod conflicts;
 mod decisions;
-mod history;
+pub(super) mod history;
 mod lock_records;
 pub(super) mod offsets;
-mod transaction;
+pub(super) mod transaction;
 mod unmined;
 
 use std::io::{self, Write};

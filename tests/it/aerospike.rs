@@ -1,6 +1,6 @@
 //! The engine on a real Aerospike: conformance, what is native, what it refuses to start on, a server that dies.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use utxo_store::{
     blob::BlobStore,
@@ -19,8 +19,10 @@ use utxo_store::{
 
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
-    demo, pipeline, rebuild,
-    world::{self, Made, World},
+    commands, demo, pipeline,
+    pruning::{self, RETENTION},
+    rebuild, reorgs,
+    world::{self, Made, World, WorldSettings},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -394,6 +396,28 @@ async fn the_pipeline_on_aerospike() {
     );
 }
 
+/// What miners and operators decide: reorgs, side chains, coinbases of several records, commands, forgetting. Each ends with the model,
+/// the checks of `verify`, and a rebuild of the same digest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_chain_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let plain = || world_on(&server);
+    let paged = || world_with(&server, WorldSettings::paged(2));
+    let pruned = || world_with(&server, WorldSettings::pruned(RETENTION));
+    // Each is large: on the heap.
+    let histories: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![
+        Box::pin(async { reorgs::there_and_back(plain().await).await }),
+        Box::pin(async { reorgs::a_side_chain(plain().await).await }),
+        Box::pin(async { reorgs::coinbases_swap(paged().await, None).await }),
+        Box::pin(async { reorgs::coinbases_swap(paged().await, Some(30)).await }),
+        Box::pin(async { commands::frozen_and_given_away(paged().await, Some(20)).await }),
+        Box::pin(async { commands::barred(paged().await, None).await }),
+        Box::pin(async { commands::made_conflicting_and_deleted(paged().await, Some(40)).await }),
+        Box::pin(async { pruning::pruned_and_repeated(pruned().await).await }),
+    ];
+    futures_util::future::join_all(histories).await;
+}
+
 /// A transaction above `max-record-size`, and the remedy that needs no other server.
 /// Protects: it halts its partition by its id, not the instance at every start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -447,8 +471,12 @@ async fn a_rebuild_into_aerospike() {
 
 /// Offsets wait no longer than they must.
 async fn world_on(server: &AerospikeServer) -> World {
-    let engine = open(&server.settings()).await;
-    let mut world = World::new().await;
+    world_with(server, WorldSettings::calm()).await
+}
+
+async fn world_with(server: &AerospikeServer, settings: WorldSettings) -> World {
+    let mut world = World::with_settings(settings).await;
+    let engine = AerospikeEngine::open(&server.settings(), world.store.settings.rules).await.unwrap();
     world.settings.durability_lag = Some(engine.may_forget() + Duration::from_millis(100));
     world.over(Arc::new(engine))
 }
@@ -466,4 +494,15 @@ fn a_demo_on_aerospike() {
     let apart = ["--externalize-all", "--utxo-batch-size", "1", "--contended", "--seed", "5", "--store"];
     let report = demo::shown(&[&args[..], &apart[..], &[&server.url()]].concat());
     assert_eq!(report["rivalry"]["rivals_won"], 0);
+}
+
+/// The stories, and the first real blocks with reorgs: what stands in the end is what stands without.
+#[test]
+fn reorgs_and_stories_on_aerospike() {
+    let Some(server) = AerospikeServer::start() else { return };
+    for scenario in demo::SCENARIOS {
+        let told = demo::told(&["--scenario", scenario, "--store", &server.url()]);
+        assert_eq!(told, demo::told(&["--scenario", scenario]), "{scenario}");
+    }
+    demo::end_as_without_reorgs(&["--store", &server.url()]);
 }

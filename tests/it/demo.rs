@@ -62,9 +62,36 @@ fn the_first_blocks_with_a_kill() {
     assert_counts(&report, &FIRST_BLOCKS);
     assert_counts(&report, &[("kills", 1), ("kills_midway", 1), ("contests", 0), ("unmined", 0), ("conflicting", 0)]);
     assert_eq!(report["seeded"]["transactions"], 0);
+    assert_eq!(report["digest_without_conflicting"], STANDING);
     for name in ["replayed_events", "parked_max", "seconds", "transactions_per_second"] {
         assert!(report[name].is_number(), "{name}: {report}");
     }
+}
+
+/// What stands after the first blocks, whatever has come and gone meanwhile.
+const STANDING: &str = "65d6c93c57a61c254bd634b4319476eb82d598ccee85370ead0660edef55df95";
+
+/// The first blocks with reorgs of one to twenty blocks at random heights: what stands in the end is what stands without.
+pub fn end_as_without_reorgs(store: &[&str]) {
+    let reorganised = shown(&[&["--reorgs", "20", "--seed", "5"], store].concat());
+    assert!(reorganised["conflicting"].as_u64().unwrap() >= 20, "coinbases that have left: {reorganised}");
+    assert_eq!(reorganised["digest_without_conflicting"], STANDING);
+}
+
+#[test]
+fn the_first_blocks_with_reorgs_end_as_without() {
+    end_as_without_reorgs(&[]);
+}
+
+pub const SCENARIOS: [&str; 4] = ["double-spend", "reorg", "coinbase-reorg", "freeze"];
+
+/// A story as it is told, but for the time that it took.
+pub fn told(args: &[&str]) -> String {
+    let output = demo(args);
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(0), "{err}{out}");
+    assert!(out.contains("A rebuild from the log has the same digest"), "{out}");
+    out.trim_end().rsplit_once(". ").unwrap().0.to_owned()
 }
 
 /// Each ends with a rebuild of the same digest; what is shown last is how everybody stands.
@@ -85,15 +112,23 @@ fn stories_are_told_with_the_state_after_each_chapter() {
             &["too-early    conflicting (what input 0 names is not spendable yet)", "output 0 is spent by new-owner"],
         ),
     ];
+    assert_eq!(endings.map(|(scenario, _)| scenario), SCENARIOS);
     for (scenario, ending) in endings {
-        let output = demo(&["--scenario", scenario]);
-        let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-        assert_eq!(output.status.code(), Some(0), "{err}{out}");
+        let out = told(&["--scenario", scenario]);
         let last = out.rsplit("\n\n").nth(1).unwrap_or_default();
         assert!(ending.iter().all(|line| last.contains(line)), "{scenario}: {last}");
-        assert!(out.contains("A rebuild from the log has the same digest"), "{out}");
     }
     assert_refused(&["--scenario", "tragedy"], 2, &["tragedy", "double-spend"]);
+    assert_refused(&["--inspect"], 2, &["--scenario"]);
+}
+
+/// Whoever changes is shown as `inspect tx --history` would.
+#[test]
+fn a_story_is_told_with_all_that_is_known_of_who_changes() {
+    let out = told(&["--scenario", "freeze", "--inspect"]);
+    assert!(out.contains("conflicting at height 0: what input 0 names is frozen"), "{out}");
+    assert!(out.contains("command {\"reassign\"") && out.contains("given to a new owner at height 800000"), "{out}");
+    assert!(out.lines().filter(|line| line.starts_with("transaction ")).count() >= 6, "{out}");
 }
 
 /// So many that a process may die before it has joined its group, or just after.

@@ -18,6 +18,7 @@ use utxo_store::{
         kafka::{KafkaBroker, KafkaSettings},
     },
     event::{DecidedInput, DecisionBody},
+    generate::Scenario,
     sequencer::decisions::DecisionLog,
     tx::{Outpoint, Txid},
 };
@@ -182,6 +183,68 @@ fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
     assert_eq!(json(prune("4312", &[]))["spent"], 0);
+}
+
+/// An operator's day: a story comes in, a coin of it is frozen and given away, and everything that was asked for is listed and shown.
+#[test]
+fn commands_are_answered_on_the_command_line_and_listed() {
+    let Some(server) = KafkaServer::start() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    let story = Scenario::DoubleSpend.story();
+    let produced = json(bench.command(&["generate", "--scenario", "double-spend", "--partitions", "2", "--json"], &[]));
+    assert_eq!(produced["events"], story.messages().count(), "{produced}");
+    let mut instance = bench.start();
+    let end = || block_on(async { bench.broker().watermarks(&chain()).await.unwrap().1 });
+    until("the story is consumed", || {
+        end() > 0 && chain_offset(&bench) == end() && positions(&bench).iter().all(|(next, (_, end))| next == end)
+    });
+    let mallory = story.cast.iter().find(|(name, _)| *name == "to-mallory").unwrap().1;
+    let coin = format!("{mallory}:0");
+    let ask = |args: &[&str]| {
+        let mut command = bench.command(&["command", "--json"], &[]);
+        command.args(args);
+        let output = output(command);
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
+        let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (output.status.code(), lines, err)
+    };
+    let (code, told, err) = ask(&["freeze", &coin]);
+    assert_eq!((code, told[0]["result"].as_str()), (Some(0), Some("applied")), "{told:?} {err}");
+    let (code, told, err) = ask(&["freeze", &coin]);
+    assert_eq!((code, told[0]["code"].as_str()), (Some(1), Some("ALREADY_FROZEN")), "{told:?}");
+    assert!(err.contains("1 of 1 commands not done"), "{err}");
+    let store = bench.store_url();
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    let frozen = json(plain(&["inspect", "outpoint", &coin, "--store", &store, "--json"]));
+    assert_eq!(frozen["status"], "FROZEN", "{frozen}");
+    let hash = frozen["utxo_hash"].as_str().unwrap().to_owned();
+
+    let mut instance = bench.start();
+    let reassign =
+        ["reassign", &coin, "--utxo-hash", &hash, "--script", "5399", "--satoshis", "900", "--height", "100"];
+    let (code, told, err) = ask(&reassign);
+    assert_eq!((code, told[0]["result"].as_str()), (Some(0), Some("applied")), "{told:?} {err}");
+    let nobody = "9".repeat(64);
+    let (code, told, _) = ask(&["lock", &nobody]);
+    assert_eq!((code, told[0]["code"].as_str()), (Some(1), Some("TX_NOT_FOUND")), "{told:?}");
+    let bob = story.cast.iter().find(|(name, _)| *name == "to-bob").unwrap().1.to_string();
+    let (code, told, _) = ask(&["reconsider", &bob]);
+    assert_eq!((code, told[0]["result"].as_str()), (Some(0), Some("unchanged")), "{told:?}");
+    let (code, listed, _) = ask(&["list"]);
+    let results: Vec<_> =
+        listed.iter().map(|entry| entry["became"]["result"].as_str().unwrap_or("?").to_owned()).collect();
+    assert_eq!((code, results), (Some(0), ["applied", "refused", "applied"].map(String::from).to_vec()), "{listed:?}");
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+
+    let shown = output(bench.command(&["inspect", "tx", &mallory.to_string(), "--history", "--store", &store], &[]));
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("given to a new owner at height 100: 900 satoshis under script 5399"), "{shown}");
+    assert!(shown.contains("command freeze") && shown.contains("command reassign"), "{shown}");
+    let verified = json(plain(&["verify", "--store", &store, "--json"]));
+    assert_eq!(verified["violations"], 0, "{verified}");
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! Publishes commands and waits for what became of them.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -12,7 +16,8 @@ use crate::{
         produce_until_acknowledged, retry::next_messages,
     },
     config,
-    event::{Action, Command, CommandResult, DecisionBody, Event, OutcomeKind},
+    event::{Action, Command, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
+    store::dump::InWords,
     tx::Txid,
 };
 
@@ -39,7 +44,7 @@ impl Topics {
 }
 
 /// A command to be published.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     id: [u8; 16],
     subject: Txid,
@@ -70,6 +75,8 @@ pub enum Became {
         /// Why, in one line.
         message: String,
     },
+    /// A transaction was looked at again, and stands as it stood.
+    Unchanged,
     /// Nobody has answered in time; it is handled all the same.
     Unanswered,
 }
@@ -89,9 +96,9 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Whether everything is as it was asked for.
+    /// Whether everything that was asked for is done.
     pub fn is_done(&self) -> bool {
-        matches!(self.became, Became::Applied | Became::AlreadyApplied)
+        matches!(self.became, Became::Applied | Became::AlreadyApplied | Became::Unchanged)
     }
 }
 
@@ -101,6 +108,7 @@ impl fmt::Display for Became {
             Became::Applied => f.write_str("done"),
             Became::AlreadyApplied => f.write_str("there was nothing to do"),
             Became::Refused { code, message } => write!(f, "refused: {code}: {message}"),
+            Became::Unchanged => f.write_str("looked at again: it stands as it stood, which `inspect tx` shows"),
             Became::Unanswered => f.write_str("no answer in time; ask again with the same id"),
         }
     }
@@ -170,8 +178,10 @@ struct Answers {
     readers: Vec<(TopicPartition, Box<dyn Reader>)>,
     /// By id and chain offset.
     results: BTreeMap<([u8; 16], u64), Became>,
-    /// What was decided last on a transaction, by chain offset; `true`: that is all.
-    verdicts: BTreeMap<u64, (Became, bool)>,
+    /// What was decided last on a transaction, by chain offset.
+    verdicts: BTreeMap<(u64, Txid), Became>,
+    /// Chain offsets on which all is decided.
+    closed: BTreeSet<u64>,
 }
 
 impl Answers {
@@ -192,7 +202,7 @@ impl Answers {
             let (_, end) = broker.watermarks(&partition).await?;
             readers.push((partition.clone(), broker.read(&partition, end).await?));
         }
-        Ok(Answers { readers, results: BTreeMap::new(), verdicts: BTreeMap::new() })
+        Ok(Answers { readers, results: BTreeMap::new(), verdicts: BTreeMap::new(), closed: BTreeSet::new() })
     }
 
     async fn read_on(&mut self, broker: &dyn Broker) -> Result<(), BrokerError> {
@@ -211,18 +221,17 @@ impl Answers {
                     self.results.insert((id, outcome.chain_offset), result.into());
                 }
             }
-            Ok(Event::Decision(decision)) => {
-                let entry = self.verdicts.entry(decision.chain_offset).or_insert((Became::AlreadyApplied, false));
-                match decision.body {
-                    DecisionBody::Accepted { .. } | DecisionBody::AcceptedPart { .. } => entry.0 = Became::Applied,
-                    DecisionBody::Conflicting { reason, .. } => {
-                        let (code, message) = ("CONFLICTING".to_owned(), format!("it is conflicting: {reason:?}"));
-                        entry.0 = Became::Refused { code, message };
-                    }
-                    DecisionBody::Closed => entry.1 = true,
-                    DecisionBody::PassedOver { .. } | DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } => {}
+            Ok(Event::Decision(Decision { chain_offset, body, .. })) => match body {
+                DecisionBody::Accepted { txid, .. } | DecisionBody::AcceptedPart { txid, .. } => {
+                    self.verdicts.insert((chain_offset, txid), Became::Applied);
                 }
-            }
+                DecisionBody::Conflicting { txid, reason, .. } => {
+                    let (code, message) = ("CONFLICTING".to_owned(), format!("it is conflicting: {}", InWords(reason)));
+                    self.verdicts.insert((chain_offset, txid), Became::Refused { code, message });
+                }
+                DecisionBody::Closed => drop(self.closed.insert(chain_offset)),
+                DecisionBody::PassedOver { .. } | DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } => {}
+            },
             // Whatever else stands there answers nobody.
             _ => {}
         }
@@ -230,8 +239,8 @@ impl Answers {
 
     fn became(&self, command: &Asked, chain_offset: u64) -> Option<Became> {
         if command.is_reconsider {
-            let (became, closed) = self.verdicts.get(&chain_offset)?;
-            return closed.then(|| became.clone());
+            let decided = self.verdicts.get(&(chain_offset, command.subject)).cloned();
+            return self.closed.contains(&chain_offset).then(|| decided.unwrap_or(Became::Unchanged));
         }
         self.results.get(&(command.id, chain_offset)).cloned()
     }

@@ -9,7 +9,13 @@ use indicatif::ProgressBar;
 
 use super::{directory::Directory, log::Log, progress::Groups, rebuild, survive::survive};
 use crate::{
-    cli::{CommandResult, Failure, generate::produce, opening},
+    broker::Broker,
+    cli::{
+        CommandResult, Failure,
+        generate::produce,
+        inspect::{history, transaction::Shown},
+        opening,
+    },
     config::Config,
     generate::Story,
     record::{SpendingData, Verdict},
@@ -26,16 +32,17 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stands {
     name: &'static str,
+    txid: Txid,
     /// `None`: the store has never heard of it.
     how: Option<String>,
     outputs: Vec<String>,
 }
 
-/// Feeds one chapter after the other, and shows what came of each; in the end a rebuild from the log has to have the same digest.
+/// Feeds one chapter after the other, and shows what came of each, where asked for with `inspect tx` of all that it has changed; in the end a rebuild from the log has to have the same digest.
 ///
 /// # Errors
 /// That it has not, or whatever keeps it from being told.
-pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directory) -> CommandResult {
+pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directory, inspects: bool) -> CommandResult {
     let mut out = io::stdout();
     log.create_topics(config).await?;
     let broker = opening::broker(config)?;
@@ -48,10 +55,14 @@ pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directo
         produce(producer.as_ref(), &config.kafka.topics, messages, &ProgressBar::hidden()).await?;
         survive(directory, &groups, 0, Seeded::new(number)).await?;
         let store = opening::store(config, &config.store.url, &Default::default()).await?;
-        let after = cast(&store, story).await;
-        store.engine.close().await?;
-        let after = after?;
+        let after = cast(&store, story).await?;
         write_chapter(&mut out, number, chapter.says, &before, &after)?;
+        if inspects {
+            for changed in after.iter().filter(|stands| stands.has_changed(&before)) {
+                inspect(&store, config, broker.as_ref(), changed.txid, &mut out).await?;
+            }
+        }
+        store.engine.close().await?;
         before = after;
     }
     let rebuilt = opening::store(config, &directory.rebuilt(), &Default::default()).await?;
@@ -67,18 +78,38 @@ pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directo
     Ok(())
 }
 
+impl Stands {
+    /// Whether it is there, and stands otherwise than before.
+    fn has_changed(&self, before: &[Stands]) -> bool {
+        self.how.is_some() && before.iter().all(|earlier| earlier != self)
+    }
+}
+
+async fn inspect(
+    store: &Store,
+    config: &Config,
+    broker: &dyn Broker,
+    txid: Txid,
+    out: &mut impl Write,
+) -> CommandResult {
+    let history = history::of(broker, &config.kafka.topics, txid).await?;
+    Shown::read(store, txid, Some(history)).await?.write(out)?;
+    writeln!(out)?;
+    Ok(())
+}
+
 async fn cast(store: &Store, story: &Story) -> Result<Vec<Stands>, Failure> {
     let mut cast = Vec::new();
     for (name, txid) in &story.cast {
         let verdict = store.master(*txid).await?.and_then(|master| master.verdict());
         let meta = store.get_meta(*txid).await?;
-        cast.push(stands(name, verdict, meta.as_ref(), story));
+        cast.push(stands(name, *txid, verdict, meta.as_ref(), story));
     }
     Ok(cast)
 }
 
-fn stands(name: &'static str, verdict: Option<Verdict>, meta: Option<&TxMeta>, story: &Story) -> Stands {
-    let Some(meta) = meta else { return Stands { name, how: None, outputs: Vec::new() } };
+fn stands(name: &'static str, txid: Txid, verdict: Option<Verdict>, meta: Option<&TxMeta>, story: &Story) -> Stands {
+    let Some(meta) = meta else { return Stands { name, txid, how: None, outputs: Vec::new() } };
     let mut how = match verdict {
         Some(Verdict::Conflicting(reason)) => format!("conflicting ({})", InWords(reason)),
         Some(Verdict::Pending) => "contested".to_owned(),
@@ -94,7 +125,7 @@ fn stands(name: &'static str, verdict: Option<Verdict>, meta: Option<&TxMeta>, s
     // Nobody can spend those of the others.
     let outputs = meta.spending_data.iter().filter(|_| meta.state == "live").zip(0..);
     let outputs = outputs.map(|(spender, vout)| output(*spender, vout, story)).collect();
-    Stands { name, how: Some(named(how, story)), outputs }
+    Stands { name, txid, how: Some(named(how, story)), outputs }
 }
 
 fn output(spender: Option<SpendingData>, vout: u32, story: &Story) -> String {
@@ -116,7 +147,7 @@ fn named(text: String, story: &Story) -> String {
 fn write_chapter(out: &mut impl Write, number: u64, says: &str, before: &[Stands], after: &[Stands]) -> io::Result<()> {
     writeln!(out, "{number}. {says}\n")?;
     for stands in after.iter().filter(|stands| stands.how.is_some()) {
-        let changed = before.iter().all(|earlier| earlier != stands);
+        let changed = stands.has_changed(before);
         let how = stands.how.as_deref().unwrap_or_default();
         writeln!(out, " {} {:<13}{how}", if changed { '*' } else { ' ' }, stands.name)?;
         stands.outputs.iter().try_for_each(|output| writeln!(out, "   {:<13}  {output}", ""))?;

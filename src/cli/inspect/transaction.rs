@@ -47,7 +47,7 @@ pub struct TxArgs {
 
 /// A transaction as it is shown.
 #[derive(Debug, Serialize)]
-struct Shown {
+pub struct Shown {
     #[serde(flatten)]
     meta: TxMeta,
     /// `pending`, `accepted`, or why it is conflicting; `None` where it was never contested.
@@ -95,6 +95,9 @@ struct Reassigned {
     height: u32,
     from: UtxoHash,
     to: UtxoHash,
+    /// What the new owner's spend is checked against.
+    satoshis: u64,
+    script: String,
 }
 
 impl TxArgs {
@@ -107,22 +110,82 @@ impl TxArgs {
         } else {
             None
         };
-        self.show(&store, history, out).await
-    }
-
-    async fn show(&self, store: &Store, history: Option<Vec<Event>>, out: &mut impl Write) -> CommandResult {
-        let missing = || Failure::new(format!("the store has no transaction {}", self.txid));
-        let meta = store.get_meta(self.txid).await?.ok_or_else(missing)?;
-        let master = store.master(self.txid).await?.ok_or_else(missing)?;
-        let outputs = outputs_of(store, &master).await?;
-        let shown = Shown { history, ..shown(meta, &master, outputs) };
+        let shown = Shown::read(&store, self.txid, history).await?;
         if self.json {
             serde_json::to_writer(&mut *out, &shown)?;
             writeln!(out)?;
         } else {
-            write(&shown, out)?;
+            shown.write(out)?;
         }
         Ok(())
+    }
+}
+
+impl Shown {
+    /// What the store has of a transaction, and the log, where its history was read.
+    ///
+    /// # Errors
+    /// The store has none, or does not answer.
+    pub async fn read(store: &Store, txid: Txid, history: Option<Vec<Event>>) -> Result<Self, Failure> {
+        let missing = || Failure::new(format!("the store has no transaction {txid}"));
+        let meta = store.get_meta(txid).await?.ok_or_else(missing)?;
+        let master = store.master(txid).await?.ok_or_else(missing)?;
+        let outputs = outputs_of(store, &master).await?;
+        Ok(Shown { history, ..shown(meta, &master, outputs) })
+    }
+
+    /// Writes it as text.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let meta = &self.meta;
+        let flags = [
+            ("coinbase", meta.is_coinbase),
+            ("locked", meta.locked),
+            ("frozen", meta.frozen),
+            ("partial (seeded)", meta.tx.is_none() && !meta.spending_data.is_empty()),
+        ];
+        let flags: Vec<_> = flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect();
+        writeln!(out, "transaction {}", meta.txid)?;
+        line(out, "state", [&[meta.state][..], &flags].concat().join(", "))?;
+        optional(out, "verdict", self.verdict.as_ref())?;
+        line(
+            out,
+            "size",
+            format!("{} bytes, {} extended, {} pages", meta.size_in_bytes, meta.extended_size, self.pages),
+        )?;
+        line(out, "fee", format!("{} satoshis", meta.fee))?;
+        for ((id, height), subtree) in meta.block_ids.iter().zip(&meta.block_heights).zip(&meta.subtree_idxs) {
+            line(out, "mined", format!("block {id} at height {height}, subtree {subtree}"))?;
+        }
+        optional(out, "unmined since", meta.unmined_since.as_ref())?;
+        optional(out, "spendable from", self.spending_height.as_ref())?;
+        optional(out, "preserved until", self.preserve_until.as_ref())?;
+        optional(out, "deleted at", self.delete_at_height.as_ref())?;
+        optional(out, "pruned at", self.pruned.as_ref())?;
+        for (parent, indexes) in meta.tx_inpoints.parent_txids.iter().zip(&meta.tx_inpoints.indexes) {
+            for vout in indexes {
+                line(out, "spends", format!("{parent}:{vout}"))?;
+            }
+        }
+        let Outputs { count, spent, frozen, told } = &self.outputs;
+        line(out, "outputs", format!("{count}, of which {spent} spent and {frozen} frozen"))?;
+        for told in told.iter().take(SHOWN) {
+            line(out, &format!("output {}", told.vout), told.in_words())?;
+        }
+        if told.len() > SHOWN {
+            line(out, "", format!("and {} more: --json has them", told.len() - SHOWN))?;
+        }
+        for child in &meta.conflicting_children {
+            line(out, "conflicting child", child)?;
+        }
+        for event in self.history.iter().flatten() {
+            writeln!(out, "  {event}")?;
+        }
+        match &self.history {
+            Some(history) if history.is_empty() => {
+                line(out, "history", "nothing was contested, decided or asked of it")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -150,6 +213,8 @@ impl Outputs {
                 height: entry.block_height,
                 from: entry.utxo_hash,
                 to: entry.new_utxo_hash,
+                satoshis: entry.output.satoshis,
+                script: hex::encode(&entry.output.script),
             });
             let told = Told {
                 vout: first.saturating_add(offset),
@@ -179,7 +244,9 @@ impl Told {
         words.extend(self.spent_by.as_ref().map(|by| format!("spent by {by}{pruned}")));
         words.extend(self.frozen.then(|| "frozen".to_owned()));
         words.extend(self.spendable_from.map(|height| format!("spendable from height {height}")));
-        words.extend(self.reassigned.iter().map(|entry| format!("given to a new owner at height {}", entry.height)));
+        words.extend(self.reassigned.iter().map(|Reassigned { height, satoshis, script, .. }| {
+            format!("given to a new owner at height {height}: {satoshis} satoshis under script {script}")
+        }));
         words.extend(self.contested.then(|| "it has a history: only the sequencer gives it away".to_owned()));
         words.join(", ")
     }
@@ -207,69 +274,29 @@ fn shown(meta: TxMeta, master: &Page, outputs: Outputs) -> Shown {
     }
 }
 
-fn write(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
-    let meta = &shown.meta;
-    let flags = [
-        ("coinbase", meta.is_coinbase),
-        ("locked", meta.locked),
-        ("frozen", meta.frozen),
-        ("partial (seeded)", meta.tx.is_none() && !meta.spending_data.is_empty()),
-    ];
-    let flags: Vec<_> = flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect();
-    writeln!(out, "transaction {}", meta.txid)?;
-    line(out, "state", [&[meta.state][..], &flags].concat().join(", "))?;
-    optional(out, "verdict", shown.verdict.as_ref())?;
-    line(out, "size", format!("{} bytes, {} extended, {} pages", meta.size_in_bytes, meta.extended_size, shown.pages))?;
-    line(out, "fee", format!("{} satoshis", meta.fee))?;
-    for ((id, height), subtree) in meta.block_ids.iter().zip(&meta.block_heights).zip(&meta.subtree_idxs) {
-        line(out, "mined", format!("block {id} at height {height}, subtree {subtree}"))?;
-    }
-    optional(out, "unmined since", shown.meta.unmined_since.as_ref())?;
-    optional(out, "spendable from", shown.spending_height.as_ref())?;
-    optional(out, "preserved until", shown.preserve_until.as_ref())?;
-    optional(out, "deleted at", shown.delete_at_height.as_ref())?;
-    optional(out, "pruned at", shown.pruned.as_ref())?;
-    for (parent, indexes) in meta.tx_inpoints.parent_txids.iter().zip(&meta.tx_inpoints.indexes) {
-        for vout in indexes {
-            line(out, "spends", format!("{parent}:{vout}"))?;
-        }
-    }
-    let Outputs { count, spent, frozen, told } = &shown.outputs;
-    line(out, "outputs", format!("{count}, of which {spent} spent and {frozen} frozen"))?;
-    for told in told.iter().take(SHOWN) {
-        line(out, &format!("output {}", told.vout), told.in_words())?;
-    }
-    if told.len() > SHOWN {
-        line(out, "", format!("and {} more: --json has them", told.len() - SHOWN))?;
-    }
-    for child in &meta.conflicting_children {
-        line(out, "conflicting child", child)?;
-    }
-    for event in shown.history.iter().flatten() {
-        writeln!(out, "  {event}")?;
-    }
-    match &shown.history {
-        Some(history) if history.is_empty() => line(out, "history", "nothing was contested, decided or asked of it"),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        cli::offline::tests::{opened, text},
-        record::{Key, Reason, Sequenced},
+        cli::offline::tests::opened,
+        record::{Key, Reason, Sequenced, StoredOutput},
         store::testing,
     };
 
     const PARENT: Txid = Txid([1; 32]);
 
-    async fn tx(store: &Store, txid: Txid, json: bool) -> Result<String, Failure> {
+    async fn tx(store: &Store, txid: Txid) -> Result<Shown, Failure> {
+        Shown::read(store, txid, None).await
+    }
+
+    async fn text(store: &Store, txid: Txid) -> String {
         let mut out = Vec::new();
-        let args = TxArgs { store: StoreArgs::default(), txid, history: false, json };
-        args.show(store, None, &mut out).await?;
-        Ok(text(out))
+        tx(store, txid).await.unwrap().write(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    async fn json(store: &Store, txid: Txid) -> serde_json::Value {
+        serde_json::to_value(tx(store, txid).await.unwrap()).unwrap()
     }
 
     fn child() -> Txid {
@@ -279,16 +306,16 @@ mod tests {
     #[tokio::test]
     async fn a_transaction_with_what_it_spends_and_who_spends_it() {
         let (store, _) = opened().await;
-        let shown = tx(&store, child(), false).await.unwrap();
+        let shown = text(&store, child()).await;
         assert!(shown.contains("live") && shown.contains("400 satoshis"), "{shown}");
         assert!(shown.contains(&format!("{PARENT}:0")) && shown.contains("unmined since"), "{shown}");
-        let shown = tx(&store, PARENT, false).await.unwrap();
+        let shown = text(&store, PARENT).await;
         assert!(shown.contains(&format!("output 0          spent by input 0 of {}", child())), "{shown}");
         assert!(shown.contains("2, of which 1 spent and 0 frozen"), "{shown}");
         assert!(shown.contains("partial") && shown.contains("block 0 at height 100"), "{shown}");
-        let json: serde_json::Value = serde_json::from_str(&tx(&store, child(), true).await.unwrap()).unwrap();
+        let json = json(&store, child()).await;
         assert_eq!((&json["fee"], &json["pages"], &json["verdict"]), (&400.into(), &1.into(), &().into()));
-        let failure = tx(&store, Txid([9; 32]), true).await.unwrap_err().to_string();
+        let failure = tx(&store, Txid([9; 32])).await.unwrap_err().to_string();
         assert!(failure.contains("0909"), "{failure}");
     }
 
@@ -296,10 +323,32 @@ mod tests {
     async fn bars_on_an_output_are_told() {
         let (store, _) = opened().await;
         store.sequenced(Key::master(PARENT), Sequenced::Freeze { offset: 1 }).await;
-        let shown = tx(&store, PARENT, false).await.unwrap();
+        let shown = text(&store, PARENT).await;
         assert!(shown.contains("output 1          frozen, it has a history"), "{shown}");
-        let json: serde_json::Value = serde_json::from_str(&tx(&store, PARENT, true).await.unwrap()).unwrap();
+        let json = json(&store, PARENT).await;
         assert_eq!(json["outputs"]["told"][1]["frozen"], true);
+    }
+
+    #[tokio::test]
+    async fn a_new_owner_is_told_with_what_the_output_holds_now() {
+        let (store, _) = opened().await;
+        let utxo_hash = store.slot(testing::outpoint(PARENT, 1)).await.unwrap().and_then(|slot| slot.hash()).unwrap();
+        let reassign = Sequenced::Reassign {
+            offset: 1,
+            utxo_hash,
+            new_utxo_hash: UtxoHash([2; 32]),
+            output: StoredOutput { satoshis: 900, script: vec![0x53, 0x99].into() },
+            block_height: 300,
+            spendable_at: 1_300,
+            decided: true,
+        };
+        store.sequenced(Key::master(PARENT), Sequenced::Freeze { offset: 1 }).await;
+        store.sequenced(Key::master(PARENT), reassign).await;
+        let shown = text(&store, PARENT).await;
+        let words = "spendable from height 1300, given to a new owner at height 300: 900 satoshis under script 5399";
+        assert!(shown.contains(words), "{shown}");
+        let told = &json(&store, PARENT).await["outputs"]["told"][1]["reassigned"][0];
+        assert_eq!((&told["satoshis"], &told["script"]), (&900.into(), &"5399".into()));
     }
 
     #[tokio::test]
@@ -308,7 +357,7 @@ mod tests {
         let stub = Txid([8; 32]);
         let reason = Reason::ConflictingParent { parent: PARENT };
         store.sequenced(Key::master(stub), Sequenced::MarkConflicting { reason, height: 3 }).await;
-        let shown = tx(&store, stub, false).await.unwrap();
+        let shown = text(&store, stub).await;
         assert!(shown.contains("stub") && shown.contains(&format!("parent {PARENT} is conflicting")), "{shown}");
     }
 }
