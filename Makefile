@@ -30,7 +30,7 @@ bench: setup ## micro and whole-pipeline benchmarks
 	@cargo bench --locked --bench micro --bench macro
 
 bench-chain: setup ## blocks, a reorg, contests, a cone and pruning on each engine, on Aerospike beside the raw client (`asd` in PATH)
-	@cargo bench --locked --bench chain --bench prune
+	@cargo bench --locked --bench chain
 
 bench-aerospike: setup ## the Aerospike engine against the raw client, and the pipeline on it, on a server of its own (`asd` in PATH)
 	@cargo bench --locked --bench aerospike

@@ -55,10 +55,14 @@ pub fn unmined(number: u64) -> Row {
     let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
     let made = Made::spending(Coin { outpoint: Outpoint { txid, vout: 0 }, satoshis: SATOSHIS }, 2, 0);
     let transaction = Transaction::parse(&made.extended).expect("made by the builder");
-    let body = Bytes::copy_from_slice(&made.extended);
-    let pages = pages_of(&transaction, body, made.txid, &SETTING, &Start::default());
-    let page = pages.expect("it pays").master;
+    let page = page_of(&transaction, Bytes::copy_from_slice(&made.extended));
     Row { key: Key::master(made.txid), operation: Operation::Create(Arc::new(page)) }
+}
+
+/// As it is stored at first.
+pub fn page_of(transaction: &Transaction<'_>, body: Bytes) -> Page {
+    let pages = pages_of(transaction, body, transaction.txid(), &SETTING, &Start::default());
+    pages.expect("it pays").master
 }
 
 /// A partial transaction that is in the store before the run, and mined before that.

@@ -1,4 +1,5 @@
-//! What the chain does to a whole instance: blocks, a reorganisation, contests, a cone. From the topic to the engine, with the log in memory.
+//! What the chain does to a whole instance: blocks, a reorganisation, contests, a cone, forgetting. From the topic to the engine, with the log in
+//! memory.
 //!
 //! `benches/README.md` says how to choose cases and sizes, and what was measured.
 
@@ -6,6 +7,7 @@ mod events;
 mod instance;
 #[path = "../macro/measure.rs"]
 mod measure;
+mod prune;
 #[allow(dead_code)]
 #[path = "../aerospike/raw.rs"]
 mod raw;
@@ -47,7 +49,7 @@ use utxo_store::{
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const RULES: Rules = Rules { retention: 288 };
-const CASES: [&str; 5] = ["mined", "object", "reorg", "contests", "cone"];
+const CASES: [&str; 6] = ["mined", "object", "reorg", "contests", "cone", "prune"];
 const ENGINES: [&str; 3] = ["memory", "fjall", "aerospike"];
 const CHILD: &str = "--case";
 /// Blocks of the first two cases.
@@ -104,6 +106,7 @@ async fn run(case: &str, engine: &str) {
         "object" => of_an_object(&name, &instance, directory.path()).await,
         "reorg" => reorganised(&name, &instance).await,
         "contests" => contests(&name, &instance).await,
+        "prune" => prune::prune(&name, &instance).await,
         _ => cone(&name, &instance).await,
     }
     instance.stop().await;
@@ -222,11 +225,11 @@ async fn reorganised(name: &str, instance: &Instance) {
     measured.print(name, count);
 }
 
-/// Coins that are in the store.
-async fn coins(instance: &Instance, count: u64) -> Vec<Coin> {
+/// Coins that are in the store, of parents from this number on.
+async fn coins(instance: &Instance, first: u64, count: u64) -> Vec<Coin> {
     const OF_ONE: u32 = 100;
     let mut coins = Vec::new();
-    let (mut rows, mut number) = (Vec::new(), 0);
+    let (mut rows, mut number) = (Vec::new(), first);
     while (coins.len() as u64) < count {
         let (row, made) = seed(number, OF_ONE);
         rows.push(row);
@@ -241,7 +244,7 @@ async fn coins(instance: &Instance, count: u64) -> Vec<Coin> {
 /// Rivals of what is live: each is stored, contested, decided on, and has its answer.
 async fn contests(name: &str, instance: &Instance) {
     let count = size("CHAIN_CONTESTS", 50_000);
-    let coins = coins(instance, count).await;
+    let coins = coins(instance, 0, count).await;
     for coins in coins.chunks(AT_ONCE) {
         instance.publish(TXS, coins.iter().map(|coin| Made::spending(*coin, 2, 0).event()).collect()).await;
     }
@@ -257,7 +260,7 @@ async fn contests(name: &str, instance: &Instance) {
 /// A block brings the rival of a transaction from which so many descend.
 async fn cone(name: &str, instance: &Instance) {
     let count = size("CHAIN_CONE", 1_000_000);
-    let root = coins(instance, 1).await[0];
+    let root = coins(instance, 0, 1).await[0];
     let mut made = 1;
     let mut level = vec![Made::spending(root, 2, 0)];
     while !level.is_empty() {
