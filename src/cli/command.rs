@@ -1,6 +1,7 @@
 //! `utxo-store command`: asks the sequencer for a change, and waits for what became of it.
 
 mod ask;
+mod line;
 mod list;
 
 use std::{
@@ -21,8 +22,9 @@ use crate::{
 };
 
 pub use ask::{Answer, Asked, Became, Topics, ask};
+pub(super) use line::Line;
+pub(super) use list::each;
 pub use list::{Entry, audit};
-pub(super) use list::{action_of, each};
 
 const AFTER_HELP: &str = "\
 A command is published to the chain topic and handled once, in its turn, by whoever holds the chain. What became of it is printed; the exit
@@ -334,7 +336,7 @@ mod tests {
         assert!(commands("--id 00 freeze TX:0").unwrap_err().contains("32 hexadecimal digits"));
     }
 
-    /// Every command, as it is written and as it is published.
+    /// Every command, as it is written, as it is published, and as it is shown.
     #[test]
     fn each_line_is_the_action_that_it_names() {
         let hash = "ab".repeat(32);
@@ -371,7 +373,8 @@ mod tests {
         let id = [0x11; 16];
         for (line, action) in actions {
             let asked = commands(&format!("--id {} {line}", "11".repeat(16))).unwrap();
-            assert_eq!(asked, [Asked::new(id, action)], "{line}");
+            assert_eq!(asked, [Asked::new(id, action.clone())], "{line}");
+            assert_eq!(Line(&action).to_string(), line.replace("TX", TXID));
         }
         assert_eq!(commands("list").unwrap(), []);
     }

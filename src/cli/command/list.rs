@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::Serialize;
 
-use super::{Became, Topics};
+use super::{Became, Line, Topics};
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition, retry::next_messages},
     event::{Action, Command, Decision, DecisionBody, Event, to_json},
@@ -21,6 +21,9 @@ pub struct Entry {
     pub id: String,
     /// What it asks for, as events have it in JSON.
     pub action: serde_json::Value,
+    /// The same, as it is asked for.
+    #[serde(skip)]
+    pub line: String,
     /// What became of it; none: it is not decided on yet.
     pub became: Option<Became>,
     /// The chain offset at which it was executed, where it is a repeat of that.
@@ -29,7 +32,7 @@ pub struct Entry {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} (id {}, at {} ms): ", self.chain_offset, self.action, self.id, self.timestamp_ms)?;
+        write!(f, "{} {} (id {}, at {} ms): ", self.chain_offset, self.line, self.id, self.timestamp_ms)?;
         match &self.became {
             Some(became) => write!(f, "{became}")?,
             None => f.write_str("not decided on yet")?,
@@ -87,13 +90,14 @@ fn entry(message: &Message, command: &Command<'_>) -> Entry {
         timestamp_ms: message.timestamp_ms,
         id: hex::encode(command.id),
         action: action_of(command),
+        line: Line(&command.action).to_string(),
         became: None,
         repeats: None,
     }
 }
 
 /// What a command asks for, as events have it in JSON.
-pub fn action_of(command: &Command<'_>) -> serde_json::Value {
+fn action_of(command: &Command<'_>) -> serde_json::Value {
     let json = serde_json::from_str::<serde_json::Value>(&to_json(&Event::Command(command.clone())));
     json.ok().and_then(|mut json| Some(json.get_mut("action")?.take())).unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::Serialize;
 
 use super::{
-    super::command::{action_of, each},
+    super::command::{Line, each},
     decisions::{Standing, Steps},
 };
 use crate::{
@@ -72,7 +72,7 @@ impl History {
                 format!("contested by its event in {by}: {}", InWords(reason))
             }
             Ok(LogEvent::Command(command)) if command.action.subject() == self.txid => {
-                let action = action_of(&command).to_string();
+                let action = Line(&command.action).to_string();
                 self.commands.insert(message.offset, action.clone());
                 format!("command {action}")
             }
@@ -193,8 +193,8 @@ mod tests {
             "chain offset 4 step 0, at 104 ms: conflicting at height 101",
             "chain offset 5 step 1, at 105 ms: conflicting at height 102: parent",
             "chain offset 7 step 0, at 107 ms: accepted at height 103, by a block, over 1 others",
-            "chain offset 9, at 9 ms: command {\"lock\"",
-            "chain offset 9 step 0, at 109 ms: {\"lock\"",
+            "chain offset 9, at 9 ms: command lock 0101",
+            "chain offset 9 step 0, at 109 ms: lock 0101",
         ];
         assert_eq!(told.len(), expected.len(), "{told:#?}");
         for (told, expected) in told.iter().zip(expected) {
