@@ -26,14 +26,14 @@ use crate::{
 const MINED: u32 = 100;
 /// Transactions that spend one parent, of which an output is never spent: what most transactions have is two or three.
 const OF_ONE: u64 = 2;
-/// `prune.per_second`, by default.
-const PACE: f64 = 10_000.0;
 /// Pruned while others come in: more than there is time for.
 const BESIDE: u64 = 500_000;
 
 /// Each transaction that goes has one parent, whose slot is marked, and one child, which is asked for.
 pub async fn prune(name: &str, instance: &Instance) {
     let (records, incoming) = (size("CHAIN_PRUNED", 1_000_000), size("CHAIN_INCOMING", 300_000));
+    // The default of `prune.per_second`.
+    let pace = size("CHAIN_PACE", 1_000) as f64;
     fill(&instance.store, 0..records).await;
     let measured = Measured::begin();
     assert_eq!(pass(&instance.store, None).await, records, "all of them are due");
@@ -42,7 +42,7 @@ pub async fn prune(name: &str, instance: &Instance) {
     let alone = ingest(instance, "  ingest alone", 1 << 40, incoming).await;
     fill(&instance.store, records..records + BESIDE).await;
     let store = instance.store.clone();
-    let pruning = tokio::spawn(async move { pass(&store, Some(PACE)).await });
+    let pruning = tokio::spawn(async move { pass(&store, Some(pace)).await });
     let beside = ingest(instance, "  ingest beside it", 2 << 40, incoming).await;
     assert!(!pruning.is_finished(), "there was not enough to prune");
     pruning.abort();
