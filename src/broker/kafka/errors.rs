@@ -9,7 +9,15 @@ use crate::broker::{BrokerError, BrokerErrorKind};
 
 /// Translates an error that came up during `operation` on `what` (a topic, partition or group).
 pub(super) fn translate(operation: &'static str, what: &str, error: &KafkaError) -> BrokerError {
-    BrokerError::new(kind(error), operation, format!("{what}: {error}"))
+    let why = match error {
+        // The value may be a password, under a name that is misspelt.
+        KafkaError::ClientConfig(_, why, name, value) => {
+            let why = if value.is_empty() { why.clone() } else { why.replace(value.as_str(), "(not shown)") };
+            format!("property {name}: {why}")
+        }
+        error => error.to_string(),
+    };
+    BrokerError::new(kind(error), operation, format!("{what}: {why}"))
 }
 
 pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
@@ -56,6 +64,19 @@ mod tests {
         for code in [Code::RebalanceInProgress, Code::IllegalGeneration, Code::UnknownMemberId, Code::RequestTimedOut] {
             assert_eq!(kind(&KafkaError::ConsumerCommit(code)), BrokerErrorKind::Retryable, "{code:?}");
         }
+    }
+
+    #[test]
+    fn the_value_of_a_property_is_not_shown() {
+        let refused = |name: &str, value: &str| {
+            let config = rdkafka::ClientConfig::new().set(name, value).clone();
+            let error = config.create::<rdkafka::consumer::BaseConsumer>().err().unwrap();
+            translate("connect", "localhost:1", &error).to_string()
+        };
+        let shown = refused("sasl.pasword", "hunter2");
+        assert!(shown.contains("sasl.pasword") && !shown.contains("hunter2"), "{shown}");
+        let shown = refused("security.protocol", "hunter2");
+        assert!(shown.contains("security.protocol") && !shown.contains("hunter2"), "{shown}");
     }
 
     #[test]
