@@ -12,7 +12,8 @@ help: ## list these recipes
 demo: setup ## real blocks in, UTXO state out, a kill in between
 	@cargo run --release --locked -- demo
 
-test: setup ## format, lints and all tests; ends with how many passed, failed and were skipped
+test: ## format, lints and all tests; ends with how many passed, failed and were skipped
+	@scripts/setup.sh tests
 	@scripts/test.sh
 
 sim: setup ## histories with faults: SEEDS=n (FROM=n), SEED=n replays one, PLAN=file a printed plan

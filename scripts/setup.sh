@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sees to it that what the build needs is there: installs it with apt-get where that can be done, else says what is missing.
 # librdkafka is built from source by ./configure (bash) and make, and compiles a C++ wrapper along with the C library; for TLS
-# it links the system's OpenSSL.
+# it links the system's OpenSSL. `setup.sh tests` asks also for what the tests' servers take, without which those tests are skipped.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -25,13 +25,21 @@ need make make
 if ! echo '#include <stdio.h>' | "${CC:-cc}" -E - >/dev/null 2>&1; then packages+=(libc6-dev); fi
 need pkg-config pkg-config pkgconf
 if ! pkg-config --exists openssl 2>/dev/null && [ -z "${OPENSSL_DIR:-}" ]; then packages+=(libssl-dev); fi
-if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
+install() { # install PACKAGE...: says what it lacks otherwise
+    if [ $# -eq 0 ]; then return; fi
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        echo "setup: installing $*" >&2
+        export DEBIAN_FRONTEND=noninteractive
+        if { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"; } </dev/null >/dev/null; then return; fi
+    fi
+    echo "setup: missing: $* (e.g. apt-get install $*)" >&2
+    return 1
+}
+install ${packages[@]+"${packages[@]}"}
 
-if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-    echo "setup: installing ${packages[*]}" >&2
-    export DEBIAN_FRONTEND=noninteractive
-    if { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${packages[@]}"; } </dev/null >/dev/null
-    then exit 0; fi
+if [ "${1:-}" = tests ]; then
+    packages=()
+    need default-jre-headless java
+    need maven mvn
+    install ${packages[@]+"${packages[@]}"} || echo "setup: tests on Apache Kafka will be skipped" >&2
 fi
-echo "setup: missing: ${packages[*]} (e.g. apt-get install ${packages[*]})" >&2
-exit 1

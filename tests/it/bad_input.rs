@@ -15,8 +15,8 @@ use crate::{
     world::{Coin, coinbase, spend},
 };
 
-const TXS: &str = "utxo.validated-txs";
-const BLOCKS: &str = "utxo.block-mined";
+const TXS: &str = "validated-txs";
+const BLOCKS: &str = "block-mined";
 
 /// The output of a transaction that `Bench::seed` produces.
 fn seeded(tag: u8) -> Coin {
@@ -84,13 +84,12 @@ fn poison_becomes_dead_letters_with_reason_and_source_and_the_rest_goes_on() {
     assert_eq!(instance.wait().code(), Some(0));
 
     let sources: Vec<_> = (0..PARTITIONS).map(|partition| bench.messages(TXS, partition)).collect();
-    let letters: Vec<_> =
-        (0..PARTITIONS).flat_map(|partition| bench.messages("utxo.dead-letters", partition)).collect();
+    let letters: Vec<_> = (0..PARTITIONS).flat_map(|partition| bench.messages("dead-letters", partition)).collect();
     assert_eq!(letters.len(), poison.len());
     for Poison { key, payload, class, says } in &poison {
         let letter = letters.iter().find(|letter| letter.payload == payload[..] && letter.key == key[..]).unwrap();
         let said = DeadLetter::from_headers(&letter.headers).unwrap();
-        assert_eq!((said.class, said.topic.as_str()), (*class, TXS), "{said:?}");
+        assert_eq!((said.class, &said.topic), (*class, &bench.topic(TXS)), "{said:?}");
         assert!(said.message.contains(says) && !said.message.contains('\n'), "{says}: {said:?}");
         let source = &sources[said.partition as usize][said.offset as usize];
         assert_eq!((&source.payload, &source.key, source.offset), (&letter.payload, &letter.key, said.offset));
@@ -126,11 +125,13 @@ fn a_block_that_names_an_unknown_transaction_halts_the_chain_by_name_and_nothing
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
 
-    let letters: Vec<_> =
-        (0..PARTITIONS).flat_map(|partition| bench.messages("utxo.dead-letters", partition)).collect();
+    let letters: Vec<_> = (0..PARTITIONS).flat_map(|partition| bench.messages("dead-letters", partition)).collect();
     let [letter] = letters.as_slice() else { panic!("{letters:?}") };
     let said = DeadLetter::from_headers(&letter.headers).unwrap();
-    assert_eq!((said.topic.as_str(), said.partition, said.offset, said.class), (BLOCKS, 0, 0, DeadLetterClass::Decode));
+    assert_eq!(
+        (said.topic, said.partition, said.offset, said.class),
+        (bench.topic(BLOCKS), 0, 0, DeadLetterClass::Decode)
+    );
 }
 
 /// Runs a command that must fail, in one line with these words.

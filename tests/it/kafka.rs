@@ -23,7 +23,7 @@ fn settings(bootstrap: &str) -> KafkaSettings {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kafka_conforms() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
     let broker = KafkaBroker::new(settings(server.bootstrap_servers())).unwrap();
     conformance::run(Arc::new(broker), "cooperative-").await;
     let eager = KafkaSettings { assignment: AssignmentStrategy::Range, ..settings(server.bootstrap_servers()) };

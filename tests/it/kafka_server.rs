@@ -1,12 +1,13 @@
-//! A real Apache Kafka for tests: its artifacts from Maven Central, one process, on free loopback ports, in a temporary
-//! directory, killed when it is dropped.
+//! A real Apache Kafka for tests: its artifacts from Maven Central, on free loopback ports, in a temporary directory. It ends with
+//! whoever started it, however that ends.
 
 use std::{
     fs::{self, File},
+    io::Write,
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, PoisonError},
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -14,45 +15,73 @@ const VERSION: &str = "4.1.1";
 /// Generous: two cores may be shared by many.
 const START_BOUND: Duration = Duration::from_secs(120);
 
+/// Runs a program, kills and starts it as it is told, and ends with its own standard input, as which it does with whoever holds the other end;
+/// then it removes the directory.
+const KEEPER: &str = r#"
+directory=$1; shift
+trap '' INT
+start() { "$@" & server=$!; }
+start "$@"
+while read -r order; do
+    case $order in
+        kill) kill -9 $server; wait $server ;;
+        start) start "$@" ;;
+    esac
+done
+kill -9 $server; wait $server
+rm -rf "$directory"
+"#;
+
 /// A running server.
 pub struct KafkaServer {
-    process: Child,
+    keeper: Child,
     bootstrap_servers: String,
-    /// Keeps the data until the process is gone.
-    _data: tempfile::TempDir,
+    data: PathBuf,
 }
 
 impl KafkaServer {
-    /// Starts a server; `None`, with a loud line, when Java or Maven are missing.
-    pub fn start() -> Option<Self> {
-        for (tool, argument) in [("java", "-version"), ("mvn", "-version")] {
-            let found = Command::new(tool).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
-            if !found.is_ok_and(|status| status.success()) {
-                eprintln!("SKIPPED: tests on Apache Kafka: `{tool}` is not installed");
-                return None;
-            }
-        }
-        let libraries = libraries();
-        let data = tempfile::tempdir().unwrap();
+    /// The one that the tests of a run share, each with topics and groups of names of its own; `None`, with a loud line, when Java or Maven
+    /// are missing.
+    pub fn shared() -> Option<&'static Self> {
+        static SHARED: OnceLock<Option<KafkaServer>> = OnceLock::new();
+        let server = SHARED.get_or_init(|| can_be_had().then(KafkaServer::new)).as_ref();
+        told(server)
+    }
+
+    /// One of a test's own, which it may kill.
+    pub fn own() -> Option<Self> {
+        told(can_be_had().then(KafkaServer::new))
+    }
+
+    fn new() -> Self {
+        let data = tempfile::tempdir().unwrap().keep();
         let [port, controller] = free_ports();
-        let properties = write_properties(data.path(), port, controller);
-        let formatted = java(&libraries, "256m")
+        let properties = write_properties(&data, port, controller);
+        let libraries = libraries();
+        let formatted = Command::new("java")
+            .args(java(&libraries, "256m"))
             .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
             .arg(&properties)
+            .stdin(Stdio::null())
             .output()
             .unwrap();
         assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
-        let log = File::create(data.path().join("server.log")).unwrap();
-        let process = java(&libraries, "512m")
+        let log = File::create(data.join("server.log")).unwrap();
+        let keeper = Command::new("sh")
+            .args(["-c", KEEPER, "sh"])
+            .arg(&data)
+            .arg("java")
+            .args(java(&libraries, "768m"))
             .arg("kafka.Kafka")
             .arg(&properties)
+            .stdin(Stdio::piped())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut server = KafkaServer { process, bootstrap_servers: format!("127.0.0.1:{port}"), _data: data };
+        let server = KafkaServer { keeper, bootstrap_servers: format!("127.0.0.1:{port}"), data };
         server.wait_until_it_answers();
-        Some(server)
+        server
     }
 
     /// `host:port` to connect to.
@@ -60,12 +89,30 @@ impl KafkaServer {
         &self.bootstrap_servers
     }
 
-    fn wait_until_it_answers(&mut self) {
+    /// Kills it without a warning.
+    pub fn kill(&mut self) {
+        self.order("kill");
+        let gone = || TcpStream::connect(&self.bootstrap_servers).is_err();
+        while !gone() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts it again where it was, with what it has.
+    pub fn start_again(&mut self) {
+        self.order("start");
+        self.wait_until_it_answers();
+    }
+
+    fn order(&mut self, order: &str) {
+        writeln!(self.keeper.stdin.as_ref().unwrap(), "{order}").unwrap();
+    }
+
+    fn wait_until_it_answers(&self) {
         let start = Instant::now();
         while TcpStream::connect(&self.bootstrap_servers).is_err() {
-            assert!(start.elapsed() < START_BOUND, "Kafka does not answer");
-            let ended = self.process.try_wait().unwrap();
-            assert!(ended.is_none(), "Kafka ended with {ended:?}");
+            let log = || fs::read_to_string(self.data.join("server.log")).unwrap_or_default();
+            assert!(start.elapsed() < START_BOUND, "Kafka does not answer: {}", log());
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -73,17 +120,27 @@ impl KafkaServer {
 
 impl Drop for KafkaServer {
     fn drop(&mut self) {
-        // It holds nothing that outlives the test.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
     }
+}
+
+fn told<T>(server: Option<T>) -> Option<T> {
+    if server.is_none() {
+        eprintln!("SKIPPED: tests on Apache Kafka: `java` or `mvn` is not installed");
+    }
+    server
+}
+
+fn can_be_had() -> bool {
+    ["java", "mvn"].iter().all(|tool| {
+        let found = Command::new(tool).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        found.is_ok_and(|status| status.success())
+    })
 }
 
 /// The folder of Kafka's jars, fetched on first use.
 fn libraries() -> PathBuf {
-    // Two tests that fetch into one folder at once spoil it for each other.
-    static FETCHING: Mutex<()> = Mutex::new(());
-    let _alone = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kafka").join(VERSION);
     if folder.join("complete").exists() {
         return folder;
@@ -103,10 +160,8 @@ fn libraries() -> PathBuf {
     folder
 }
 
-fn java(libraries: &Path, memory: &str) -> Command {
-    let mut command = Command::new("java");
-    command.arg(format!("-Xmx{memory}")).arg("-cp").arg(libraries.join("*")).stdin(Stdio::null());
-    command
+fn java(libraries: &Path, memory: &str) -> [String; 3] {
+    [format!("-Xmx{memory}"), "-cp".to_owned(), libraries.join("*").display().to_string()]
 }
 
 /// Held at once, so that they differ.

@@ -49,11 +49,10 @@ fn json(command: Command) -> Value {
 
 /// What the group of the validated transactions has committed, and what their topic holds, by partition.
 fn positions(bench: &Bench) -> Vec<(u64, (u64, u64))> {
-    let partitions: Vec<_> =
-        (0..2).map(|partition| TopicPartition { topic: "utxo.validated-txs".into(), partition }).collect();
+    let partitions: Vec<_> = (0..2).map(|partition| validated(bench, partition)).collect();
     block_on(async {
         let broker = bench.broker();
-        let committed = broker.committed("utxo-store", &partitions).await.unwrap();
+        let committed = broker.committed(&bench.group(), &partitions).await.unwrap();
         let mut positions = Vec::new();
         for (partition, committed) in partitions.iter().zip(committed) {
             let offset = committed.map_or(0, |committed| committed.offset);
@@ -63,37 +62,42 @@ fn positions(bench: &Bench) -> Vec<(u64, (u64, u64))> {
     })
 }
 
-fn chain() -> TopicPartition {
-    TopicPartition { topic: "utxo.chain".into(), partition: 0 }
+fn validated(bench: &Bench, partition: i32) -> TopicPartition {
+    TopicPartition { topic: bench.topic("validated-txs").into(), partition }
+}
+
+fn chain(bench: &Bench) -> TopicPartition {
+    TopicPartition { topic: bench.topic("chain").into(), partition: 0 }
 }
 
 /// What the sequencer's group has committed.
 fn chain_offset(bench: &Bench) -> u64 {
-    let committed = block_on(async { bench.broker().committed("utxo-store.chain", &[chain()]).await.unwrap() });
+    let group = format!("{}.chain", bench.group());
+    let committed = block_on(async { bench.broker().committed(&group, &[chain(bench)]).await.unwrap() });
     committed.into_iter().flatten().next().map_or(0, |committed| committed.offset)
 }
 
 /// Forgets the messages of a partition of the validated transactions before `offset`, as retention does.
-fn forget_before(brokers: &str, partition: i32, offset: u64) {
+fn forget_before(brokers: &str, at: &TopicPartition, offset: u64) {
     let admin: AdminClient<DefaultClientContext> =
         ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
     let mut before = TopicPartitionList::new();
-    before.add_partition_offset("utxo.validated-txs", partition, Offset::Offset(offset as i64)).unwrap();
+    before.add_partition_offset(&at.topic, at.partition, Offset::Offset(offset as i64)).unwrap();
     block_on(async { admin.delete_records(&before, &AdminOptions::new()).await.unwrap() });
 }
 
 /// What `kafka-consumer-groups --reset-offsets` does: a commit for a group that has no members.
-fn reset_offsets(brokers: &str, group: &str, partition: i32, offset: u64) {
+fn reset_offsets(brokers: &str, group: &str, at: &TopicPartition, offset: u64) {
     let consumer: BaseConsumer =
         ClientConfig::new().set("bootstrap.servers", brokers).set("group.id", group).create().unwrap();
     let mut from = TopicPartitionList::new();
-    from.add_partition_offset("utxo.validated-txs", partition, Offset::Offset(offset as i64)).unwrap();
+    from.add_partition_offset(&at.topic, at.partition, Offset::Offset(offset as i64)).unwrap();
     consumer.commit(&from, CommitMode::Sync).unwrap();
 }
 
 #[test]
 fn generated_run_verified_and_what_retention_took_halts_its_partition() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
     let bench = Bench::on(server.bootstrap_servers());
     let (block, prevouts) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
     let generate = ["generate", "--partitions", "2", "--json", "--blocks", &block, "--prevouts", &prevouts];
@@ -122,7 +126,7 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
     let before = positions(&bench);
     let (next, (_, end)) = before[0];
     assert!(next + 1 < end && before[1].0 < before[1].1.1, "{before:?}");
-    forget_before(server.bootstrap_servers(), 0, end - 1);
+    forget_before(server.bootstrap_servers(), &validated(&bench, 0), end - 1);
     let mut instance = bench.start_unready_with(&[keep]);
     let named = format!("partition 0: offset {next} is next, but the topic holds {} to {end}", end - 1);
     until("it says what is gone", || instance.get("/health/ready").contains(&named));
@@ -132,13 +136,14 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
     assert_eq!(instance.wait().code(), Some(0));
 
     // A group that has committed nothing stands before the same gap, until an operator says where to begin.
-    let other = [("UTXO_STORE__KAFKA__GROUP", "other"), keep];
+    let group = format!("{}-other", bench.group());
+    let other = [("UTXO_STORE__KAFKA__GROUP", group.as_str()), keep];
     let mut instance = bench.start_unready_with(&other);
     let named = format!("partition 0: the topic no longer holds offsets 0 to {}, and the group has committed", end - 1);
     until("it says what was never read", || instance.get("/health/ready").contains(&named));
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
-    reset_offsets(server.bootstrap_servers(), "other", 0, end - 1);
+    reset_offsets(server.bootstrap_servers(), &group, &validated(&bench, 0), end - 1);
     let mut instance = bench.start_with(&other);
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
@@ -146,14 +151,14 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
 
 #[test]
 fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
     let bench = Bench::on(server.bootstrap_servers());
     let blocks = demo::data("mainnet-0-4312.blk");
     json(bench.command(&["generate", "--partitions", "2", "--json", "--blocks", &blocks], &[]));
     let keep = [("UTXO_STORE__PRUNE__ENABLED", "false")];
     let prune =
         |height: &str, also: &[&str]| bench.command(&[&["prune", "--json", "--height", height], also].concat(), &keep);
-    let end = || block_on(async { bench.broker().watermarks(&chain()).await.unwrap().1 });
+    let end = || block_on(async { bench.broker().watermarks(&chain(&bench)).await.unwrap().1 });
     let mut instance = bench.start_with(&keep);
     until("the blocks are handled", || end() >= 4_313 && chain_offset(&bench) == end());
     until("everything is committed", || positions(&bench).iter().all(|(next, (_, end))| next == end));
@@ -176,7 +181,7 @@ fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
     assert_eq!((&stats()["unspent"], &stats()["unspent_satoshis"]), (&before["unspent"], &before["unspent_satoshis"]));
 
     // What is not handled may be half done, and decided on.
-    bench.produce("utxo.chain", b"", b"no event");
+    bench.produce("chain", b"", b"no event");
     assert_refused(prune("4312", &[]), &["committed the chain up to", "run an instance"]);
     let mut instance = bench.start_with(&keep);
     until("it is a dead letter", || chain_offset(&bench) == end());
@@ -188,13 +193,13 @@ fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
 /// An operator's day: a story comes in, a coin of it is frozen and given away, and everything that was asked for is listed and shown.
 #[test]
 fn commands_are_answered_on_the_command_line_and_listed() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
     let bench = Bench::on(server.bootstrap_servers());
     let story = Scenario::DoubleSpend.story();
     let produced = json(bench.command(&["generate", "--scenario", "double-spend", "--partitions", "2", "--json"], &[]));
     assert_eq!(produced["events"], story.messages().count(), "{produced}");
     let mut instance = bench.start();
-    let end = || block_on(async { bench.broker().watermarks(&chain()).await.unwrap().1 });
+    let end = || block_on(async { bench.broker().watermarks(&chain(&bench)).await.unwrap().1 });
     until("the story is consumed", || {
         end() > 0 && chain_offset(&bench) == end() && positions(&bench).iter().all(|(next, (_, end))| next == end)
     });
@@ -248,8 +253,28 @@ fn commands_are_answered_on_the_command_line_and_listed() {
 }
 
 #[test]
+fn a_broker_that_is_killed_and_started_again_is_gone_on_with() {
+    let Some(mut server) = KafkaServer::own() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    bench.create_topics();
+    let mut instance = bench.start();
+    bench.seed(100);
+    until("everything is committed", || bench.committed() == 100);
+    server.kill();
+    // As long as a commit and a heartbeat take to fail.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert!(instance.child.try_wait().unwrap().is_none(), "it waits for the broker");
+    server.start_again();
+    bench.seed(200);
+    until("what came since is committed as well", || bench.committed() == 300);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    assert_eq!(json(plain(&["verify", "--store", &bench.store_url(), "--json"]))["transactions"], 200);
+}
+
+#[test]
 fn the_demo_with_its_default_blocks_and_a_kill() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
     let report = demo::shown(&["--brokers", server.bootstrap_servers(), "--kills", "1"]);
     demo::assert_counts(&report, &demo::FIRST_BLOCKS);
     demo::assert_counts(&report, &[("kills", 1), ("contests", 0), ("unmined", 0), ("conflicting", 0)]);
@@ -269,16 +294,18 @@ fn accepted(inputs: u32) -> DecisionBody {
 
 #[test]
 fn what_is_too_large_for_its_topic_is_split_or_named() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    let (txs, decisions) = (bench.topic("validated-txs"), bench.topic("decisions"));
     block_on(async {
         let broker: Arc<dyn Broker> =
             Arc::new(KafkaBroker::new(KafkaSettings::new(server.bootstrap_servers())).unwrap());
         let topic = |name: &str, config| NewTopic { name: name.into(), partitions: 1, config };
-        broker.create_topics(&[topic("decisions", vec![])]).await.unwrap();
+        broker.create_topics(&[topic(&decisions, vec![])]).await.unwrap();
         let small = vec![("max.message.bytes".to_owned(), "10000".to_owned())];
-        broker.create_topics(&[topic("utxo.validated-txs", small)]).await.unwrap();
+        broker.create_topics(&[topic(&txs, small)]).await.unwrap();
         let producer = broker.producer().await.unwrap();
-        let open = || DecisionLog::open(broker.clone(), producer.clone(), "decisions", 0, 0);
+        let open = || DecisionLog::open(broker.clone(), producer.clone(), &decisions, 0, 0);
 
         let mut log = open().await.unwrap();
         for (offset, inputs) in [(0, 40_000), (1, 10), (2, 20_000)] {
@@ -291,8 +318,7 @@ fn what_is_too_large_for_its_topic_is_split_or_named() {
                 assert!(body == accepted(inputs) && (parts > 1) == (inputs > 10), "{inputs} inputs in {parts} records");
             }
         }
-        let large =
-            Produce { topic: "utxo.validated-txs".into(), payload: vec![0; 30_000].into(), ..Produce::default() };
+        let large = Produce { topic: txs.clone(), payload: vec![0; 30_000].into(), ..Produce::default() };
         assert_eq!(producer.produce(large.clone()).await.unwrap_err().kind, BrokerErrorKind::TooLarge);
 
         // The limit is on a batch, and librdkafka makes one of what is small enough each.
@@ -308,14 +334,11 @@ fn what_is_too_large_for_its_topic_is_split_or_named() {
         assert_eq!(producer.produce(large).await.unwrap_err().kind, BrokerErrorKind::TooLarge);
     });
 
-    let bench = Bench::on(server.bootstrap_servers());
     let block = demo::data("mainnet-277647.block");
     let output =
         output(bench.command(&["generate", "--partitions", "1", "--blocks", &block, "--synthesize-prevouts"], &[]));
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(
-        text.contains("error: produce: transaction ") && text.contains("more than topic utxo.validated-txs"),
-        "{text}"
-    );
+    let named = format!("more than topic {txs}");
+    assert!(text.contains("error: produce: transaction ") && text.contains(&named), "{text}");
 }

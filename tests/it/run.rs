@@ -21,8 +21,9 @@ pub const PARTITIONS: i32 = 2;
 /// Far beyond what anything here takes: it only ends a test that would never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn topics() -> Vec<NewTopic> {
-    let new = |name: &str, partitions| NewTopic { name: format!("utxo.{name}"), partitions, config: vec![] };
+/// Every topic, with this at the end of its name.
+fn topics(suffix: &str) -> Vec<NewTopic> {
+    let new = |name: &str, partitions| NewTopic { name: format!("utxo.{name}{suffix}"), partitions, config: vec![] };
     let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
     let many = ["validated-txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
     [singles.as_slice(), many.as_slice()].concat()
@@ -31,6 +32,8 @@ fn topics() -> Vec<NewTopic> {
 /// A cluster, and a directory with a configuration and a store.
 pub struct Bench {
     brokers: String,
+    /// Ends the names of its topics and of its group.
+    suffix: String,
     session_timeout_ms: u32,
     _mock: Option<MockCluster>,
     pub directory: TempDir,
@@ -38,21 +41,33 @@ pub struct Bench {
 
 impl Bench {
     pub fn new() -> Self {
-        let cluster = MockCluster::start(&topics()).unwrap();
+        let cluster = MockCluster::start(&topics("")).unwrap();
         let bench = Bench::on(cluster.bootstrap_servers());
         // The mock lets a member be missed sooner.
-        Bench { session_timeout_ms: 2_000, _mock: Some(cluster), ..bench }
+        Bench { suffix: String::new(), session_timeout_ms: 2_000, _mock: Some(cluster), ..bench }
     }
 
-    /// On a cluster that somebody else owns.
+    /// On a cluster that others use as well.
     pub fn on(brokers: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        Bench { brokers: brokers.to_owned(), session_timeout_ms: 6_000, _mock: None, directory }
+        let name = directory.path().file_name().unwrap().to_str().unwrap();
+        let suffix = format!(".{}", name.trim_start_matches('.'));
+        Bench { brokers: brokers.to_owned(), suffix, session_timeout_ms: 6_000, _mock: None, directory }
+    }
+
+    /// The whole name of a topic.
+    pub fn topic(&self, name: &str) -> String {
+        format!("utxo.{name}{}", self.suffix)
+    }
+
+    /// The group of the validated transactions.
+    pub fn group(&self) -> String {
+        format!("utxo-store{}", self.suffix)
     }
 
     /// Creates all topics, where that is not the mock's business.
     pub fn create_topics(&self) {
-        block_on(async { self.broker().create_topics(&topics()).await.unwrap() });
+        block_on(async { self.broker().create_topics(&topics(&self.suffix)).await.unwrap() });
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -66,11 +81,17 @@ impl Bench {
     /// The binary with this bench's configuration; `variables` go before it.
     pub fn command(&self, args: &[&str], variables: &[(&str, &str)]) -> Command {
         let file = self.path("utxo-store.toml");
+        let names: String = topics("")
+            .iter()
+            .map(|topic| topic.name.trim_start_matches("utxo."))
+            .map(|name| format!("{} = \"{}\"\n", name.replace('-', "_"), self.topic(name)))
+            .collect();
         let text = format!(
-            "[kafka]\nbrokers = \"{}\"\nsession_timeout_ms = {}\nheartbeat_interval_ms = 300\n\
-             max_poll_interval_ms = 10000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n\
+            "[kafka]\nbrokers = \"{}\"\ngroup = \"{}\"\nsession_timeout_ms = {}\nheartbeat_interval_ms = 300\n\
+             max_poll_interval_ms = 10000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n[kafka.topics]\n{names}\
              [store]\nurl = \"{}\"\n[ingest]\ncommit_interval_ms = 100\n[http]\nlisten = \"127.0.0.1:0\"\n",
             self.brokers,
+            self.group(),
             self.session_timeout_ms,
             self.store_url(),
         );
@@ -117,7 +138,7 @@ impl Bench {
             let txid = utxo_store::tx::Txid([tag; 32]);
             let event = Seeded { txid, coinbase: false, height: 1, outputs };
             Produce {
-                topic: "utxo.validated-txs".into(),
+                topic: self.topic("validated-txs"),
                 key: txid.0.to_vec().into(),
                 payload: event.encode().into(),
                 ..Produce::default()
@@ -127,10 +148,10 @@ impl Bench {
         block_on(async { self.broker().producer().await.unwrap().produce_all(messages).await.unwrap() });
     }
 
-    /// Produces a message as it is.
+    /// Produces a message as it is, to the topic of that name (without what all names have in common).
     pub fn produce(&self, topic: &str, key: &[u8], payload: &[u8]) {
         let message = Produce {
-            topic: topic.into(),
+            topic: self.topic(topic),
             key: key.to_vec().into(),
             payload: payload.to_vec().into(),
             ..Produce::default()
@@ -140,7 +161,7 @@ impl Bench {
 
     /// Everything in one partition of a topic.
     pub fn messages(&self, topic: &str, partition: i32) -> Vec<Message> {
-        let partition = TopicPartition { topic: topic.into(), partition };
+        let partition = TopicPartition { topic: self.topic(topic).into(), partition };
         block_on(async {
             let broker = self.broker();
             let (low, end) = broker.watermarks(&partition).await.unwrap();
@@ -155,9 +176,9 @@ impl Bench {
 
     /// Sum of what the group has committed of the validated transactions.
     pub fn committed(&self) -> u64 {
-        let partitions: Vec<_> =
-            (0..PARTITIONS).map(|partition| TopicPartition { topic: "utxo.validated-txs".into(), partition }).collect();
-        let committed = block_on(async { self.broker().committed("utxo-store", &partitions).await.unwrap() });
+        let partition = |partition| TopicPartition { topic: self.topic("validated-txs").into(), partition };
+        let partitions: Vec<_> = (0..PARTITIONS).map(partition).collect();
+        let committed = block_on(async { self.broker().committed(&self.group(), &partitions).await.unwrap() });
         committed.into_iter().flatten().map(|committed| committed.offset).sum()
     }
 }

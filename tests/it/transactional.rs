@@ -23,7 +23,6 @@ use crate::{
     world::{Coin, Made, spend},
 };
 
-const TXS: &str = "utxo.validated-txs";
 const WAIT: Duration = Duration::from_secs(30);
 
 fn producer(brokers: &str, id: &str) -> BaseProducer {
@@ -73,7 +72,7 @@ async fn read_up_to(reader: &mut dyn Reader, end: u64) -> (usize, u64) {
 /// Whoever reads "to the end" must come to an end.
 #[test]
 fn a_reader_passes_the_mark_of_a_transaction_at_the_end() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
     let broker = KafkaBroker::new(KafkaSettings::new(server.bootstrap_servers())).unwrap();
     let topic = NewTopic { name: "transactional".into(), partitions: 1, config: Vec::new() };
     block_on(async { broker.create_topics(&[topic]).await.unwrap() });
@@ -119,19 +118,20 @@ fn validated(made: &Made) -> (i32, Vec<u8>, Vec<u8>) {
 /// The lag comes to nothing, a parent is proven missing, and a rebuild ends, though every partition ends in a mark.
 #[test]
 fn partitions_that_end_in_a_mark_are_read_to_their_end() {
-    let Some(server) = KafkaServer::start() else { return };
+    let Some(server) = KafkaServer::shared() else { return };
     let bench = Bench::on(server.bootstrap_servers());
     bench.create_topics();
+    let txs = bench.topic("validated-txs");
     let broker = bench.broker();
     let producer = producer(server.bootstrap_servers(), "validator");
     let (coins, seeds): (Vec<_>, Vec<_>) = (1..=20).map(seeded).unzip();
-    in_one_transaction(&producer, TXS, &seeds, true);
-    until("both marks are there", || ends(&broker, TXS, PARTITIONS).iter().sum::<u64>() == 22);
+    in_one_transaction(&producer, &txs, &seeds, true);
+    until("both marks are there", || ends(&broker, &txs, PARTITIONS).iter().sum::<u64>() == 22);
 
     let mut instance = bench.start();
     let no_lag = |metrics: &str| {
         (0..PARTITIONS).all(|partition| {
-            metrics.contains(&format!("utxo_lag_messages{{partition=\"{partition}\",topic=\"{TXS}\"}} 0"))
+            metrics.contains(&format!("utxo_lag_messages{{partition=\"{partition}\",topic=\"{txs}\"}} 0"))
         })
     };
     until("everything is committed, the marks too", || bench.committed() == 22);
@@ -139,12 +139,12 @@ fn partitions_that_end_in_a_mark_are_read_to_their_end() {
 
     // A child of somebody who was never produced; in both partitions nothing but a mark follows, also one of what was given up.
     let child = spend(&[spend(&coins[..1], 1, 1).coin(0)], 1, 2);
-    in_one_transaction(&producer, TXS, &[validated(&child)], true);
-    in_one_transaction(&producer, TXS, &[validated(&spend(&coins[1..2], 1, 1))], false);
-    let all = || ends(&broker, TXS, PARTITIONS).iter().sum::<u64>();
+    in_one_transaction(&producer, &txs, &[validated(&child)], true);
+    in_one_transaction(&producer, &txs, &[validated(&spend(&coins[1..2], 1, 1))], false);
+    let all = || ends(&broker, &txs, PARTITIONS).iter().sum::<u64>();
     until("all marks are there", || all() == 26);
     until("its parent is proven missing", || {
-        (0..PARTITIONS).map(|partition| bench.messages("utxo.dead-letters", partition).len()).sum::<usize>() == 1
+        (0..PARTITIONS).map(|partition| bench.messages("dead-letters", partition).len()).sum::<usize>() == 1
     });
     until("everything is committed again", || bench.committed() == all() && no_lag(&instance.get("/metrics")));
     instance.signal("TERM");
@@ -153,7 +153,7 @@ fn partitions_that_end_in_a_mark_are_read_to_their_end() {
     // Started again it begins at a mark, or behind it.
     let mut instance = bench.start();
     until("there is no lag at once", || no_lag(&instance.get("/metrics")));
-    in_one_transaction(&producer, TXS, &[validated(&spend(&coins[2..3], 1, 1))], true);
+    in_one_transaction(&producer, &txs, &[validated(&spend(&coins[2..3], 1, 1))], true);
     until("it goes on", || bench.committed() == 28);
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
