@@ -41,7 +41,7 @@ impl World {
         told.into_iter().map(|(_, result)| result).collect()
     }
 
-    async fn slot(&self, coin: &Coin) -> Slot {
+    pub async fn slot(&self, coin: &Coin) -> Slot {
         self.store.slot(coin.outpoint).await.unwrap().expect("it has a slot")
     }
 }

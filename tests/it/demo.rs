@@ -127,7 +127,7 @@ fn stories_are_told_with_the_state_after_each_chapter() {
 fn a_story_is_told_with_all_that_is_known_of_who_changes() {
     let out = told(&["--scenario", "freeze", "--inspect"]);
     assert!(out.contains("conflicting at height 0: what input 0 names is frozen"), "{out}");
-    assert!(out.contains("command {\"reassign\"") && out.contains("given to a new owner at height 800000"), "{out}");
+    assert!(out.contains(": command reassign ") && out.contains("given to a new owner at height 800000"), "{out}");
     assert!(out.lines().filter(|line| line.starts_with("transaction ")).count() >= 6, "{out}");
 }
 

@@ -16,7 +16,7 @@ use utxo_store::{
 
 use crate::{
     made_blocks::MadeBlock,
-    world::{MAY_FORGET, Made, World, WorldSettings, coinbase, spend},
+    world::{Coin, MAY_FORGET, Made, World, WorldSettings, coinbase, spend, spend_claiming},
 };
 
 /// Blocks behind what makes something due.
@@ -303,38 +303,48 @@ async fn what_is_preserved_stays_until_then() {
     world.check("preserved until then").await;
 }
 
-/// Though it is conflicting, and its time has come: what an authority did is kept.
+/// Though one is conflicting, and the other all spent by what is mined, and their time has come: what an authority did is kept.
 #[tokio::test(start_paused = true)]
 async fn what_was_given_to_a_new_owner_stays() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
-    let seed = world.seed(1, 1).await;
-    let made = spend(&[seed.coin(0)], 1, 1);
+    let seed = world.seed(1, 2).await;
+    let [falls, spent] = [0, 1].map(|vout| spend(&[seed.coin(vout)], 1, vout as u8));
     let running = world.start();
-    world.validate(&made).await;
-    world.mine(1, &[]).await;
+    world.validate(&falls).await;
+    world.validate(&spent).await;
+    world.mine(1, &[&spent]).await;
     world.until_consumed().await;
-    let coin = made.coin(0);
-    let given = Action::Reassign {
-        outpoint: coin.outpoint,
-        utxo_hash: coin.utxo_hash(),
-        new_script: &[0x51, 0x99],
-        satoshis: coin.satoshis,
-        height: 101,
-        spendable_after: 1,
-    };
-    world.command(1, Action::Freeze { outpoint: coin.outpoint }).await;
-    world.command(2, given).await;
-    world.command(3, Action::SetConflicting { txid: made.txid }).await;
-    for sequence in 2..=6 {
+    for (made, id) in [(&falls, 1), (&spent, 3)] {
+        let coin = made.coin(0);
+        world.command(id, Action::Freeze { outpoint: coin.outpoint }).await;
+        let given = Action::Reassign {
+            outpoint: coin.outpoint,
+            utxo_hash: coin.utxo_hash(),
+            new_script: &[0x51, 0x99],
+            satoshis: coin.satoshis,
+            height: 101,
+            spendable_after: 1,
+        };
+        world.command(id + 1, given).await;
+    }
+    world.command(5, Action::SetConflicting { txid: falls.txid }).await;
+    world.until_consumed().await;
+    let new = Coin { script: vec![0x51, 0x99], ..spent.coin(0) };
+    let owners = spend_claiming(&[spent.coin(0)], std::slice::from_ref(&new), 1, 4);
+    world.validate_at(&owners, 102).await;
+    world.mine(2, &[&owners]).await;
+    for sequence in 3..=7 {
         world.mine(sequence, &[]).await;
     }
     world.until_consumed().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    world.command(4, Action::Delete { txid: made.txid }).await;
+    world.command(6, Action::Delete { txid: falls.txid }).await;
     world.until_consumed().await;
     running.stop().await;
-    assert_eq!(lost_for(&world, &made).await, Some(Reason::Command));
-    assert!(matches!(&world.results(4).await[..], [CommandResult::Refused { code, .. }] if code == "NOT_PRUNABLE"));
+    assert_eq!(world.slot(&new).await.spender().map(|by| by.txid), Some(owners.txid));
+    assert_eq!((state(&world, &owners).await, state(&world, &spent).await), (Some(TxState::Live), Some(TxState::Live)));
+    assert_eq!(lost_for(&world, &falls).await, Some(Reason::Command));
+    assert!(matches!(&world.results(6).await[..], [CommandResult::Refused { code, .. }] if code == "NOT_PRUNABLE"));
     world.check("given to a new owner").await;
 }
 
