@@ -14,7 +14,7 @@ mod settings;
 mod worker;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -24,7 +24,7 @@ use std::{
 
 use async_trait::async_trait;
 use rdkafka::{
-    admin::{AdminClient, AdminOptions, NewTopic as KafkaTopic, TopicReplication},
+    admin::{AdminClient, AdminOptions, NewTopic as KafkaTopic, ResourceSpecifier, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, Consumer as _},
     error::{KafkaError, RDKafkaErrorCode},
@@ -90,8 +90,28 @@ impl KafkaBroker {
         .await
     }
 
-    fn admin(&self) -> Result<AdminClient<DefaultClientContext>, BrokerError> {
-        self.settings.client().create().map_err(|error| translate("create topics", &self.settings.brokers, &error))
+    fn admin(&self, operation: &'static str) -> Result<AdminClient<DefaultClientContext>, BrokerError> {
+        self.settings.client().create().map_err(|error| translate(operation, &self.settings.brokers, &error))
+    }
+
+    /// A topic's configuration, defaults among it: value by name. (A mock cluster does not answer.)
+    ///
+    /// # Errors
+    /// The topic does not exist, or the cluster does not say.
+    pub async fn topic_config(&self, topic: &str) -> Result<BTreeMap<String, String>, BrokerError> {
+        const OPERATION: &str = "look up the configuration";
+        let options = AdminOptions::new().request_timeout(Some(self.settings.request_timeout));
+        let asked = [ResourceSpecifier::Topic(topic)];
+        let answer = self.admin(OPERATION)?.describe_configs(&asked, &options).await;
+        let mut config = BTreeMap::new();
+        for resource in answer.map_err(|error| translate(OPERATION, topic, &error))? {
+            let resource = resource.map_err(|code| {
+                let message = format!("{topic}: {code}");
+                BrokerError::new(kind_of_code(code), OPERATION, message)
+            })?;
+            config.extend(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))));
+        }
+        Ok(config)
     }
 }
 
@@ -230,7 +250,7 @@ impl KafkaBroker {
         let bound = Some(self.settings.request_timeout);
         let options = AdminOptions::new().request_timeout(bound).operation_timeout(bound);
         let results = self
-            .admin()?
+            .admin("create topics")?
             .create_topics([&wanted], &options)
             .await
             .map_err(|error| translate("create topics", &topic.name, &error))?;

@@ -11,9 +11,12 @@ use std::{
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, block_on};
+use super::{
+    CommandResult, ConfigArgs, Failure, block_on,
+    topics::{Made, create_missing, new_topics, topic_name},
+};
 use crate::{
-    broker::{Broker, BrokerError, NewTopic, TopicPartition, kafka::KafkaBroker},
+    broker::{Broker, TopicPartition, kafka::KafkaBroker},
     config::{Brokers, Topics},
     event::Topic,
     generate::{ChainCounts, Message, Scenario, Story},
@@ -84,7 +87,7 @@ impl GenerateArgs {
         let feed = loaded.feed()?;
         block_on(async {
             let broker = KafkaBroker::new(super::wiring::kafka(&config))?;
-            create_missing(&broker, &new_topics(&config.kafka.topics, self.partitions)).await?;
+            create_missing(&broker, &new_topics(&config.kafka.topics, Made::with_partitions(self.partitions))).await?;
             if story.is_some() || matches!(feed, Feed::Chain(_)) {
                 check_same_chain(&broker, &config.kafka.topics, feed.messages()).await?;
             }
@@ -147,49 +150,6 @@ impl Summary {
             produced.events, produced.bytes, counts.blocks, counts.transactions, counts.seeded
         )
     }
-}
-
-/// The configured name of a topic.
-pub fn topic_name(topics: &Topics, topic: Topic) -> &str {
-    let name = match topic {
-        Topic::ValidatedTxs => &topics.validated_txs,
-        Topic::BlockMined => &topics.block_mined,
-        Topic::Reorgs => &topics.reorgs,
-        Topic::Chain => &topics.chain,
-        Topic::Decisions => &topics.decisions,
-        Topic::Outcomes => &topics.outcomes,
-        Topic::DeadLetters => &topics.dead_letters,
-    };
-    name.as_str()
-}
-
-/// All topics as the store wants them: those that are one log with one partition, the others with `partitions`; nothing
-/// is ever deleted, so that a rebuild can start at offset 0.
-pub fn new_topics(topics: &Topics, partitions: i32) -> Vec<NewTopic> {
-    let keep = || vec![("retention.ms".to_owned(), "-1".to_owned()), ("retention.bytes".to_owned(), "-1".to_owned())];
-    let new = |topic| NewTopic {
-        name: topic_name(topics, topic).to_owned(),
-        partitions: match topic {
-            Topic::BlockMined | Topic::Reorgs | Topic::Chain | Topic::Decisions => 1,
-            Topic::ValidatedTxs | Topic::Outcomes | Topic::DeadLetters => partitions,
-        },
-        config: keep(),
-    };
-    Topic::ALL.into_iter().map(new).collect()
-}
-
-/// Creates those that are not there; one that is there keeps its partitions.
-///
-/// # Errors
-/// Whatever the broker refuses.
-pub async fn create_missing(broker: &dyn Broker, topics: &[NewTopic]) -> Result<(), BrokerError> {
-    let mut missing = Vec::new();
-    for topic in topics {
-        if broker.partitions(&topic.name).await?.is_none() {
-            missing.push(topic.clone());
-        }
-    }
-    if missing.is_empty() { Ok(()) } else { broker.create_topics(&missing).await }
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ mod replay;
 mod run;
 mod signals;
 mod stats;
+pub mod topics;
 mod verify;
 pub mod wiring;
 
@@ -88,6 +89,8 @@ commands! {
     Demo(demo::DemoArgs),
     /// Turn block files into events, and feed them to the log
     Generate(generate::GenerateArgs),
+    /// Create the topics, or check those that are there
+    Topics(topics::TopicsCommand),
     /// Count what a store holds, and print its digest
     Stats(stats::StatsArgs),
     /// Check the invariants of a store, in both directions; exit code 1 when one is broken

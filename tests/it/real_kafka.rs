@@ -253,6 +253,45 @@ fn commands_are_answered_on_the_command_line_and_listed() {
 }
 
 #[test]
+fn topics_are_created_once_and_what_is_wrong_with_one_is_named() {
+    let Some(server) = KafkaServer::shared() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    let topics = |args: &[&str]| output(bench.command(&[&["topics"], args].concat(), &[]));
+    let text =
+        |output: &Output| String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned();
+    let checked = topics(&["check"]);
+    assert_eq!((checked.status.code(), text(&checked).matches("does not exist").count()), (Some(1), 7));
+    let create = ["create", "--partitions", "3", "--outcomes-hours", "2"];
+    let would = topics(&[&create[..], &["--dry-run"]].concat());
+    assert_eq!(
+        (would.status.code(), text(&would).matches("would be created").count()),
+        (Some(0), 7),
+        "{}",
+        text(&would)
+    );
+    assert_eq!(block_on(async { bench.broker().partitions(&bench.topic("chain")).await.unwrap() }), None);
+
+    // One is there already, and forgets.
+    let forgets = ("retention.ms".to_owned(), "3600000".to_owned());
+    let decisions = NewTopic { name: bench.topic("decisions"), partitions: 2, config: vec![forgets] };
+    block_on(async { bench.broker().create_topics(&[decisions]).await.unwrap() });
+    let created = topics(&create);
+    let told = text(&created);
+    assert_eq!((created.status.code(), told.matches(": created with ").count()), (Some(1), 6), "{told}");
+    for named in ["has 2 partitions: it is one order", "set retention.ms=-1", "1 of 7 topics"] {
+        assert!(told.contains(named), "{told}");
+    }
+    let again = topics(&[&create[..], &["--json"]].concat());
+    let lines: Vec<Value> =
+        String::from_utf8_lossy(&again.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |name: &str| lines.iter().find(|line| line["topic"] == bench.topic(name)).unwrap().clone();
+    assert_eq!((&of("validated-txs")["partitions"], &of("chain")["partitions"]), (&3.into(), &1.into()));
+    assert_eq!(of("decisions")["problems"].as_array().unwrap().len(), 2, "{lines:?}");
+    let config = block_on(async { bench.broker().topic_config(&bench.topic("outcomes")).await.unwrap() });
+    assert_eq!((config["retention.ms"].as_str(), config["cleanup.policy"].as_str()), ("7200000", "delete"));
+}
+
+#[test]
 fn a_broker_that_is_killed_and_started_again_is_gone_on_with() {
     let Some(mut server) = KafkaServer::own() else { return };
     let bench = Bench::on(server.bootstrap_servers());

@@ -8,9 +8,8 @@ use std::{
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, kafka::MockCluster, partitioner::partition_of},
     cli::{
-        Failure,
-        generate::{create_missing, new_topics, topic_name},
-        opening,
+        Failure, opening,
+        topics::{Made, create_missing, new_topics, topic_name},
     },
     config::{Brokers, Config},
     event::Topic,
@@ -44,7 +43,10 @@ impl Log {
                 Ok(Log { mock: None, brokers: brokers.as_str().to_owned(), suffix: Some(suffix), partitions })
             }
             None => {
-                let mock = MockCluster::start(&new_topics(&Config::default().kafka.topics, partitions))?;
+                let mock = MockCluster::start(&new_topics(
+                    &Config::default().kafka.topics,
+                    Made::with_partitions(partitions),
+                ))?;
                 let brokers = mock.bootstrap_servers().to_owned();
                 Ok(Log { mock: Some(mock), brokers, suffix: None, partitions })
             }
@@ -68,7 +70,8 @@ impl Log {
     pub async fn create_topics(&self, config: &Config) -> Result<(), Failure> {
         if self.mock.is_none() {
             let broker = opening::broker(config)?;
-            create_missing(broker.as_ref(), &new_topics(&config.kafka.topics, self.partitions)).await?;
+            create_missing(broker.as_ref(), &new_topics(&config.kafka.topics, Made::with_partitions(self.partitions)))
+                .await?;
         }
         Ok(())
     }

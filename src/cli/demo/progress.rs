@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     broker::{Broker, BrokerError, TopicPartition},
-    cli::{Failure, generate::topic_name},
+    cli::{Failure, topics::topic_name},
     config::{Config, Topics},
     event::{Event, Topic},
     sequencer::{chain_group, state::ChainState},

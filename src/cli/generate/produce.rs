@@ -4,7 +4,7 @@ use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::topic_name;
+use super::super::topics::topic_name;
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Produce, Producer},
     config::Topics,

@@ -74,9 +74,9 @@ fn what_cannot_be_read_is_told_in_one_line_with_its_place() {
 async fn everything_arrives_once_and_in_order() {
     let config = Config::default();
     let broker = MemoryBroker::new(MemorySettings::new(Clock::System));
-    let topics = new_topics(&config.kafka.topics, 3);
+    let topics = new_topics(&config.kafka.topics, Made::with_partitions(3));
     create_missing(&broker, &topics).await.unwrap();
-    create_missing(&broker, &new_topics(&config.kafka.topics, 5)).await.unwrap();
+    create_missing(&broker, &new_topics(&config.kafka.topics, Made::with_partitions(5))).await.unwrap();
 
     let loaded = parsed(&["--blocks", &data("mainnet-0-4312.blk")]).unwrap().source.load().unwrap();
     let feed = loaded.feed().unwrap();
