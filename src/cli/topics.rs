@@ -72,18 +72,18 @@ struct CheckArgs {
 
 /// What became of one topic.
 #[derive(Debug, Serialize)]
-struct Line {
+struct Report {
     topic: String,
     partitions: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    done: Option<Done>,
+    outcome: Option<Outcome>,
     /// In words; none: it is as it has to be.
     problems: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Done {
+enum Outcome {
     Created,
     WouldBeCreated,
 }
@@ -111,20 +111,25 @@ impl CreateArgs {
         let wanted = new_topics(&config.kafka.topics, Made { partitions, replication_factor, outcomes_ms });
         block_on(async {
             let broker = KafkaBroker::new(settings)?;
-            let mut lines = Vec::new();
+            let mut wrong = 0;
             for (topic, wanted) in Topic::ALL.into_iter().zip(wanted) {
                 let mut line = look(&broker, topic, &wanted.name).await?;
+                if line.partitions != 0 && line.partitions != wanted.partitions && line.problems.is_empty() {
+                    line.problems
+                        .push(format!("has {} partitions, and {} were asked for", line.partitions, wanted.partitions));
+                }
                 if line.partitions == 0 {
-                    line = Line { partitions: wanted.partitions, done: Some(Done::WouldBeCreated), ..line };
+                    line = Report { partitions: wanted.partitions, outcome: Some(Outcome::WouldBeCreated), ..line };
                     line.problems.clear();
                     if !self.dry_run {
                         broker.create_topics(&[wanted]).await?;
-                        line.done = Some(Done::Created);
+                        line.outcome = Some(Outcome::Created);
                     }
                 }
-                lines.push(line);
+                tell(&line, self.json)?;
+                wrong += usize::from(!line.problems.is_empty());
             }
-            tell(&lines, self.json)
+            verdict(wrong)
         })
     }
 }
@@ -134,44 +139,46 @@ impl CheckArgs {
         let config = self.config.load()?;
         block_on(async {
             let broker = KafkaBroker::new(wiring::kafka(&config))?;
-            let mut lines = Vec::new();
+            let mut wrong = 0;
             for topic in Topic::ALL {
-                lines.push(look(&broker, topic, topic_name(&config.kafka.topics, topic)).await?);
+                let line = look(&broker, topic, topic_name(&config.kafka.topics, topic)).await?;
+                tell(&line, self.json)?;
+                wrong += usize::from(!line.problems.is_empty());
             }
-            tell(&lines, self.json)
+            verdict(wrong)
         })
     }
 }
 
-async fn look(broker: &KafkaBroker, topic: Topic, name: &str) -> Result<Line, BrokerError> {
+async fn look(broker: &KafkaBroker, topic: Topic, name: &str) -> Result<Report, BrokerError> {
     let found = match broker.partitions(name).await? {
         Some(partitions) => Some(Found { partitions, config: broker.topic_config(name).await? }),
         None => None,
     };
     let problems = problems(topic, found.as_ref()).iter().map(Problem::to_string).collect();
     let partitions = found.map_or(0, |found| found.partitions);
-    Ok(Line { topic: name.to_owned(), partitions, done: None, problems })
+    Ok(Report { topic: name.to_owned(), partitions, outcome: None, problems })
 }
 
-fn tell(lines: &[Line], json: bool) -> CommandResult {
+fn tell(line: &Report, json: bool) -> CommandResult {
     let mut out = io::stdout().lock();
-    for line in lines {
-        if json {
-            writeln!(out, "{}", serde_json::to_string(line)?)?;
-            continue;
-        }
-        let Line { topic, partitions, done, problems } = line;
-        let is = match done {
-            Some(Done::Created) => format!("created with {partitions} partitions"),
-            Some(Done::WouldBeCreated) => format!("would be created with {partitions} partitions"),
-            None if problems.is_empty() => format!("is as it has to be, with {partitions} partitions"),
-            None => problems.join("; "),
-        };
-        writeln!(out, "{topic}: {is}")?;
+    if json {
+        return Ok(writeln!(out, "{}", serde_json::to_string(line)?)?);
     }
-    match lines.iter().filter(|line| !line.problems.is_empty()).count() {
+    let Report { topic, partitions, outcome, problems } = line;
+    let is = match outcome {
+        Some(Outcome::Created) => format!("created with {partitions} partitions"),
+        Some(Outcome::WouldBeCreated) => format!("would be created with {partitions} partitions"),
+        None if problems.is_empty() => format!("is as it has to be, with {partitions} partitions"),
+        None => problems.join("; "),
+    };
+    Ok(writeln!(out, "{topic}: {is}")?)
+}
+
+fn verdict(wrong: usize) -> CommandResult {
+    match wrong {
         0 => Ok(()),
-        wrong => Err(Failure::new(format!("{wrong} of {} topics are not as they have to be", lines.len()))),
+        wrong => Err(Failure::new(format!("{wrong} of {} topics are not as they have to be", Topic::ALL.len()))),
     }
 }
 

@@ -315,7 +315,7 @@ settings! {
     ["prune"] Prune {
         /// Whether this instance prunes; `utxo-store prune` does so by hand. What is pruned does not come back: keep the log, which does.
         enabled: bool = true;
-        /// Transactions that are looked at in a second at the most. To forget one costs three to four times what it costs to take one in, on fjall
+        /// Transactions that are forgotten in a second at the most. To forget one costs three to four times what it costs to take one in, on fjall
         /// and on Aerospike: where more than these come in for long, raise it, or the store grows.
         per_second: u32 = 1_000, range 1 to 10_000_000, unit "transactions/s";
         /// Transactions that are looked at in one step: a chain event waits for no more than these.

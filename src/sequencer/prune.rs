@@ -25,10 +25,17 @@ use crate::{
 /// How much of it is done at once.
 #[derive(Debug, Clone, Copy)]
 pub struct PruneTask {
-    /// Transactions looked at in a second at the most.
+    /// Transactions that go in a second at the most.
     pub per_second: u32,
     /// Each step.
     pub pass: PruneSettings,
+}
+
+impl PruneTask {
+    /// How long to rest after a step that did so many. Each that goes is in two: it is looked at and its parents marked, then it is buried.
+    pub fn rest_after(&self, count: u64) -> Duration {
+        Duration::from_secs_f64(count as f64 / (2.0 * f64::from(self.per_second.max(1))))
+    }
 }
 
 /// How far the chain is committed: nothing below is ever handled again.
@@ -147,7 +154,7 @@ impl Pruner {
         }
         match step {
             Step::Did(count) => {
-                self.wake = Instant::now() + Duration::from_secs_f64(count as f64 / f64::from(task.per_second.max(1)));
+                self.wake = Instant::now() + task.rest_after(count);
             }
             Step::Until(at) => self.wake = at,
             Step::Unsafe => self.unsafe_at = Some(safe.offset),
@@ -233,4 +240,18 @@ pub async fn floor_of(broker: &dyn Broker, validated: &ValidatedSource, chain: u
     let known = (0..count.unsigned_abs()).zip(offsets);
     let validated = known.filter_map(|(number, committed)| Some((number, committed?.offset)));
     Ok(Consumed { chain, validated: validated.collect::<BTreeMap<_, _>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_go_in_a_second_though_each_is_in_two_steps() {
+        let pass = PruneSettings { keep_tombstones: None, step: 512, dry_run: false, alone: false };
+        let task = PruneTask { per_second: 1_000, pass };
+        let (looks, burials) =
+            ([512, 512, 476].map(|count| task.rest_after(count)), [1_500].map(|count| task.rest_after(count)));
+        assert_eq!(looks.into_iter().chain(burials).sum::<Duration>(), Duration::from_millis(1_500));
+    }
 }

@@ -3,8 +3,8 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
     net::{TcpListener, TcpStream},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::OnceLock,
@@ -12,24 +12,21 @@ use std::{
 };
 
 const VERSION: &str = "4.1.1";
+const OLDEST_JAVA: u32 = 17;
+const PROPERTIES: &str = "server.properties";
 /// Generous: two cores may be shared by many.
 const START_BOUND: Duration = Duration::from_secs(120);
 
-/// Runs a program, kills and starts it as it is told, and ends with its own standard input, as which it does with whoever holds the other end;
-/// then it removes the directory.
+/// Runs a program until its own standard input ends, which it does with whoever holds the other end, or until the program ends by itself;
+/// then it removes a directory, if it is told one.
 const KEEPER: &str = r#"
-directory=$1; shift
-trap '' INT
-start() { "$@" & server=$!; }
-start "$@"
-while read -r order; do
-    case $order in
-        kill) kill -9 $server; wait $server ;;
-        start) start "$@" ;;
-    esac
-done
-kill -9 $server; wait $server
-rm -rf "$directory"
+remove=$1; shift
+exec 3<&0
+"$@" & server=$!
+{ cat; kill -9 $server; } <&3 & end=$!
+wait $server
+kill $end 2>&-
+if [ -n "$remove" ]; then rm -rf "$remove"; fi
 "#;
 
 /// A running server.
@@ -37,51 +34,40 @@ pub struct KafkaServer {
     keeper: Child,
     bootstrap_servers: String,
     data: PathBuf,
+    /// Removes what a server of a test's own has.
+    _own: Option<tempfile::TempDir>,
 }
 
 impl KafkaServer {
     /// The one that the tests of a run share, each with topics and groups of names of its own; `None`, with a loud line, when Java or Maven
     /// are missing.
     pub fn shared() -> Option<&'static Self> {
-        static SHARED: OnceLock<Option<KafkaServer>> = OnceLock::new();
-        let server = SHARED.get_or_init(|| can_be_had().then(KafkaServer::new)).as_ref();
-        told(server)
+        static SHARED: OnceLock<KafkaServer> = OnceLock::new();
+        can_be_had()
+            .then(|| {
+                SHARED.get_or_init(|| {
+                    let (data, port) = prepare();
+                    let data = data.keep();
+                    KafkaServer {
+                        keeper: spawn(&data, Some(&data)),
+                        bootstrap_servers: address(port),
+                        data,
+                        _own: None,
+                    }
+                })
+            })
+            .inspect(|server| server.wait_until_it_answers())
     }
 
     /// One of a test's own, which it may kill.
     pub fn own() -> Option<Self> {
-        told(can_be_had().then(KafkaServer::new))
-    }
-
-    fn new() -> Self {
-        let data = tempfile::tempdir().unwrap().keep();
-        let [port, controller] = free_ports();
-        let properties = write_properties(&data, port, controller);
-        let libraries = libraries();
-        let formatted = Command::new("java")
-            .args(java(&libraries, "256m"))
-            .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
-            .arg(&properties)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
-        let log = File::create(data.join("server.log")).unwrap();
-        let keeper = Command::new("sh")
-            .args(["-c", KEEPER, "sh"])
-            .arg(&data)
-            .arg("java")
-            .args(java(&libraries, "768m"))
-            .arg("kafka.Kafka")
-            .arg(&properties)
-            .stdin(Stdio::piped())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let server = KafkaServer { keeper, bootstrap_servers: format!("127.0.0.1:{port}"), data };
-        server.wait_until_it_answers();
-        server
+        can_be_had()
+            .then(|| {
+                let (own, port) = prepare();
+                let data = own.path().to_owned();
+                KafkaServer { keeper: spawn(&data, None), bootstrap_servers: address(port), data, _own: Some(own) }
+            })
+            .inspect(|server| server.wait_until_it_answers())
     }
 
     /// `host:port` to connect to.
@@ -91,28 +77,24 @@ impl KafkaServer {
 
     /// Kills it without a warning.
     pub fn kill(&mut self) {
-        self.order("kill");
-        let gone = || TcpStream::connect(&self.bootstrap_servers).is_err();
-        while !gone() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        drop(self.keeper.stdin.take());
+        self.keeper.wait().unwrap();
     }
 
     /// Starts it again where it was, with what it has.
     pub fn start_again(&mut self) {
-        self.order("start");
+        self.keeper = spawn(&self.data, None);
         self.wait_until_it_answers();
-    }
-
-    fn order(&mut self, order: &str) {
-        writeln!(self.keeper.stdin.as_ref().unwrap(), "{order}").unwrap();
     }
 
     fn wait_until_it_answers(&self) {
         let start = Instant::now();
+        let log = || fs::read_to_string(self.data.join("server.log")).unwrap_or_default();
         while TcpStream::connect(&self.bootstrap_servers).is_err() {
-            let log = || fs::read_to_string(self.data.join("server.log")).unwrap_or_default();
             assert!(start.elapsed() < START_BOUND, "Kafka does not answer: {}", log());
+            // The keeper of one that ended by itself is a zombie.
+            let status = fs::read_to_string(format!("/proc/{}/stat", self.keeper.id())).unwrap_or_default();
+            assert!(!status.contains(") Z "), "Kafka ended: {}", log());
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -125,22 +107,68 @@ impl Drop for KafkaServer {
     }
 }
 
-fn told<T>(server: Option<T>) -> Option<T> {
-    if server.is_none() {
-        eprintln!("SKIPPED: tests on Apache Kafka: `java` or `mvn` is not installed");
-    }
-    server
-}
-
+/// Whether Maven is there, and a Java that Kafka runs on; if not, says so, loudly.
 fn can_be_had() -> bool {
-    ["java", "mvn"].iter().all(|tool| {
-        let found = Command::new(tool).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        found.is_ok_and(|status| status.success())
-    })
+    let version = |tool: &str| {
+        let told = Command::new(tool).arg("-version").stdin(Stdio::null()).output().ok()?;
+        told.status.success().then(|| String::from_utf8_lossy(&[told.stdout, told.stderr].concat()).into_owned())
+    };
+    let java = version("java").and_then(|told| told.split('"').nth(1)?.split('.').next()?.parse::<u32>().ok());
+    let missing = match (java, version("mvn")) {
+        (None, _) => "`java` is not installed".to_owned(),
+        (Some(java), _) if java < OLDEST_JAVA => format!("`java` is {java}, below {OLDEST_JAVA}"),
+        (_, None) => "`mvn` is not installed".to_owned(),
+        _ => return true,
+    };
+    eprintln!("SKIPPED: tests on Apache Kafka: {missing}");
+    false
 }
 
-/// The folder of Kafka's jars, fetched on first use.
-fn libraries() -> PathBuf {
+fn address(port: u16) -> String {
+    format!("127.0.0.1:{port}")
+}
+
+/// A directory that is formatted for a server, and the server's port.
+fn prepare() -> (tempfile::TempDir, u16) {
+    let data = tempfile::tempdir().unwrap();
+    let [port, controller] = free_ports();
+    let properties = write_properties(data.path(), port, controller);
+    let formatted = Command::new("java")
+        .args(java("256m"))
+        .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
+        .arg(&properties)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
+    (data, port)
+}
+
+/// Starts a server in a process group of its own, so that nothing but the end of its standard input ends it.
+fn spawn(data: &Path, remove: Option<&Path>) -> Child {
+    let log = File::options().create(true).append(true).open(data.join("server.log")).unwrap();
+    Command::new("sh")
+        .args(["-c", KEEPER, "sh"])
+        .arg(remove.unwrap_or(Path::new("")))
+        .arg("java")
+        .args(java("768m"))
+        .arg("kafka.Kafka")
+        .arg(data.join(PROPERTIES))
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}
+
+/// The folder of Kafka's jars, fetched on first use. Two tests that fetch into one folder at once would spoil it for each other.
+fn libraries() -> &'static Path {
+    static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARIES.get_or_init(fetch)
+}
+
+fn fetch() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kafka").join(VERSION);
     if folder.join("complete").exists() {
         return folder;
@@ -160,8 +188,8 @@ fn libraries() -> PathBuf {
     folder
 }
 
-fn java(libraries: &Path, memory: &str) -> [String; 3] {
-    [format!("-Xmx{memory}"), "-cp".to_owned(), libraries.join("*").display().to_string()]
+fn java(memory: &str) -> [String; 3] {
+    [format!("-Xmx{memory}"), "-cp".to_owned(), libraries().join("*").display().to_string()]
 }
 
 /// Held at once, so that they differ.
@@ -172,7 +200,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
 
 /// Nothing is ever deleted: messages of tests bear old timestamps, which retention goes by, half a minute after the start.
 fn write_properties(data: &Path, port: u16, controller: u16) -> PathBuf {
-    let properties = data.join("server.properties");
+    let properties = data.join(PROPERTIES);
     let text = format!(
         "process.roles=broker,controller\n\
          node.id=1\n\

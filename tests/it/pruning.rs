@@ -307,12 +307,14 @@ async fn what_is_preserved_stays_until_then() {
 #[tokio::test(start_paused = true)]
 async fn what_was_given_to_a_new_owner_stays() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
-    let seed = world.seed(1, 2).await;
-    let [falls, spent] = [0, 1].map(|vout| spend(&[seed.coin(vout)], 1, vout as u8));
+    let seed = world.seed(1, 3).await;
+    let [falls, spent, goes] = [0, 1, 2].map(|vout| spend(&[seed.coin(vout)], 1, vout as u8));
+    let child = spend(&[goes.coin(0)], 1, 5);
     let running = world.start();
-    world.validate(&falls).await;
-    world.validate(&spent).await;
-    world.mine(1, &[&spent]).await;
+    for made in [&falls, &spent, &goes, &child] {
+        world.validate(made).await;
+    }
+    world.mine(1, &[&spent, &goes, &child]).await;
     world.until_consumed().await;
     for (made, id) in [(&falls, 1), (&spent, 3)] {
         let coin = made.coin(0);
@@ -337,7 +339,7 @@ async fn what_was_given_to_a_new_owner_stays() {
         world.mine(sequence, &[]).await;
     }
     world.until_consumed().await;
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    until("the pruning of what was never given away", async || is_pruned(&world, &goes).await).await;
     world.command(6, Action::Delete { txid: falls.txid }).await;
     world.until_consumed().await;
     running.stop().await;

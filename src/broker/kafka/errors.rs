@@ -2,7 +2,7 @@
 
 use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode as Code},
-    types::RDKafkaErrorCode,
+    types::{RDKafkaConfRes, RDKafkaErrorCode},
 };
 
 use crate::broker::{BrokerError, BrokerErrorKind};
@@ -11,10 +11,10 @@ use crate::broker::{BrokerError, BrokerErrorKind};
 pub(super) fn translate(operation: &'static str, what: &str, error: &KafkaError) -> BrokerError {
     let why = match error {
         // The value may be a password, under a name that is misspelt.
-        KafkaError::ClientConfig(_, why, name, value) => {
-            let why = if value.is_empty() { why.clone() } else { why.replace(value.as_str(), "(not shown)") };
-            format!("property {name}: {why}")
+        KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, _, name, _) => {
+            format!("librdkafka knows no property {name}")
         }
+        KafkaError::ClientConfig(_, _, name, _) => format!("property {name} has a value that librdkafka does not take"),
         error => error.to_string(),
     };
     BrokerError::new(kind(error), operation, format!("{what}: {why}"))

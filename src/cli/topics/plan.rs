@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::Serialize;
-
 use super::topic_name;
 use crate::{broker::NewTopic, config::Topics, event::Topic};
 
@@ -76,8 +74,7 @@ pub struct Found {
 }
 
 /// What must not stay as it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
     /// It is not there.
     Missing,
