@@ -23,8 +23,8 @@ use crate::{
 
 pub use ask::{Answer, Asked, Became, Topics, ask};
 pub(super) use line::Line;
-pub(super) use list::each;
 pub use list::{Entry, audit};
+pub(super) use list::{each, only};
 
 const AFTER_HELP: &str = "\
 A command is published to the chain topic and handled once, in its turn, by whoever holds the chain. What became of it is printed; the exit
@@ -63,7 +63,8 @@ enum Kind {
     /// Make the outputs of a locked transaction spendable
     #[command(after_help = AFTER_HELP)]
     Unlock { txid: Txid },
-    /// Bar outputs until they are unfrozen or reassigned
+    /// Bar outputs until they are unfrozen or reassigned. A block that spends one of them halts the chain, for good: whoever freezes must be
+    /// with the miners
     #[command(after_help = AFTER_HELP)]
     Freeze {
         #[arg(required = true)]

@@ -4,7 +4,7 @@
 mod blob;
 mod block;
 mod conflicts;
-mod decisions;
+pub(super) mod decisions;
 pub(super) mod history;
 mod lock_records;
 pub(super) mod offsets;

@@ -13,6 +13,7 @@
 
 pub mod command;
 mod config;
+mod dead_letters;
 pub mod demo;
 mod dump;
 pub mod events;
@@ -105,6 +106,8 @@ commands! {
     Dump(dump::DumpArgs),
     /// Ask the sequencer for a change (freeze, reassign, unlock, …) and wait for what became of it; or list such commands
     Command(command::CommandArgs),
+    /// List what could not be applied, and replay or discard it
+    DeadLetters(dead_letters::DeadLettersCommand),
     /// Turn events into their binary form and back
     Events(events::EventsArgs),
     /// Print a commented sample of the configuration, or check one

@@ -1,6 +1,7 @@
 //! The envelope of dead letters: message headers that say whence and why. Key and payload are the source's, untouched.
 
 use bytes::Bytes;
+use serde::Serialize;
 
 use super::{
     codec::{Source, Wire},
@@ -81,6 +82,15 @@ pub enum HeaderError {
     Malformed(&'static str, &'static str),
 }
 
+impl std::str::FromStr for DeadLetterClass {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let names = || DeadLetterClass::ALL.map(DeadLetterClass::name).join(", ");
+        class_named(name).ok_or_else(|| format!("a class is one of {}", names()))
+    }
+}
+
 impl DeadLetter {
     /// The headers to be put behind those of the source message.
     pub fn to_headers(&self) -> Vec<(String, Bytes)> {
@@ -134,6 +144,63 @@ impl DeadLetter {
     }
 }
 
+/// What was done with a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Settled {
+    /// Its source message was published again, or its transaction looked at again.
+    Replayed,
+    /// Nobody wants it.
+    Discarded,
+}
+
+/// A dead letter needs nobody any more. A message without a payload, in the topic of dead letters: of a log nothing is taken away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settlement {
+    /// Topic of the dead letter's source message.
+    pub topic: String,
+    /// Its partition.
+    pub partition: i32,
+    /// Its offset.
+    pub offset: u64,
+    /// What was done.
+    pub settled: Settled,
+}
+
+impl Settlement {
+    /// All its headers.
+    pub fn to_headers(&self) -> Vec<(String, Bytes)> {
+        let settled = match self.settled {
+            Settled::Replayed => "replayed",
+            Settled::Discarded => "discarded",
+        };
+        let headers = [
+            ("topic", self.topic.clone()),
+            ("partition", self.partition.to_string()),
+            ("offset", self.offset.to_string()),
+            (SETTLED, settled.to_owned()),
+        ];
+        headers.into_iter().map(|(name, value)| (format!("{PREFIX}{name}"), Bytes::from(value))).collect()
+    }
+
+    /// Reads the headers of one.
+    ///
+    /// # Errors
+    /// A header is missing or malformed: it is something else, a dead letter perhaps.
+    pub fn from_headers(headers: &[(String, Bytes)]) -> Result<Self, HeaderError> {
+        let settled = match text_of(headers, SETTLED)? {
+            "replayed" => Settled::Replayed,
+            "discarded" => Settled::Discarded,
+            _ => return Err(HeaderError::Malformed(SETTLED, "replayed or discarded")),
+        };
+        let topic = text_of(headers, "topic")?.to_owned();
+        let (partition, offset) = (number_of(headers, "partition")?, number_of(headers, "offset")?);
+        Ok(Settlement { topic, partition, offset, settled })
+    }
+}
+
+const SETTLED: &str = "settled";
+
 fn class_named(name: &str) -> Option<DeadLetterClass> {
     DeadLetterClass::ALL.into_iter().find(|class| class.name() == name)
 }
@@ -184,6 +251,18 @@ mod tests {
         assert_eq!(with("offset", b"-1"), "header `utxo-dead-letter-offset` is not a decimal number in its range");
         assert_eq!(with("class", b"other"), "header `utxo-dead-letter-class` is not a known class");
         assert_eq!(with("message", b"\xFF"), "header `utxo-dead-letter-message` is not UTF-8");
+    }
+
+    #[test]
+    fn a_settlement_is_no_dead_letter_and_a_dead_letter_no_settlement() {
+        for settled in [Settled::Replayed, Settled::Discarded] {
+            let settlement = Settlement { topic: "t".into(), partition: 3, offset: 9, settled };
+            let headers = settlement.to_headers();
+            assert_eq!(Settlement::from_headers(&headers), Ok(settlement));
+            assert_eq!(DeadLetter::from_headers(&headers), Err(HeaderError::Missing("stage")));
+        }
+        let letter = samples::dead_letters()[0].to_headers();
+        assert_eq!(Settlement::from_headers(&letter), Err(HeaderError::Missing(SETTLED)));
     }
 
     #[test]

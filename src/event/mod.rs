@@ -28,7 +28,7 @@ use declare::declare;
 pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
 pub use chain::{Action, Command, Contest, Position};
 pub use codec::{DecodeError, Problem};
-pub use dead_letter::{DeadLetter, DeadLetterClass, HeaderError};
+pub use dead_letter::{DeadLetter, DeadLetterClass, HeaderError, Settled, Settlement};
 pub use decision::{ConeMember, DecidedInput, Decision, DecisionBody, OutcomeEvent, OutcomeKind};
 pub use json::{JsonError, from_json, to_json};
 pub use topic::Topic;

@@ -17,7 +17,7 @@ use utxo_store::{
         Broker, BrokerErrorKind, NewTopic, Produce, TopicPartition,
         kafka::{KafkaBroker, KafkaSettings},
     },
-    event::{DecidedInput, DecisionBody},
+    event::{DecidedInput, DecisionBody, Event, Seeded, SeededOutput, Validated},
     generate::Scenario,
     sequencer::decisions::DecisionLog,
     tx::{Outpoint, Txid},
@@ -27,6 +27,7 @@ use crate::{
     demo,
     kafka_server::KafkaServer,
     run::{Bench, assert_refused, block_on, until},
+    world::{Coin, spend},
 };
 
 pub fn plain(args: &[&str]) -> Command {
@@ -291,6 +292,77 @@ fn topics_are_created_once_and_what_is_wrong_with_one_is_named() {
     assert_eq!(of("decisions")["problems"].as_array().unwrap().len(), 2, "{lines:?}");
     let config = block_on(async { bench.broker().topic_config(&bench.topic("outcomes")).await.unwrap() });
     assert_eq!((config["retention.ms"].as_str(), config["cleanup.policy"].as_str()), ("7200000", "delete"));
+}
+
+/// A parent that comes late, after its child was given up; and poison, which fails again.
+#[test]
+fn dead_letters_are_listed_replayed_and_discarded() {
+    let Some(server) = KafkaServer::shared() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    bench.create_topics();
+    let dead_letters = |args: &[&str]| {
+        let output = output(bench.command(&[&["dead-letters"], args, &["--json"]].concat(), &[]));
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (output.status.code(), lines, err.into_owned())
+    };
+    let list = |args: &[&str]| dead_letters(&[&["list"], args].concat()).1;
+    let mut instance = bench.start();
+    let parent = seeded(1);
+    let child = spend(&[parent.0], 1, 2);
+    bench.produce(
+        "validated-txs",
+        &child.txid.0,
+        &Validated { tx: &child.extended, height: 200, locked: false }.encode(),
+    );
+    bench.produce("validated-txs", &[9; 32], b"no event");
+    until("both are dead letters", || list(&[]).len() == 2);
+    let of = |class: &str| list(&["--class", class]);
+    assert_eq!(of("missing-parent")[0]["txid"], child.txid.to_string());
+    let poison = of("decode")[0]["offset"].clone();
+    assert!(of("decode")[0]["message"].as_str().unwrap().len() > 5);
+    let (code, _, err) = dead_letters(&["replay"]);
+    assert!(code == Some(2) && err.contains("--all"), "{err}");
+
+    // The cause is not mended yet: it is as it was.
+    let missing = ["replay", "--class", "missing-parent"];
+    let (code, told, _) = dead_letters(&missing);
+    assert_eq!((code, list(&[]).len()), (Some(1), 2), "{told:?}");
+    assert!(told[0]["result"].as_str().unwrap().contains("it stands as it stood"), "{told:?}");
+
+    // The parent comes, and brings it back by itself.
+    bench.produce("validated-txs", &parent.1.0, &parent.2);
+    until("it is decided on", || {
+        dead_letters(&[&missing[..], &["--dry-run"]].concat()).1[0]["result"] != "would be looked at again"
+    });
+    assert_eq!(list(&[]).len(), 2, "a dry run settles nothing");
+    let (code, told, err) = dead_letters(&missing);
+    assert_eq!((code, told[0]["result"].as_str()), (Some(0), Some("is live: its parent has come")), "{told:?} {err}");
+    assert_eq!((of("missing-parent"), list(&["--settled"]).len()), (vec![], 2));
+
+    let (code, told, err) = dead_letters(&["replay", "--all"]);
+    assert_eq!((code, told[0]["result"].as_str()), (Some(0), Some("published again")), "{told:?} {err}");
+    until("it has failed again, under its new offset", || of("decode").iter().any(|letter| letter["offset"] != poison));
+    let (code, told, err) = dead_letters(&["discard", "--class", "decode", "--contains", "e"]);
+    assert_eq!((code, told.len(), told[0]["result"].as_str()), (Some(0), 1, Some("discarded")), "{told:?} {err}");
+    let settled: Vec<_> = list(&["--settled"]).iter().map(|line| line["settled"].clone()).collect();
+    assert_eq!(
+        (list(&[]), settled.iter().filter(|settled| *settled == "replayed").count()),
+        (vec![], 2),
+        "{settled:?}"
+    );
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    let shown = json(plain(&["inspect", "tx", &child.txid.to_string(), "--store", &bench.store_url(), "--json"]));
+    assert_eq!(shown["state"], "live", "{shown}");
+}
+
+/// A partial transaction with one output: its coin, its key, its event.
+fn seeded(tag: u8) -> (Coin, Txid, Vec<u8>) {
+    let txid = Txid([tag; 32]);
+    let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
+    let event = Event::Seeded(Seeded { txid, coinbase: false, height: 1, outputs }).encode();
+    (Coin { outpoint: Outpoint { txid, vout: 0 }, satoshis: 1_000, script: vec![0x51] }, txid, event)
 }
 
 #[test]

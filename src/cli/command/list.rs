@@ -49,7 +49,7 @@ const WAIT: Duration = Duration::from_millis(100);
 /// A topic cannot be read.
 pub async fn audit(broker: &dyn Broker, topics: &Topics, all: bool) -> Result<Vec<Entry>, BrokerError> {
     let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
-    each(broker, &topics.chain, |message| {
+    each(broker, &only(&topics.chain), |message| {
         if let Ok(Event::Command(command)) = Event::decode(&message.payload)
             && (all || is_alert(&command.action))
             && !matches!(command.action, Action::Reconsider { .. })
@@ -60,7 +60,7 @@ pub async fn audit(broker: &dyn Broker, topics: &Topics, all: bool) -> Result<Ve
     .await?;
     // The first record for a step counts, and steps follow one another.
     let mut next_steps: BTreeMap<u64, u32> = entries.keys().map(|chain_offset| (*chain_offset, 0)).collect();
-    each(broker, &topics.decisions, |message| {
+    each(broker, &only(&topics.decisions), |message| {
         if let Ok(Event::Decision(Decision { chain_offset, step, body })) = Event::decode(&message.payload)
             && let Some(next) = next_steps.get_mut(&chain_offset).filter(|next| **next == step)
         {
@@ -102,16 +102,24 @@ fn action_of(command: &Command<'_>) -> serde_json::Value {
     json.ok().and_then(|mut json| Some(json.get_mut("action")?.take())).unwrap_or_default()
 }
 
-/// Reads a topic of one partition from its beginning to where it ends now.
+/// The partition of a topic that has one.
+pub fn only(topic: &str) -> TopicPartition {
+    TopicPartition { topic: topic.into(), partition: 0 }
+}
+
+/// Reads a partition from its beginning to where it ends now.
 ///
 /// # Errors
 /// It cannot be read.
-pub async fn each(broker: &dyn Broker, topic: &str, mut take: impl FnMut(&Message)) -> Result<(), BrokerError> {
-    let partition = TopicPartition { topic: topic.into(), partition: 0 };
-    let (low, end) = broker.watermarks(&partition).await?;
-    let mut reader = broker.read(&partition, low).await?;
+pub async fn each(
+    broker: &dyn Broker,
+    partition: &TopicPartition,
+    mut take: impl FnMut(&Message),
+) -> Result<(), BrokerError> {
+    let (low, end) = broker.watermarks(partition).await?;
+    let mut reader = broker.read(partition, low).await?;
     while reader.position() < end {
-        let messages = next_messages(&mut reader, broker, &partition, WAIT).await?;
+        let messages = next_messages(&mut reader, broker, partition, WAIT).await?;
         messages.iter().filter(|message| message.offset < end).for_each(&mut take);
     }
     Ok(())

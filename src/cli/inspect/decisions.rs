@@ -8,7 +8,11 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 
-use super::super::{CommandResult, ConfigArgs, Failure, command::each, opening};
+use super::super::{
+    CommandResult, ConfigArgs, Failure,
+    command::{each, only},
+    opening,
+};
 use crate::{
     broker::Message,
     clock::Clock,
@@ -44,7 +48,7 @@ pub struct DecisionsArgs {
 /// Whether a record is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Standing {
+pub(in crate::cli) enum Standing {
     /// It is the first for its step.
     Counts,
     /// An earlier one has decided the step: it is ignored.
@@ -89,7 +93,7 @@ struct Listing {
 
 /// What has been seen so far of each chain offset.
 #[derive(Debug, Default)]
-pub(super) struct Steps(BTreeMap<u64, Seen>);
+pub(in crate::cli) struct Steps(BTreeMap<u64, Seen>);
 
 /// What has been seen of one chain offset.
 #[derive(Debug)]
@@ -119,7 +123,7 @@ impl DecisionsArgs {
         }
         let mut reading = Reading::new(self.from, self.limit);
         // From the beginning, whatever is to be shown: a repeat is known only by what came before it.
-        each(broker.as_ref(), topic, |message| reading.take(message)).await?;
+        each(broker.as_ref(), &only(topic), |message| reading.take(message)).await?;
         let listing = reading.finish(Clock::System.now_ms());
         if self.json {
             serde_json::to_writer(&mut *out, &listing)?;
@@ -133,7 +137,7 @@ impl DecisionsArgs {
 
 impl Steps {
     /// How the next record in the log stands.
-    pub(super) fn standing(&mut self, decision: &Decision, timestamp_ms: i64) -> Standing {
+    pub(in crate::cli) fn standing(&mut self, decision: &Decision, timestamp_ms: i64) -> Standing {
         let first = Seen { steps: 0, closed: false, since_ms: timestamp_ms };
         let seen = self.0.entry(decision.chain_offset).or_insert(first);
         if decision.step < seen.steps {

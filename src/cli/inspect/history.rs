@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::Serialize;
 
 use super::{
-    super::command::{Line, each},
+    super::command::{Line, each, only},
     decisions::{Standing, Steps},
 };
 use crate::{
@@ -46,8 +46,8 @@ impl fmt::Display for Event {
 /// One of them cannot be read.
 pub async fn of(broker: &dyn Broker, topics: &Topics, txid: Txid) -> Result<Vec<Event>, BrokerError> {
     let mut history = History::new(txid);
-    each(broker, topics.chain.as_str(), |message| history.take_event(message)).await?;
-    each(broker, topics.decisions.as_str(), |message| history.take_decision(message)).await?;
+    each(broker, &only(topics.chain.as_str()), |message| history.take_event(message)).await?;
+    each(broker, &only(topics.decisions.as_str()), |message| history.take_decision(message)).await?;
     Ok(history.finish())
 }
 

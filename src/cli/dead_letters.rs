@@ -1,0 +1,191 @@
+//! `utxo-store dead-letters`: what could not be applied, and what is done about it.
+
+mod register;
+mod settle;
+mod verdicts;
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+
+use super::{
+    CommandResult, ConfigArgs, Failure, UsageError, block_on,
+    command::{each, only},
+    generate::progress_bar,
+    opening,
+};
+use crate::{
+    broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
+    config::Topics,
+};
+
+use register::{Filter, Listed, Register};
+use settle::{Settler, Way};
+use verdicts::Verdicts;
+
+const AFTER_HELP: &str = "\
+A dead letter stays in its topic for good; what was done with it stands behind it. To replay one is to publish its source message again, to
+the topic that it came from, or, where a parent was missing, to have its transaction looked at again: do that once the cause is mended. What
+fails again is a new dead letter. Blocks, reorgs and commands have their place in an order and are not replayed: publish them anew.
+
+Example:
+  utxo-store dead-letters list --config utxo-store.toml
+  utxo-store dead-letters replay --config utxo-store.toml --class missing-parent --dry-run
+  utxo-store dead-letters discard --config utxo-store.toml --topic utxo.validated-txs --partition 3 --from-offset 17 --to-offset 17";
+
+/// Arguments of `dead-letters`.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct DeadLettersCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List those that nothing was done with yet
+    #[command(after_help = AFTER_HELP)]
+    List {
+        #[command(flatten)]
+        common: Common,
+        /// Those that something was done with, too
+        #[arg(long)]
+        settled: bool,
+    },
+    /// Publish their source messages again, or have their transactions looked at again
+    #[command(after_help = AFTER_HELP)]
+    Replay(SettleArgs),
+    /// Note that nobody wants them
+    #[command(after_help = AFTER_HELP)]
+    Discard(SettleArgs),
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    filter: Filter,
+    /// Print one JSON object each
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct SettleArgs {
+    #[command(flatten)]
+    common: Common,
+    /// All that nothing was done with yet; without it something has to say which
+    #[arg(long)]
+    all: bool,
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+    /// How long to wait for an answer about a transaction that is looked at again, seconds
+    #[arg(long, value_name = "S", default_value_t = 120)]
+    timeout_s: u64,
+}
+
+impl DeadLettersCommand {
+    /// Lists, replays or discards, and prints a line each.
+    ///
+    /// # Errors
+    /// The log does not answer, or with one of them nothing could be done; those before it are settled.
+    pub fn run(self) -> CommandResult {
+        match self.action {
+            Action::List { common, settled } => common.list(settled),
+            Action::Replay(args) => args.run(true),
+            Action::Discard(args) => args.run(false),
+        }
+    }
+}
+
+impl Common {
+    fn list(self, settled_too: bool) -> CommandResult {
+        let config = self.config.load()?;
+        block_on(async {
+            let broker = opening::broker(&config)?;
+            for listed in listed(broker.as_ref(), &config.kafka.topics, &self.filter, settled_too).await? {
+                self.tell(&listed, None)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn tell(&self, listed: &Listed, result: Option<&str>) -> CommandResult {
+        let mut out = io::stdout().lock();
+        match (self.json, result) {
+            (true, _) => writeln!(out, "{}", serde_json::to_string(&listed.line(result))?)?,
+            (false, Some(result)) => writeln!(out, "{listed}: {result}")?,
+            (false, None) => writeln!(out, "{listed}")?,
+        }
+        Ok(())
+    }
+}
+
+impl SettleArgs {
+    fn run(self, replay: bool) -> CommandResult {
+        let common = &self.common;
+        if common.filter.is_empty() && !self.all {
+            return Err(UsageError("say which dead letters (--class, --topic, …), or --all".to_owned()).into());
+        }
+        let config = common.config.load()?;
+        block_on(async {
+            let broker = opening::broker(&config)?;
+            let topics = &config.kafka.topics;
+            let listed = listed(broker.as_ref(), topics, &common.filter, false).await?;
+            let mut verdicts = Verdicts::on(listed.iter().filter_map(|listed| listed.txid));
+            each(broker.as_ref(), &only(topics.decisions.as_str()), |message| verdicts.take(message)).await?;
+            let settler = Settler::open(broker.as_ref(), topics, Duration::from_secs(self.timeout_s)).await?;
+            let bar = progress_bar("settled", listed.len() as u64);
+            let (mut left, count) = (0, listed.len());
+            for letter in listed {
+                let way = if replay { Way::of(&letter, topics, &verdicts) } else { Way::Discard };
+                let result = match self.dry_run {
+                    true => way.in_words(),
+                    false => settler.settle(&letter, way).await?,
+                };
+                left += usize::from(result.is_err());
+                common.tell(
+                    &letter,
+                    Some(match &result {
+                        Ok(done) => done,
+                        Err(why) => why,
+                    }),
+                )?;
+                bar.inc(1);
+            }
+            bar.finish_and_clear();
+            match left {
+                0 => Ok(()),
+                left => Err(Failure::new(format!("{left} of {count} dead letters are as they were"))),
+            }
+        })
+    }
+}
+
+/// The dead letters that are meant, by the partitions of their topic, in their order there.
+async fn listed(
+    broker: &dyn Broker,
+    topics: &Topics,
+    filter: &Filter,
+    settled_too: bool,
+) -> Result<Vec<Listed>, BrokerError> {
+    let topic = topics.dead_letters.as_str();
+    let missing = || BrokerError::new(BrokerErrorKind::Refused, "read", format!("topic {topic} does not exist"));
+    let count = broker.partitions(topic).await?.ok_or_else(missing)?;
+    let at = |partition| TopicPartition { topic: topic.into(), partition };
+    let mut register = Register::default();
+    for partition in 0..count {
+        each(broker, &at(partition), |message| register.note(message)).await?;
+    }
+    let mut listed = Vec::new();
+    for partition in 0..count {
+        each(broker, &at(partition), |message| listed.extend(register.list(partition, message, filter, settled_too)))
+            .await?;
+    }
+    Ok(listed)
+}

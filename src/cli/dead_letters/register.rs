@@ -1,0 +1,229 @@
+//! Which messages of the topic are dead letters that wait for somebody, and which of those were meant. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::{
+    broker::Message,
+    event::{DeadLetter, DeadLetterClass, Settled, Settlement},
+    tx::Txid,
+};
+
+/// Which dead letters are meant: those that all of it is true of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct Filter {
+    /// Of this class: decode, invalid, missing-parent, seed-mismatch, unsupported
+    #[arg(long, value_name = "CLASS")]
+    class: Option<DeadLetterClass>,
+    /// Whose source message is in this topic
+    #[arg(long, value_name = "TOPIC")]
+    topic: Option<String>,
+    /// Whose source message is in this partition
+    #[arg(long, value_name = "N")]
+    partition: Option<i32>,
+    /// Whose source message has this offset, or a greater one
+    #[arg(long, value_name = "OFFSET")]
+    from_offset: Option<u64>,
+    /// Whose source message has this offset, or a smaller one
+    #[arg(long, value_name = "OFFSET")]
+    to_offset: Option<u64>,
+    /// Of this transaction, by the message's key
+    #[arg(long, value_name = "TXID")]
+    txid: Option<Txid>,
+    /// Whose reason has this text in it
+    #[arg(long, value_name = "TEXT")]
+    contains: Option<String>,
+}
+
+impl Filter {
+    /// Whether it means all of them.
+    pub fn is_empty(&self) -> bool {
+        *self == Filter::default()
+    }
+
+    fn means(&self, letter: &DeadLetter, txid: Option<Txid>) -> bool {
+        fn is<T: PartialEq>(wanted: &Option<T>, there: &T) -> bool {
+            wanted.as_ref().is_none_or(|wanted| wanted == there)
+        }
+        is(&self.class, &letter.class)
+            && is(&self.topic, &letter.topic)
+            && is(&self.partition, &letter.partition)
+            && self.from_offset.is_none_or(|from| letter.offset >= from)
+            && self.to_offset.is_none_or(|to| letter.offset <= to)
+            && self.txid.is_none_or(|wanted| txid == Some(wanted))
+            && self.contains.as_ref().is_none_or(|text| letter.message.contains(text))
+    }
+}
+
+/// Topic, partition and offset of a source message: by these its dead letter is known, however often it was written.
+type Source = (String, i32, u64);
+
+fn source_of(letter: &DeadLetter) -> Source {
+    (letter.topic.clone(), letter.partition, letter.offset)
+}
+
+/// A dead letter, without its payload.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// Its partition in the topic of dead letters.
+    pub at_partition: i32,
+    /// Its offset there.
+    pub at_offset: u64,
+    /// What it says.
+    pub letter: DeadLetter,
+    /// By its key.
+    pub txid: Option<Txid>,
+    /// What was done with it.
+    pub settled: Option<Settled>,
+}
+
+impl fmt::Display for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeadLetter { topic, partition, offset, class, message, .. } = &self.letter;
+        write!(f, "{topic} partition {partition} offset {offset}: {}: {message}", class.name())?;
+        if let Some(txid) = self.txid {
+            write!(f, " (transaction {txid})")?;
+        }
+        match self.settled {
+            Some(Settled::Replayed) => f.write_str(", replayed"),
+            Some(Settled::Discarded) => f.write_str(", discarded"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One line of JSON.
+#[derive(Debug, Serialize)]
+pub struct Line<'a> {
+    topic: &'a str,
+    partition: i32,
+    offset: u64,
+    stage: &'a str,
+    class: &'static str,
+    message: &'a str,
+    timestamp_ms: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    txid: Option<Txid>,
+    at_partition: i32,
+    at_offset: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settled: Option<Settled>,
+    /// What became of it now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a str>,
+}
+
+impl Listed {
+    /// As JSON has it; `result`: what became of it now.
+    pub fn line<'a>(&'a self, result: Option<&'a str>) -> Line<'a> {
+        let DeadLetter { topic, partition, offset, stage, class, message, timestamp_ms } = &self.letter;
+        let (partition, offset, timestamp_ms, class) = (*partition, *offset, *timestamp_ms, class.name());
+        let Listed { at_partition, at_offset, txid, settled, .. } = *self;
+        Line {
+            topic,
+            partition,
+            offset,
+            stage,
+            class,
+            message,
+            timestamp_ms,
+            txid,
+            at_partition,
+            at_offset,
+            settled,
+            result,
+        }
+    }
+}
+
+/// What is known of the topic.
+#[derive(Debug, Default)]
+pub struct Register {
+    settled: BTreeMap<Source, Settled>,
+    seen: BTreeSet<Source>,
+}
+
+impl Register {
+    /// Takes note of what was settled: of every message, before the first is listed.
+    pub fn note(&mut self, message: &Message) {
+        if let Ok(Settlement { topic, partition, offset, settled }) = Settlement::from_headers(&message.headers) {
+            self.settled.insert((topic, partition, offset), settled);
+        }
+    }
+
+    /// The dead letter that this message is, if it is meant and not listed yet.
+    pub fn list(&mut self, at_partition: i32, message: &Message, filter: &Filter, settled_too: bool) -> Option<Listed> {
+        let letter = DeadLetter::from_headers(&message.headers).ok()?;
+        let txid = <[u8; 32]>::try_from(&message.key[..]).ok().map(Txid);
+        let source = source_of(&letter);
+        let settled = self.settled.get(&source).copied();
+        if settled.is_some() && !settled_too || !filter.means(&letter, txid) || !self.seen.insert(source) {
+            return None;
+        }
+        Some(Listed { at_partition, at_offset: message.offset, letter, txid, settled })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(offset: u64, key: &[u8], headers: Vec<(String, bytes::Bytes)>) -> Message {
+        Message { offset, timestamp_ms: 0, key: key.to_vec().into(), payload: Default::default(), headers }
+    }
+
+    fn letter(offset: u64, class: DeadLetterClass) -> DeadLetter {
+        let message = format!("why {offset}");
+        DeadLetter {
+            topic: "txs".into(),
+            partition: 1,
+            offset,
+            stage: "prepare".into(),
+            class,
+            message,
+            timestamp_ms: 5,
+        }
+    }
+
+    fn listed(messages: &[Message], filter: &Filter, settled_too: bool) -> Vec<u64> {
+        let mut register = Register::default();
+        messages.iter().for_each(|message| register.note(message));
+        let list = |message| register.list(0, message, filter, settled_too);
+        messages.iter().filter_map(list).map(|listed| listed.letter.offset).collect()
+    }
+
+    #[test]
+    fn each_is_listed_once_until_it_is_settled_in_whatever_order_they_stand() {
+        let settled = Settlement { topic: "txs".into(), partition: 1, offset: 8, settled: Settled::Replayed };
+        let messages = [
+            message(0, &[7; 32], letter(7, DeadLetterClass::Decode).to_headers()),
+            message(1, &[8; 32], settled.to_headers()),
+            message(2, &[8; 32], letter(8, DeadLetterClass::MissingParent).to_headers()),
+            message(3, &[7; 32], letter(7, DeadLetterClass::Decode).to_headers()),
+            message(4, b"", vec![]),
+        ];
+        assert_eq!(listed(&messages, &Filter::default(), false), [7]);
+        assert_eq!(listed(&messages, &Filter::default(), true), [7, 8]);
+    }
+
+    #[test]
+    fn a_filter_means_what_all_of_it_is_true_of() {
+        let messages: Vec<_> = (0..4u8)
+            .map(|n| message(n.into(), &[n; 32], letter(n.into(), DeadLetterClass::ALL[n as usize]).to_headers()))
+            .collect();
+        let of = |filter: Filter| listed(&messages, &filter, false);
+        let none = Filter::default;
+        assert_eq!(of(Filter { class: Some(DeadLetterClass::MissingParent), ..none() }), [2]);
+        assert_eq!(of(Filter { from_offset: Some(1), to_offset: Some(2), ..none() }), [1, 2]);
+        assert_eq!(of(Filter { txid: Some(Txid([3; 32])), ..none() }), [3]);
+        assert_eq!(of(Filter { contains: Some("why 0".into()), ..none() }), [0]);
+        assert_eq!(of(Filter { topic: Some("blocks".into()), ..none() }), [0; 0]);
+        assert_eq!(of(Filter { partition: Some(0), ..none() }), [0; 0]);
+        assert!(none().is_empty() && !Filter { partition: Some(0), ..none() }.is_empty());
+    }
+}
