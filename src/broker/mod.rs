@@ -297,7 +297,7 @@ impl BrokerError {
         BrokerError { kind, operation, message: message.into() }
     }
 
-    fn unknown_topic(operation: &'static str, topic: &str) -> Self {
+    pub(crate) fn unknown_topic(operation: &'static str, topic: &str) -> Self {
         Self::new(BrokerErrorKind::Refused, operation, format!("topic {topic} does not exist"))
     }
 

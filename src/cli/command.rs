@@ -21,6 +21,7 @@ use crate::{
     tx::{Outpoint, Txid, UtxoHash},
 };
 
+pub(super) use ask::PAUSE;
 pub use ask::{Answer, Asked, Became, Topics, ask};
 pub(super) use line::Line;
 pub use list::{Entry, audit};
@@ -280,7 +281,7 @@ fn nth_id(first: [u8; 16], number: u64) -> [u8; 16] {
     id
 }
 
-fn random_id() -> io::Result<[u8; 16]> {
+pub(super) fn random_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut id)?;
     Ok(id)

@@ -10,6 +10,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
 
 use super::{
     CommandResult, ConfigArgs, Failure, UsageError, block_on,
@@ -18,8 +19,9 @@ use super::{
     opening,
 };
 use crate::{
-    broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
+    broker::{Broker, BrokerError, TopicPartition},
     config::Topics,
+    event::DeadLetterClass,
 };
 
 use register::{Filter, Listed, Register};
@@ -118,12 +120,22 @@ impl Common {
     fn tell(&self, listed: &Listed, result: Option<&str>) -> CommandResult {
         let mut out = io::stdout().lock();
         match (self.json, result) {
-            (true, _) => writeln!(out, "{}", serde_json::to_string(&listed.line(result))?)?,
+            (true, _) => writeln!(out, "{}", serde_json::to_string(&Told { listed, result })?)?,
             (false, Some(result)) => writeln!(out, "{listed}: {result}")?,
             (false, None) => writeln!(out, "{listed}")?,
         }
         Ok(())
     }
+}
+
+/// One line of JSON.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    listed: &'a Listed,
+    /// What became of it now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a str>,
 }
 
 impl SettleArgs {
@@ -137,16 +149,26 @@ impl SettleArgs {
             let broker = opening::broker(&config)?;
             let topics = &config.kafka.topics;
             let listed = listed(broker.as_ref(), topics, &common.filter, false).await?;
-            let mut verdicts = Verdicts::on(listed.iter().filter_map(|listed| listed.txid));
-            each(broker.as_ref(), &only(topics.decisions.as_str()), |message| verdicts.take(message)).await?;
-            let settler = Settler::open(broker.as_ref(), topics, Duration::from_secs(self.timeout_s)).await?;
+            // Only of those whose parent was missing the log may say something else since.
+            let children = listed.iter().filter(|it| replay && it.letter.class == DeadLetterClass::MissingParent);
+            let children: Vec<_> = children.filter_map(|it| it.txid).collect();
+            let is_any = !children.is_empty();
+            let mut verdicts = Verdicts::on(children);
+            if is_any {
+                each(broker.as_ref(), &only(topics.decisions.as_str()), |message| verdicts.take(message)).await?;
+            }
+            let timeout = Duration::from_secs(self.timeout_s);
+            let mut settler = match self.dry_run {
+                true => None,
+                false => Some(Settler::open(broker.as_ref(), topics, timeout).await?),
+            };
             let bar = progress_bar("settled", listed.len() as u64);
             let (mut left, count) = (0, listed.len());
             for letter in listed {
                 let way = if replay { Way::of(&letter, topics, &verdicts) } else { Way::Discard };
-                let result = match self.dry_run {
-                    true => way.in_words(),
-                    false => settler.settle(&letter, way).await?,
+                let result = match &mut settler {
+                    None => way.in_words(),
+                    Some(settler) => settler.settle(&letter, way).await?,
                 };
                 left += usize::from(result.is_err());
                 common.tell(
@@ -175,17 +197,11 @@ async fn listed(
     settled_too: bool,
 ) -> Result<Vec<Listed>, BrokerError> {
     let topic = topics.dead_letters.as_str();
-    let missing = || BrokerError::new(BrokerErrorKind::Refused, "read", format!("topic {topic} does not exist"));
-    let count = broker.partitions(topic).await?.ok_or_else(missing)?;
-    let at = |partition| TopicPartition { topic: topic.into(), partition };
-    let mut register = Register::default();
+    let count = broker.partitions(topic).await?.ok_or_else(|| BrokerError::unknown_topic("read", topic))?;
+    let mut register = Register::new(filter);
     for partition in 0..count {
-        each(broker, &at(partition), |message| register.note(message)).await?;
+        let at = TopicPartition { topic: topic.into(), partition };
+        each(broker, &at, |message| register.take(partition, message)).await?;
     }
-    let mut listed = Vec::new();
-    for partition in 0..count {
-        each(broker, &at(partition), |message| listed.extend(register.list(partition, message, filter, settled_too)))
-            .await?;
-    }
-    Ok(listed)
+    Ok(register.finish(settled_too))
 }

@@ -13,6 +13,7 @@ const PREFIX: &str = "utxo-dead-letter-";
 
 declare! {
     /// Whence a message comes that could not be handled, and why it could not.
+    #[derive(Serialize)]
     pub struct DeadLetter {
         /// Topic of the source message.
         pub topic: String,
@@ -33,7 +34,8 @@ declare! {
 
 declare! {
     /// Why a message is a dead letter.
-    #[derive(Copy, Eq)]
+    #[derive(Copy, Eq, Serialize)]
+    #[serde(rename_all = "kebab-case")]
     pub enum DeadLetterClass {
         /// The bytes are no event that the topic may carry, its transaction does not parse, or it is not the key's.
         Decode = 0, "decode",

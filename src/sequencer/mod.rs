@@ -20,7 +20,7 @@ pub mod progress;
 mod proven;
 mod prune;
 mod reorg;
-mod reread;
+pub(crate) mod reread;
 mod source;
 pub mod state;
 pub mod steps;

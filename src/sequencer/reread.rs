@@ -17,7 +17,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// What came of it.
 #[derive(Debug)]
-pub(super) enum Reread {
+pub(crate) enum Reread {
     /// The message.
     Found(Message),
     /// The partition holds others around it, and not this one.
@@ -27,7 +27,7 @@ pub(super) enum Reread {
 }
 
 /// The readers, the one used last at the end.
-pub(super) struct Readers {
+pub(crate) struct Readers {
     kept: VecDeque<Kept>,
     /// How long one waits for a message.
     answer: Duration,
@@ -50,7 +50,7 @@ struct Kept {
 
 impl Readers {
     /// Readers that wait no longer than this for a message.
-    pub(super) fn that_wait(answer: Duration) -> Self {
+    pub(crate) fn that_wait(answer: Duration) -> Self {
         Readers { kept: VecDeque::new(), answer }
     }
 
@@ -58,7 +58,7 @@ impl Readers {
     ///
     /// # Errors
     /// Those of the broker; what it does not hold any more is [`OutOfRange`](crate::broker::BrokerErrorKind::OutOfRange).
-    pub(super) async fn get(
+    pub(crate) async fn get(
         &mut self,
         broker: &dyn Broker,
         partition: &TopicPartition,

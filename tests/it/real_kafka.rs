@@ -17,7 +17,7 @@ use utxo_store::{
         Broker, BrokerErrorKind, NewTopic, Produce, TopicPartition,
         kafka::{KafkaBroker, KafkaSettings},
     },
-    event::{DecidedInput, DecisionBody, Event, Seeded, SeededOutput, Validated},
+    event::{DecidedInput, DecisionBody, Validated},
     generate::Scenario,
     sequencer::decisions::DecisionLog,
     tx::{Outpoint, Txid},
@@ -27,7 +27,8 @@ use crate::{
     demo,
     kafka_server::KafkaServer,
     run::{Bench, assert_refused, block_on, until},
-    world::{Coin, spend},
+    transactional::seeded,
+    world::spend,
 };
 
 pub fn plain(args: &[&str]) -> Command {
@@ -308,8 +309,8 @@ fn dead_letters_are_listed_replayed_and_discarded() {
     };
     let list = |args: &[&str]| dead_letters(&[&["list"], args].concat()).1;
     let mut instance = bench.start();
-    let parent = seeded(1);
-    let child = spend(&[parent.0], 1, 2);
+    let (coin, (_, parent, event)) = seeded(1);
+    let child = spend(&[coin], 1, 2);
     bench.produce(
         "validated-txs",
         &child.txid.0,
@@ -331,7 +332,7 @@ fn dead_letters_are_listed_replayed_and_discarded() {
     assert!(told[0]["result"].as_str().unwrap().contains("it stands as it stood"), "{told:?}");
 
     // The parent comes, and brings it back by itself.
-    bench.produce("validated-txs", &parent.1.0, &parent.2);
+    bench.produce("validated-txs", &parent, &event);
     until("it is decided on", || {
         dead_letters(&[&missing[..], &["--dry-run"]].concat()).1[0]["result"] != "would be looked at again"
     });
@@ -355,14 +356,6 @@ fn dead_letters_are_listed_replayed_and_discarded() {
     assert_eq!(instance.wait().code(), Some(0));
     let shown = json(plain(&["inspect", "tx", &child.txid.to_string(), "--store", &bench.store_url(), "--json"]));
     assert_eq!(shown["state"], "live", "{shown}");
-}
-
-/// A partial transaction with one output: its coin, its key, its event.
-fn seeded(tag: u8) -> (Coin, Txid, Vec<u8>) {
-    let txid = Txid([tag; 32]);
-    let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
-    let event = Event::Seeded(Seeded { txid, coinbase: false, height: 1, outputs }).encode();
-    (Coin { outpoint: Outpoint { txid, vout: 0 }, satoshis: 1_000, script: vec![0x51] }, txid, event)
 }
 
 #[test]

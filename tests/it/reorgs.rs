@@ -12,7 +12,7 @@ use utxo_store::{
 
 use crate::{
     made_blocks::MadeBlock,
-    sequencing::{longer_than_a_block_waits, reasons},
+    sequencing::{halts_with_nothing_done, longer_than_a_block_waits, reasons},
     world::{Made, World, WorldSettings, coinbase, spend, wide_coinbase},
 };
 
@@ -87,12 +87,7 @@ async fn a_reorg_that_does_not_fit_halts_the_chain_before_anything_of_it_is_done
         let before = world.store.survey(|_| {}).await.unwrap();
         let (leave, come) = spoil(&first, &second);
         world.reorganise(3, &leave, &come).await;
-        let running = world.start();
-        longer_than_a_block_waits().await;
-        let said = reasons(&running);
-        assert!(said.starts_with("chain_running: ") && said.contains(why), "{why}: {said}");
-        running.stop().await;
-        assert_eq!(world.store.survey(|_| {}).await.unwrap(), before, "{why}");
+        halts_with_nothing_done(&world, why, &before).await;
         assert_eq!(state(&world, &listed).await, Some(TxState::Live), "{why}");
         assert_eq!(world.chain_state().await.sequence, 2, "{why}");
     }

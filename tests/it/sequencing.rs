@@ -11,6 +11,7 @@ use utxo_store::{
         BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Record, Sequenced, Spend, SpendSlot, Stamp, TxState,
     },
     sequencer::{chain_group, state::ChainState},
+    store::digest::Survey,
 };
 
 use crate::made_blocks::{MadeBlock, block_hash};
@@ -73,6 +74,16 @@ pub fn reasons(running: &Running) -> String {
 
 pub async fn longer_than_a_block_waits() {
     tokio::time::sleep(Duration::from_secs(15)).await;
+}
+
+/// An instance says that the chain stands for this reason, and the store is as it was.
+pub async fn halts_with_nothing_done(world: &World, why: &str, before: &Survey) {
+    let running = world.start();
+    longer_than_a_block_waits().await;
+    let said = reasons(&running);
+    assert!(said.starts_with("chain_running: ") && said.contains(why), "{why}: {said}");
+    running.stop().await;
+    assert_eq!(world.store.survey(|_| {}).await.unwrap(), *before, "{why}");
 }
 
 /// Before the limit nothing is said; then what is waited for; and when it comes, nothing any more.
@@ -189,12 +200,7 @@ async fn a_block_that_does_not_fit_halts_the_chain_before_anything_of_it_is_stor
         let before = world.store.survey(|_| {}).await.unwrap();
         let block = spoil(first.followed_by(2, &coinbase(2), &[&listed]));
         world.produce("block-mined", b"", block.mined(2, longest_chain)).await;
-        let running = world.start();
-        longer_than_a_block_waits().await;
-        let said = reasons(&running);
-        assert!(said.starts_with("chain_running: ") && said.contains(why), "{why}: {said}");
-        running.stop().await;
-        assert_eq!(world.store.survey(|_| {}).await.unwrap(), before, "{why}");
+        halts_with_nothing_done(&world, why, &before).await;
         assert_eq!(world.chain_state().await.sequence, 1, "{why}");
     }
 }

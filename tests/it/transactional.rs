@@ -99,7 +99,7 @@ fn a_reader_passes_the_mark_of_a_transaction_at_the_end() {
     });
 }
 
-fn seeded(tag: u8) -> (Coin, (i32, Vec<u8>, Vec<u8>)) {
+pub fn seeded(tag: u8) -> (Coin, (i32, Vec<u8>, Vec<u8>)) {
     let txid = Txid([tag; 32]);
     let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
     let payload = Event::Seeded(Seeded { txid, coinbase: false, height: 1, outputs }).encode();

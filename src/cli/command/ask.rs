@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Message, Produce, Reader, TopicPartition, partitioner::partition_of,
+        Broker, BrokerError, Message, Produce, Reader, TopicPartition, partitioner::partition_of,
         produce_until_acknowledged, retry::next_messages,
     },
     config,
@@ -170,7 +170,7 @@ pub async fn ask(
     Ok(asked.into_iter().map(answer).collect())
 }
 
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+pub(in crate::cli) const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 const WAIT: Duration = Duration::from_millis(100);
 
 /// What was read of the topics that answer.
@@ -186,7 +186,10 @@ struct Answers {
 
 impl Answers {
     async fn open(broker: &dyn Broker, topics: &Topics, commands: &[Asked]) -> Result<Self, BrokerError> {
-        let count = broker.partitions(&topics.outcomes).await?.ok_or_else(|| missing(&topics.outcomes))?;
+        let count = broker
+            .partitions(&topics.outcomes)
+            .await?
+            .ok_or_else(|| BrokerError::unknown_topic("read", &topics.outcomes))?;
         let mut partitions: Vec<TopicPartition> = commands
             .iter()
             .filter_map(|command| partition_of(&command.subject.0, count))
@@ -244,8 +247,4 @@ impl Answers {
         }
         self.results.get(&(command.id, chain_offset)).cloned()
     }
-}
-
-fn missing(topic: &str) -> BrokerError {
-    BrokerError::new(BrokerErrorKind::Refused, "read", format!("topic {topic} does not exist"))
 }

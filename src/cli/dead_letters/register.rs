@@ -68,17 +68,20 @@ fn source_of(letter: &DeadLetter) -> Source {
 }
 
 /// A dead letter, without its payload.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listed {
     /// Its partition in the topic of dead letters.
     pub at_partition: i32,
     /// Its offset there.
     pub at_offset: u64,
     /// What it says.
+    #[serde(flatten)]
     pub letter: DeadLetter,
     /// By its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub txid: Option<Txid>,
     /// What was done with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub settled: Option<Settled>,
 }
 
@@ -97,75 +100,41 @@ impl fmt::Display for Listed {
     }
 }
 
-/// One line of JSON.
-#[derive(Debug, Serialize)]
-pub struct Line<'a> {
-    topic: &'a str,
-    partition: i32,
-    offset: u64,
-    stage: &'a str,
-    class: &'static str,
-    message: &'a str,
-    timestamp_ms: i64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    txid: Option<Txid>,
-    at_partition: i32,
-    at_offset: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    settled: Option<Settled>,
-    /// What became of it now.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<&'a str>,
-}
-
-impl Listed {
-    /// As JSON has it; `result`: what became of it now.
-    pub fn line<'a>(&'a self, result: Option<&'a str>) -> Line<'a> {
-        let DeadLetter { topic, partition, offset, stage, class, message, timestamp_ms } = &self.letter;
-        let (partition, offset, timestamp_ms, class) = (*partition, *offset, *timestamp_ms, class.name());
-        let Listed { at_partition, at_offset, txid, settled, .. } = *self;
-        Line {
-            topic,
-            partition,
-            offset,
-            stage,
-            class,
-            message,
-            timestamp_ms,
-            txid,
-            at_partition,
-            at_offset,
-            settled,
-            result,
-        }
-    }
-}
-
-/// What is known of the topic.
-#[derive(Debug, Default)]
-pub struct Register {
+/// The topic as it is read.
+#[derive(Debug)]
+pub struct Register<'a> {
+    filter: &'a Filter,
     settled: BTreeMap<Source, Settled>,
     seen: BTreeSet<Source>,
+    listed: Vec<Listed>,
 }
 
-impl Register {
-    /// Takes note of what was settled: of every message, before the first is listed.
-    pub fn note(&mut self, message: &Message) {
+impl<'a> Register<'a> {
+    /// Of what is meant.
+    pub fn new(filter: &'a Filter) -> Self {
+        Register { filter, settled: BTreeMap::new(), seen: BTreeSet::new(), listed: Vec::new() }
+    }
+
+    /// The next message of a partition.
+    pub fn take(&mut self, at_partition: i32, message: &Message) {
         if let Ok(Settlement { topic, partition, offset, settled }) = Settlement::from_headers(&message.headers) {
             self.settled.insert((topic, partition, offset), settled);
         }
+        let Ok(letter) = DeadLetter::from_headers(&message.headers) else { return };
+        let txid = <[u8; 32]>::try_from(&message.key[..]).ok().map(Txid);
+        if self.filter.means(&letter, txid) && self.seen.insert(source_of(&letter)) {
+            self.listed.push(Listed { at_partition, at_offset: message.offset, letter, txid, settled: None });
+        }
     }
 
-    /// The dead letter that this message is, if it is meant and not listed yet.
-    pub fn list(&mut self, at_partition: i32, message: &Message, filter: &Filter, settled_too: bool) -> Option<Listed> {
-        let letter = DeadLetter::from_headers(&message.headers).ok()?;
-        let txid = <[u8; 32]>::try_from(&message.key[..]).ok().map(Txid);
-        let source = source_of(&letter);
-        let settled = self.settled.get(&source).copied();
-        if settled.is_some() && !settled_too || !filter.means(&letter, txid) || !self.seen.insert(source) {
-            return None;
-        }
-        Some(Listed { at_partition, at_offset: message.offset, letter, txid, settled })
+    /// Each of them once, in the order they stand in; a settlement counts wherever it stands.
+    pub fn finish(self, settled_too: bool) -> Vec<Listed> {
+        let Register { settled, listed, .. } = self;
+        let known = listed.into_iter().map(|listed| {
+            let settled = settled.get(&source_of(&listed.letter)).copied();
+            Listed { settled, ..listed }
+        });
+        known.filter(|listed| settled_too || listed.settled.is_none()).collect()
     }
 }
 
@@ -191,10 +160,9 @@ mod tests {
     }
 
     fn listed(messages: &[Message], filter: &Filter, settled_too: bool) -> Vec<u64> {
-        let mut register = Register::default();
-        messages.iter().for_each(|message| register.note(message));
-        let list = |message| register.list(0, message, filter, settled_too);
-        messages.iter().filter_map(list).map(|listed| listed.letter.offset).collect()
+        let mut register = Register::new(filter);
+        messages.iter().for_each(|message| register.take(0, message));
+        register.finish(settled_too).iter().map(|listed| listed.letter.offset).collect()
     }
 
     #[test]

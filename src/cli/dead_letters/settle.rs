@@ -8,16 +8,14 @@ use super::{register::Listed, verdicts::Verdicts};
 use crate::{
     broker::{
         Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, TopicPartition, produce_until_acknowledged,
-        retry::next_messages,
     },
-    cli::command::{Asked, Became, Topics as CommandTopics, ask},
+    cli::Failure,
+    cli::command::{Asked, Became, PAUSE, Topics as CommandTopics, ask, random_id},
     config::Topics,
     event::{Action, DeadLetterClass, Settled, Settlement},
+    sequencer::reread::{Readers, Reread},
     tx::Txid,
 };
-
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-const WAIT: Duration = Duration::from_millis(100);
 
 /// What would help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +67,7 @@ pub struct Settler<'a> {
     commands: CommandTopics,
     dead_letters: String,
     timeout: Duration,
+    readers: Readers,
 }
 
 impl<'a> Settler<'a> {
@@ -78,15 +77,16 @@ impl<'a> Settler<'a> {
     /// No producer can be had.
     pub async fn open(broker: &'a dyn Broker, topics: &Topics, timeout: Duration) -> Result<Self, BrokerError> {
         let (producer, commands) = (broker.producer().await?, CommandTopics::of(topics));
-        Ok(Settler { broker, producer, commands, dead_letters: topics.dead_letters.to_string(), timeout })
+        let (dead_letters, readers) = (topics.dead_letters.to_string(), Readers::default());
+        Ok(Settler { broker, producer, commands, dead_letters, timeout, readers })
     }
 
     /// What was done; inside, an error: it is as it was, and why. Done half and given up, it may be done again: a message that comes twice is
     /// recognised, and so is a command.
     ///
     /// # Errors
-    /// The log does not answer.
-    pub async fn settle(&self, listed: &Listed, way: Way) -> Result<Result<String, String>, BrokerError> {
+    /// The log does not answer, or the machine has no random numbers.
+    pub async fn settle(&mut self, listed: &Listed, way: Way) -> Result<Result<String, String>, Failure> {
         let (settled, told) = match way {
             Way::Ordered => return Ok(Err(ORDERED.to_owned())),
             Way::Discard => (Settled::Discarded, "discarded"),
@@ -95,7 +95,7 @@ impl<'a> Settler<'a> {
                 Ok(()) => (Settled::Replayed, "published again"),
                 Err(why) => return Ok(Err(why)),
             },
-            Way::Reconsider(txid) => match self.reconsider(listed, txid).await? {
+            Way::Reconsider(txid) => match self.reconsider(txid).await? {
                 Became::Applied | Became::AlreadyApplied => (Settled::Replayed, "looked at again: it is live"),
                 became => return Ok(Err(became.to_string())),
             },
@@ -104,9 +104,9 @@ impl<'a> Settler<'a> {
         Ok(Ok(told.to_owned()))
     }
 
-    async fn publish_again(&self, listed: &Listed) -> Result<Result<(), String>, BrokerError> {
+    async fn publish_again(&mut self, listed: &Listed) -> Result<Result<(), String>, BrokerError> {
         let letter = &listed.letter;
-        let there = self.message(&self.dead_letters, listed.at_partition, listed.at_offset).await?;
+        let there = self.message(&self.dead_letters.clone(), listed.at_partition, listed.at_offset).await?;
         let Some(there) = there else { return Ok(Err("is no longer in its topic".to_owned())) };
         let source = match there.payload.is_empty() {
             false => there,
@@ -125,8 +125,9 @@ impl<'a> Settler<'a> {
         }
     }
 
-    async fn reconsider(&self, listed: &Listed, txid: Txid) -> Result<Became, BrokerError> {
-        let asked = Asked::new(id_of(listed), Action::Reconsider { txid });
+    async fn reconsider(&self, txid: Txid) -> Result<Became, Failure> {
+        // Another try is another command: the chain may have learnt of the parent since.
+        let asked = Asked::new(random_id()?, Action::Reconsider { txid });
         let answers = ask(self.broker, &self.commands, &[asked], self.timeout).await?;
         Ok(answers.into_iter().next().map_or(Became::Unanswered, |answer| answer.became))
     }
@@ -148,30 +149,20 @@ impl<'a> Settler<'a> {
     }
 
     /// One message; `None`: its topic no longer holds it.
-    async fn message(&self, topic: &str, partition: i32, offset: u64) -> Result<Option<Message>, BrokerError> {
+    async fn message(&mut self, topic: &str, partition: i32, offset: u64) -> Result<Option<Message>, BrokerError> {
         let partition = TopicPartition { topic: topic.into(), partition };
         let (low, end) = self.broker.watermarks(&partition).await?;
         if !(low..end).contains(&offset) {
             return Ok(None);
         }
-        let mut reader = self.broker.read(&partition, offset).await?;
-        while reader.position() <= offset {
-            let messages = next_messages(&mut reader, self.broker, &partition, WAIT).await?;
-            if let Some(message) = messages.into_iter().find(|message| message.offset >= offset) {
-                return Ok(Some(message).filter(|message| message.offset == offset));
+        loop {
+            match self.readers.get(self.broker, &partition, offset).await {
+                Ok(Reread::Found(message)) => return Ok(Some(message)),
+                Ok(Reread::Gone) => return Ok(None),
+                Ok(Reread::NoAnswer) => {}
+                Err(error) if error.kind == BrokerErrorKind::OutOfRange => return Ok(None),
+                Err(error) => return Err(error),
             }
         }
-        Ok(None)
     }
-}
-
-/// Another try is another command: the chain may have learnt of the parent since.
-fn id_of(listed: &Listed) -> [u8; 16] {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(listed.letter.topic.as_bytes()).update(&listed.letter.offset.to_le_bytes());
-    hasher.update(&listed.letter.partition.to_le_bytes()).update(&now.as_nanos().to_le_bytes());
-    let mut id = [0; 16];
-    id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-    id
 }
