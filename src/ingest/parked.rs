@@ -36,6 +36,11 @@ impl Parked {
         Some(id)
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.due.len()
+    }
+
     /// When the first one is due.
     pub fn next_due_ms(&self) -> Option<u64> {
         self.by_due.first().map(|(due_ms, _)| *due_ms)

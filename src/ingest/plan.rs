@@ -131,7 +131,7 @@ pub enum Action {
 /// Bounds and pauses of the planner.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanSettings {
-    /// First pause before a parked transaction is tried again, ms; doubles up to `retry_max_ms`.
+    /// First pause before a parked transaction is tried again, ms; where many are parked it doubles, up to `retry_max_ms`.
     pub retry_min_ms: u64,
     /// Longest pause, ms.
     pub retry_max_ms: u64,

@@ -230,7 +230,7 @@ fn what_waits_for_an_absent_parent_is_tried_again_and_woken_by_its_arrival() {
     planner.retry_due(10);
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 10);
-    assert_eq!(planner.next_due_ms(), Some(30), "the pause doubles");
+    assert_eq!(planner.next_due_ms(), Some(20), "nobody else waits");
     planner.submit(event(1), parent, Mode::Normal, 11);
     assert_eq!(planner.next_due_ms(), None, "it waits for the parent now, which is here");
     let (token, _) = row(&mut planner);
@@ -528,22 +528,52 @@ fn what_stands_behind_a_flight_is_revoked_with_its_partition() {
     assert_eq!(planner.counts().active, 0);
 }
 
-#[test]
-fn of_many_that_wait_each_looks_at_its_own_record_in_its_turn() {
-    let mut planner = Planner::new(SETTINGS);
-    for tag in 0..1_500u32 {
-        let parent = Outpoint { txid: Txid([3; 32]), vout: tag };
-        planner.submit(event(u64::from(tag)), tx(&[parent], (tag % 251) as u8), Mode::Normal, 0);
-    }
+/// Answers whatever is asked: nothing is there.
+fn nothing_is_there(planner: &mut Planner, now_ms: u64) {
     while let Some(action) = planner.next_action() {
         match action {
-            Action::Apply(token, _) => planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 0),
-            Action::ReadOwn(id, _) => planner.own_record(id, None, 0),
-            Action::ReadParent(id, group, _) => planner.parent_record(id, group, None, 0),
+            Action::Apply(token, _) => planner.outcome(token, Outcome::Rejected(Rejection::NotFound), now_ms),
+            Action::ReadOwn(id, _) => planner.own_record(id, None, now_ms),
+            Action::ReadParent(id, group, _) => planner.parent_record(id, group, None, now_ms),
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(planner.counts().parked, 1_500);
+}
+
+fn many_that_wait(count: u32) -> Planner {
+    let mut planner = Planner::new(SETTINGS);
+    for tag in 0..count {
+        let parent = Outpoint { txid: Txid([3; 32]), vout: tag };
+        planner.submit(event(u64::from(tag)), tx(&[parent], (tag % 251) as u8), Mode::Normal, 0);
+    }
+    nothing_is_there(&mut planner, 0);
+    assert_eq!(planner.counts().parked, count as usize);
+    planner
+}
+
+#[test]
+fn the_more_wait_the_longer_each_pauses() {
+    // Pauses of one after the other, once it has waited for long.
+    for (count, longest) in [(1, 10), (100, 10), (501, 50), (5_000, 100)] {
+        let mut planner = many_that_wait(count);
+        let mut now_ms = 0;
+        for _ in 0..8 {
+            now_ms += SETTINGS.retry_max_ms;
+            planner.retry_due(now_ms);
+            nothing_is_there(&mut planner, now_ms);
+        }
+        let mut pauses = Vec::new();
+        while let Some(due_ms) = planner.next_due_ms().filter(|due_ms| *due_ms <= now_ms + SETTINGS.retry_max_ms) {
+            pauses.push(due_ms - now_ms);
+            planner.retry_due(due_ms);
+        }
+        assert_eq!(pauses.last(), Some(&longest), "{count} wait: {pauses:?}");
+    }
+}
+
+#[test]
+fn of_many_that_wait_each_looks_at_its_own_record_in_its_turn() {
+    let mut planner = many_that_wait(1_500);
     let mut looks = |now_ms| {
         planner.look_at_own(100, now_ms);
         std::iter::from_fn(|| planner.next_action()).count()

@@ -11,6 +11,15 @@ use crate::{
 /// Those that wait may be as many as a partition's bound allows; the next look is for the others.
 const LOOKS_AT_ONCE: usize = 1_024;
 
+/// Tries of parked transactions in a second, all together: what a store does in passing. As long as few are parked each is tried again
+/// soon, however long it has waited: of a chain whose links lie with several instances each takes one such pause.
+const TRIES_A_SECOND: u64 = 10_000;
+
+/// The pause, in ms, with which so many are tried as often as all together may be.
+fn pause_of(parked: usize) -> u64 {
+    (parked as u64).saturating_mul(1_000) / TRIES_A_SECOND
+}
+
 impl Planner {
     pub(super) fn await_parents(&mut self, id: FlightId, remaining: u32) {
         if let Some(flight) = self.get(id) {
@@ -90,13 +99,14 @@ impl Planner {
     /// Waits a while before it tries again, whatever it waits for: what has just been answered may be answered again at once.
     pub(super) fn pause(&mut self, id: FlightId, now_ms: u64) {
         let settings = self.settings;
+        let longest = pause_of(self.parked.len()).max(settings.retry_min_ms).min(settings.retry_max_ms);
         let Some(flight) = self.get(id) else { return };
         if flight.events.is_empty() {
             // Its partitions were taken away: whoever has them now reads the event again.
             return self.finish(id, Completion::PassedOver);
         }
         flight.parked_since_ms.get_or_insert(now_ms);
-        let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(settings.retry_max_ms);
+        let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(longest);
         flight.attempts += 1;
         flight.stage = Stage::Parked;
         let registered = std::mem::replace(&mut flight.awaits_registered, true);
