@@ -223,7 +223,7 @@ impl Sequencer {
     async fn take_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
         if assigned.committed.is_none() && assigned.position > 0 {
             self.consumer.pause(&assigned.partition)?;
-            let why = never_read(&chain_group("<group>"), assigned.position);
+            let why = never_read(&chain_group(&self.parts.validated.group), assigned.position);
             return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
         }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
