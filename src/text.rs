@@ -16,6 +16,32 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
+/// As much of a text, from its beginning, as takes at most `most` bytes (three at the least) once JSON has escaped it; where something is
+/// left out it ends with `…`.
+pub fn beginning_as_json(text: &str, most: usize) -> Cow<'_, str> {
+    const CUT: char = '…';
+    let (mut taken, mut end) = (0, 0);
+    for c in text.chars() {
+        taken += as_json(c);
+        if taken > most {
+            return Cow::Owned(format!("{}{CUT}", &text[..end]));
+        }
+        if taken + CUT.len_utf8() <= most {
+            end += c.len_utf8();
+        }
+    }
+    Cow::Borrowed(text)
+}
+
+/// Bytes that a character takes in a string of JSON.
+fn as_json(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        c => c.len_utf8(),
+    }
+}
+
 /// A block hash as explorers show it.
 pub fn hex_reversed(hash: &[u8; 32]) -> String {
     Txid(*hash).to_string()
@@ -24,6 +50,18 @@ pub fn hex_reversed(hash: &[u8; 32]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_beginning_counts_what_json_writes() {
+        for c in (0..=0x2_0000).filter_map(char::from_u32) {
+            assert_eq!(as_json(c), serde_json::to_string(&c).unwrap().len() - 2, "{c:?}");
+        }
+        assert_eq!(beginning_as_json("abcdef", 6), "abcdef");
+        assert_eq!(beginning_as_json("abcdefg", 6), "abc…");
+        assert_eq!(beginning_as_json("ab\ncdefg", 6), "ab…", "the line end would take two");
+        assert_eq!(beginning_as_json("üüüü", 7), "üü…");
+        assert_eq!(beginning_as_json("üüüü", 3), "…");
+    }
 
     #[test]
     fn only_control_characters_are_escaped() {

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    broker::{Assigned, Broker, BrokerError, Committed, Message, TopicPartition},
+    broker::{Assigned, Broker, BrokerError, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
     ingest::{dead_letters::DeadLetterGauge, offsets::OffsetTracker, proof::PartitionView},
     telemetry::PartitionMetrics,
+    text::beginning_as_json,
 };
 
 /// What may be unfinished in one partition before it is paused; it goes on at half.
@@ -39,7 +40,16 @@ pub struct Halt {
     pub since_ms: u64,
 }
 
+/// Bytes of a commit that the reason of a halt may take, as JSON writes it. What else is said takes fewer than the rest, always: so the
+/// reason is cut in one place, whatever else is said, and a commit that is repeated tells of the same halt.
+const MOST_OF_WHY: usize = MAX_COMMIT_METADATA - 512;
+
 impl Halt {
+    /// As a commit may carry it: the broker refuses longer metadata, and with it every later commit of the partition.
+    fn within_a_commit(&self) -> Halt {
+        Halt { why: beginning_as_json(&self.why, MOST_OF_WHY).into_owned(), since_ms: self.since_ms }
+    }
+
     /// The halt that a commit tells of.
     pub fn of(committed: &Committed) -> Option<Halt> {
         note_in(committed)?.halted
@@ -53,6 +63,12 @@ struct Note {
     view: PartitionView,
     #[serde(rename = "halt", default, skip_serializing_if = "Option::is_none")]
     halted: Option<Halt>,
+}
+
+impl Note {
+    fn to_metadata(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| unreachable!("numbers and text always serialise"))
+    }
 }
 
 /// How far a commit says that an instance has come. `None`: it is no instance's; an operator has said where to go on.
@@ -235,9 +251,8 @@ impl PartitionState {
         if noted < self.rewind_to() || !self.compared {
             return None;
         }
-        let note = Note { view: self.view(), halted: self.halted.clone() };
-        let metadata = serde_json::to_string(&note).ok()?;
-        let now = Committed { offset: self.tracker.safe().min(noted), metadata };
+        let note = Note { view: self.view(), halted: self.halted.as_ref().map(Halt::within_a_commit) };
+        let now = Committed { offset: self.tracker.safe().min(noted), metadata: note.to_metadata() };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
@@ -345,6 +360,40 @@ mod tests {
         let committed = first.to_commit(u64::MAX).unwrap();
         assert_eq!(Halt::of(&committed), Some(halt));
         assert!(state(Some(committed)).is_replayed(&message(0)), "the view is there, too");
+    }
+
+    #[test]
+    fn a_reason_of_any_length_fits_into_a_commit_and_stays_the_same() {
+        let view = PartitionView {
+            oldest_unfinished: Some((i64::MIN, u64::MAX)),
+            read_timestamp_ms: i64::MIN,
+            at_end: false,
+            at_bound: false,
+            position: u64::MAX,
+        };
+        let told = |why: String, view| {
+            let halted = Some(Halt { why, since_ms: u64::MAX }.within_a_commit());
+            let metadata = Note { view, halted }.to_metadata();
+            assert!(metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", metadata.len());
+            Halt::of(&Committed { offset: 0, metadata }).unwrap().why
+        };
+        for letter in ["x", "ü", "₿", "\"", "\n", "\u{1}", "\u{7f}", "🚀"] {
+            let each = serde_json::to_string(letter).unwrap().len() - 2;
+            let most = letter.repeat(MOST_OF_WHY / each);
+            assert_eq!(told(most.clone(), view), most, "all of it fits");
+            let cut = told(letter.repeat(MOST_OF_WHY / each + 1), view);
+            assert!(cut.ends_with('…') && cut.starts_with(&letter.repeat((MOST_OF_WHY - 3) / each)), "{cut}");
+            let shorter = PartitionView { oldest_unfinished: None, position: 1, ..view };
+            assert_eq!(told(letter.repeat(9_000), shorter), told(letter.repeat(9_000), view), "whatever else is said");
+            assert_eq!(told(cut.clone(), view), cut, "it is cut once");
+        }
+        let mut state = state(None);
+        state.deliver(&message(0), 1_000);
+        state.halted = Some(Halt { why: "\"".repeat(9_000), since_ms: 5_000 });
+        let committed = state.to_commit(u64::MAX).unwrap();
+        assert!(committed.metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", committed.metadata.len());
+        state.committed = Some(committed);
+        assert_eq!(state.to_commit(u64::MAX), None, "it says nothing new");
     }
 
     #[test]
