@@ -228,9 +228,7 @@ impl Pipeline {
             self.planner.revoke(partition.partition, now_ms);
         }
         self.consumer.finish_revocation();
-        if self.partitions.values().all(|state| state.halted.is_none()) {
-            self.parts.health.set(Condition::PartitionsRunning, None);
-        }
+        self.tell_halts();
         if self.partitions.is_empty() {
             self.parts.health.set(Condition::Assigned, Some("no partition is assigned".into()));
         }

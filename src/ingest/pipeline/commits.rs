@@ -6,7 +6,6 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    api::Condition,
     broker::{Assigned, BrokerErrorKind, TopicPartition},
     engine::ErrorKind,
     ingest::{
@@ -160,9 +159,7 @@ impl Pipeline {
                 Err(error) => return Err(error.into()),
             }
         }
-        if self.partitions.values().all(|state| state.halted.is_none()) {
-            self.parts.health.set(Condition::PartitionsRunning, None);
-        }
+        self.tell_halts();
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Halts partitions that cannot go on until an operator has looked; the rest goes on.
 
+use std::collections::BTreeMap;
+
 use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
@@ -7,9 +9,10 @@ use crate::{
     api::Condition,
     broker::{BrokerError, BrokerErrorKind, TopicPartition},
     ingest::{
-        partition::Halt,
+        partition::{Halt, PartitionState},
         plan::{EventRef, Token},
     },
+    text::beginning_as_json,
     tx::Txid,
 };
 
@@ -83,12 +86,49 @@ impl Pipeline {
     pub(super) fn stay_halted(&mut self, number: i32, halt: Halt) {
         let Halt { why, since_ms } = &halt;
         tracing::error!(partition = number, why, since_ms, "halted: the events that follow are left where they are");
-        self.parts.health.set(Condition::PartitionsRunning, Some(format!("partition {number}: {why}")));
         if let Some(state) = self.partitions.get_mut(&number) {
             state.halted = Some(halt);
         }
+        self.tell_halts();
         self.pause(number);
         // Whoever has the partition next is to know.
         self.next_commit = Instant::now();
+    }
+
+    /// Says of every partition that stands why; or that none does.
+    pub(super) fn tell_halts(&self) {
+        let halted = |(number, state): (&i32, &PartitionState)| Some((*number, state.halted.clone()?.why));
+        let halts: BTreeMap<i32, String> = self.partitions.iter().filter_map(halted).collect();
+        self.parts.health.set(Condition::PartitionsRunning, told(&halts));
+    }
+}
+
+/// Of a reason that others stand beside, in bytes; and of so many partitions at the most.
+const MOST_OF_EACH: usize = 400;
+const MOST_TOLD: usize = 10;
+
+/// Which partitions stand, and why, in a line; `None`: none does. One that stands alone has all the room.
+fn told(halts: &BTreeMap<i32, String>) -> Option<String> {
+    let most = if halts.len() == 1 { usize::MAX } else { MOST_OF_EACH };
+    let each = |(number, why): (&i32, &String)| format!("partition {number}: {}", beginning_as_json(why, most));
+    let mut told: Vec<String> = halts.iter().take(MOST_TOLD).map(each).collect();
+    let more = halts.len().saturating_sub(MOST_TOLD);
+    told.extend((more > 0).then(|| format!("{more} more partitions are halted")));
+    (!told.is_empty()).then(|| told.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_stand_are_told_and_no_number_of_them_floods_who_asks() {
+        let halts = |numbers: std::ops::Range<i32>, why: &str| numbers.map(|number| (number, why.to_owned())).collect();
+        assert_eq!(told(&halts(0..0, "")), None);
+        assert_eq!(told(&halts(3..4, &"x".repeat(9_000))).unwrap().len(), 9_000 + "partition 3: ".len());
+        assert_eq!(told(&halts(3..5, "it stands")).unwrap(), "partition 3: it stands; partition 4: it stands");
+        let many = told(&halts(0..10_000, &"x".repeat(9_000))).unwrap();
+        assert!(many.len() < 5_000 && many.contains("partition 9: xx"), "{many}");
+        assert!(many.ends_with("…; 9990 more partitions are halted"), "{many}");
     }
 }
