@@ -10,6 +10,7 @@ mod inbox;
 mod lookup;
 mod mock;
 mod producer;
+mod refused;
 mod settings;
 mod worker;
 
@@ -38,6 +39,7 @@ use self::{
 };
 pub use self::{
     mock::MockCluster,
+    refused::{REFUSED, Refusal, refusal},
     settings::{AssignmentStrategy, KafkaSettings},
 };
 use super::{Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Producer, Reader, TopicPartition};

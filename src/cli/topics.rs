@@ -47,7 +47,7 @@ struct CreateArgs {
     /// Partitions of the validated transactions, the outcomes and the dead letters
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(i32).range(1..=100_000))]
     partitions: i32,
-    /// Copies of each; of three or more all but one have to be in sync; otherwise the cluster's default
+    /// Copies of each; of three or more all but one have to be in sync; otherwise kafka.replication_factor, or the cluster's default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1_000))]
     replication_factor: Option<i32>,
     /// For how long outcomes are kept, hours; otherwise for good
@@ -105,8 +105,8 @@ impl CreateArgs {
     fn run(self) -> CommandResult {
         let config = self.config.load()?;
         let mut settings = wiring::kafka(&config);
-        settings.replication_factor = self.replication_factor;
-        let (partitions, replication_factor) = (self.partitions, self.replication_factor);
+        settings.replication_factor = self.replication_factor.or(settings.replication_factor);
+        let (partitions, replication_factor) = (self.partitions, settings.replication_factor);
         let outcomes_ms = self.outcomes_hours.map(|hours| hours * 3_600_000);
         let wanted = new_topics(&config.kafka.topics, Made { partitions, replication_factor, outcomes_ms });
         block_on(async {

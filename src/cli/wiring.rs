@@ -123,16 +123,25 @@ pub fn kafka(config: &Config) -> KafkaSettings {
     KafkaSettings {
         client_id: kafka.client_id.clone(),
         group_instance_id: kafka.instance_id.clone(),
+        assignment: kafka.assignment,
         session_timeout: ms(kafka.session_timeout_ms),
         heartbeat_interval: ms(kafka.heartbeat_interval_ms),
         max_poll_interval,
         fetch_min_bytes: kafka.fetch_min_bytes,
         fetch_wait_max: ms(kafka.fetch_wait_max_ms),
+        max_partition_fetch_bytes: kafka.max_partition_fetch_bytes,
+        fetch_budget_bytes: kafka.fetch_budget_bytes,
+        batch_messages: kafka.batch_messages as usize,
+        batch_bytes: kafka.batch_bytes as usize,
+        // A seek is two questions, during which nothing is polled.
+        request_timeout: ms(kafka.request_timeout_ms).min(max_poll_interval / 2),
+        delivery_timeout: ms(kafka.delivery_timeout_ms),
+        replication_factor: kafka.replication_factor.and_then(|copies| i32::try_from(copies).ok()),
         commit_timeout,
         revocation_timeout: drain.min(max_poll_interval / 2),
         close_timeout: commit_timeout,
         pass_through: kafka.properties.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        ..KafkaSettings::new(kafka.brokers.as_str())
+        brokers: kafka.brokers.as_str().to_owned(),
     }
 }
 
@@ -185,7 +194,7 @@ fn ms(count: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tx::Network;
+    use crate::{broker::kafka::AssignmentStrategy, tx::Network};
 
     fn config(settings: &[(&str, &str)]) -> Config {
         let variables = settings.iter().map(|(key, value)| (format!("UTXO_STORE__{key}").into(), (*value).into()));
@@ -272,12 +281,24 @@ mod tests {
             ("KAFKA__MAX_POLL_INTERVAL_MS", "90001"),
             ("KAFKA__FETCH_WAIT_MAX_MS", "7"),
             ("KAFKA__FETCH_MIN_BYTES", "8"),
+            ("KAFKA__ASSIGNMENT", "range"),
+            ("KAFKA__MAX_PARTITION_FETCH_BYTES", "2000"),
+            ("KAFKA__FETCH_BUDGET_BYTES", "2000000"),
+            ("KAFKA__BATCH_MESSAGES", "9"),
+            ("KAFKA__BATCH_BYTES", "3000"),
+            ("KAFKA__REQUEST_TIMEOUT_MS", "4000"),
+            ("KAFKA__DELIVERY_TIMEOUT_MS", "5000"),
+            ("KAFKA__REPLICATION_FACTOR", "3"),
             ("KAFKA__PROPERTIES__SECURITY_PROTOCOL", "ssl"),
         ]));
         assert_eq!((&*kafka.brokers, &*kafka.client_id), ("a:1,b:2", "me"));
         assert_eq!(kafka.group_instance_id.as_deref(), Some("me-0"));
         assert_eq!((kafka.session_timeout, kafka.heartbeat_interval), (ms(9_001), ms(901)));
         assert_eq!((kafka.max_poll_interval, kafka.fetch_wait_max, kafka.fetch_min_bytes), (ms(90_001), ms(7), 8));
+        assert_eq!((kafka.assignment, kafka.replication_factor), (AssignmentStrategy::Range, Some(3)));
+        assert_eq!((kafka.max_partition_fetch_bytes, kafka.fetch_budget_bytes), (2_000, 2_000_000));
+        assert_eq!((kafka.batch_messages, kafka.batch_bytes), (9, 3_000));
+        assert_eq!((kafka.request_timeout, kafka.delivery_timeout), (ms(4_000), ms(5_000)));
         assert_eq!(kafka.pass_through["security.protocol"], "ssl");
     }
 

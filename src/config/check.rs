@@ -104,6 +104,11 @@ impl<'a> Checker<'a> {
         }
         // librdkafka refuses to start otherwise.
         self.ordered(session, Relation::AtMost, ("kafka.max_poll_interval_ms", kafka.max_poll_interval_ms));
+        // What is fetched or handed on at once has to fit into what is held.
+        let budget = ("kafka.fetch_budget_bytes", kafka.fetch_budget_bytes);
+        let fetched = ("kafka.max_partition_fetch_bytes", kafka.max_partition_fetch_bytes.into());
+        self.ordered(fetched, Relation::AtMost, budget);
+        self.ordered(("kafka.batch_bytes", kafka.batch_bytes.into()), Relation::AtMost, budget);
     }
 
     fn topics(&mut self, topics: &Topics) {

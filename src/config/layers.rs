@@ -10,6 +10,8 @@ use figment::{
     value::{Dict, Map, Tag, Value},
 };
 
+use crate::broker::kafka;
+
 use super::{
     check::ConfigError,
     sample,
@@ -201,8 +203,8 @@ impl Cleaner<'_> {
         for (name, value) in table {
             let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
             let key = format!("kafka.properties.{name}");
-            if let Some(why) = Properties::refusal(&name) {
-                self.refuse(&key, why);
+            if let Some(why) = kafka::refusal(&name) {
+                self.refuse(&key, why.to_string());
             } else if let Value::Dict(_, table) = value {
                 self.properties(&name, table, into);
             } else if Properties::text(&value).is_none() {

@@ -3,7 +3,7 @@
 //! The checked structs, what the raw stage accepts, the commented sample (`deploy/utxo-store.toml`) and the defaults all
 //! follow from this list. A default is written as TOML writes it.
 
-use crate::{blob::BlobUrl, engine::StoreUrl, tx::Network};
+use crate::{blob::BlobUrl, broker::kafka::AssignmentStrategy, engine::StoreUrl, tx::Network};
 
 use super::{
     check::Checker,
@@ -148,8 +148,27 @@ settings! {
         max_poll_interval_ms: u64 = 300_000, range 1_000 to 86_400_000, unit "ms";
         /// How long a broker holds back a fetch that has less than `fetch_min_bytes` to say.
         fetch_wait_max_ms: u64 = 50, range 1 to 60_000, unit "ms";
+        /// How partitions are spread over the instances of the group: cooperative-sticky (only what has to move is taken away), range or
+        /// roundrobin (everything is, at every change). All instances of a group say the same.
+        assignment: AssignmentStrategy = "cooperative-sticky";
         /// From how many bytes on a broker answers a fetch at once.
         fetch_min_bytes: u32 = 65_536, range 1 to 100_000_000, unit "bytes";
+        /// The most that one fetch takes of a partition; a message that is larger comes alone.
+        max_partition_fetch_bytes: u32 = 4_194_304, range 1_024 to 1_000_000_000, unit "bytes";
+        /// What is fetched ahead of the pipeline, over all partitions of this instance; with hundreds of partitions 256 KiB of each.
+        fetch_budget_bytes: u64 = 268_435_456, range 1_048_576 to 1_099_511_627_776, unit "bytes";
+        /// Messages of one partition that are handed on together, at the most …
+        batch_messages: u32 = 1_000, range 1 to 1_000_000, unit "messages";
+        /// … and bytes of them, keys and headers too; a message that is larger goes alone.
+        batch_bytes: u32 = 524_288, range 1_024 to 1_000_000_000, unit "bytes";
+        /// How long a broker may take to answer a question (topics, ends, offsets, a seek) before it counts as away; at most half of
+        /// `max_poll_interval_ms`.
+        request_timeout_ms: u64 = 10_000, range 100 to 600_000, unit "ms";
+        /// How long a message that is written may take to be acknowledged, with all repeats, before its event waits and writes it again.
+        delivery_timeout_ms: u64 = 120_000, range 1_000 to 86_400_000, unit "ms";
+        /// Copies of each topic that `utxo-store topics create` makes, unless it is told otherwise; of three or more all but one have to be
+        /// in sync. Otherwise as many as the cluster makes by default.
+        replication_factor: Option<u32>, example 3, range 1 to 1_000, unit "copies";
         /// Further librdkafka properties, passed through as they are (sasl.*, ssl.*, …). What has a setting of its own
         /// here, and what safety rests on, is refused. Environment: UTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD.
         properties: Properties;

@@ -158,6 +158,7 @@ fn an_error_stays_on_its_line_whatever_is_called_so() {
 fn settings_at_odds_with_each_other_are_refused() {
     let errors = load(
         "[kafka]\nsession_timeout_ms = 6000\nmax_poll_interval_ms = 5000\nheartbeat_interval_ms = 2001\n\
+         fetch_budget_bytes = 2_000_000\nbatch_bytes = 2_000_001\n\
          [kafka.topics]\nchain = \"utxo.reorgs\"\n[ingest]\nretry_pause_ms = 6000\nflag_grace_ms = 600_000\n",
         &[],
     )
@@ -167,6 +168,8 @@ fn settings_at_odds_with_each_other_are_refused() {
         [
             "kafka.heartbeat_interval_ms is 2001, but must be at most a third of kafka.session_timeout_ms (FILE)",
             "kafka.session_timeout_ms is 6000, but must be at most kafka.max_poll_interval_ms, which is 5000 (FILE)",
+            "kafka.max_partition_fetch_bytes is 4194304, but must be at most kafka.fetch_budget_bytes, which is 2000000 (its default)",
+            "kafka.batch_bytes is 2000001, but must be at most kafka.fetch_budget_bytes, which is 2000000 (FILE)",
             "kafka.topics.chain is \"utxo.reorgs\", as kafka.topics.reorgs is; each topic needs its own name (FILE)",
             "ingest.retry_pause_ms is 6000, but must be at most ingest.retry_pause_max_ms, which is 5000 (FILE)",
             "ingest.flag_grace_ms is 600000, but must be below sequencer.block_wait_ms, which is 600000 (FILE)",
@@ -249,6 +252,15 @@ fn properties_that_safety_rests_on_are_refused() {
     assert!(errors[1].starts_with("kafka.properties.group.id is set by kafka.group"), "{errors:?}");
     assert!(errors[2].starts_with("kafka.properties.ssl must be text"), "{errors:?}");
     assert!(errors[3].ends_with("(UTXO_STORE__KAFKA__PROPERTIES__AUTO_OFFSET_RESET)"), "{errors:?}");
+}
+
+#[test]
+fn what_sets_a_property_that_is_refused_is_there() {
+    for (names, refusal) in crate::broker::kafka::REFUSED {
+        let crate::broker::kafka::Refusal::SetBy(setting) = refusal else { continue };
+        let is_there = setting.starts_with("kafka.properties.") || settings::find(setting).is_some();
+        assert!(is_there, "{names:?} is set by {setting}");
+    }
 }
 
 #[test]

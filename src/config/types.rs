@@ -7,6 +7,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     blob::{BlobUrl, BlobUrlError},
+    broker::kafka::AssignmentStrategy,
     engine::{OpenError, StoreUrl},
     tx::Network,
 };
@@ -78,7 +79,7 @@ macro_rules! text_types {
     )*};
 }
 
-text_types!(Brokers, TopicName, LogFilter, LogFormat);
+text_types!(AssignmentStrategy, Brokers, TopicName, LogFilter, LogFormat);
 
 impl SettingType for StoreUrl {
     const KIND: Kind = Kind::Text;
@@ -326,34 +327,7 @@ word_types! {
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Properties(BTreeMap<String, String>);
 
-/// Properties that have a setting of their own, or that the guarantees of this store rest on.
-const RESERVED: &[(&str, &str)] = &[
-    ("bootstrap.servers", "is set by kafka.brokers"),
-    ("metadata.broker.list", "is set by kafka.brokers"),
-    ("group.id", "is set by kafka.group"),
-    ("client.id", "is set by kafka.client_id"),
-    ("group.instance.id", "is set by kafka.instance_id"),
-    ("session.timeout.ms", "is set by kafka.session_timeout_ms"),
-    ("heartbeat.interval.ms", "is set by kafka.heartbeat_interval_ms"),
-    ("max.poll.interval.ms", "is set by kafka.max_poll_interval_ms"),
-    ("fetch.wait.max.ms", "is set by kafka.fetch_wait_max_ms"),
-    ("fetch.min.bytes", "is set by kafka.fetch_min_bytes"),
-    ("enable.auto.commit", "is refused: offsets are committed only when their events are complete"),
-    ("auto.commit.enable", "is refused: offsets are committed only when their events are complete"),
-    ("enable.auto.offset.store", "is refused: offsets are committed only when their events are complete"),
-    ("auto.offset.reset", "is refused: offsets that are gone must not be skipped silently"),
-    ("enable.idempotence", "is refused: the producer is always idempotent"),
-    ("acks", "is refused: the producer waits for all replicas"),
-    ("request.required.acks", "is refused: the producer waits for all replicas"),
-    ("enable.partition.eof", "is refused: the ends of partitions must be heard of"),
-];
-
 impl Properties {
-    /// Why `name` may not be passed through; `None`: it may.
-    pub(super) fn refusal(name: &str) -> Option<&'static str> {
-        RESERVED.iter().find(|(reserved, _)| *reserved == name).map(|(_, why)| *why)
-    }
-
     /// A property's value as librdkafka takes it; `None`: it is neither text nor number nor boolean.
     pub(super) fn text(value: &Value) -> Option<String> {
         match value {

@@ -1,9 +1,10 @@
 //! Settings of the Kafka client, typed, with a pass-through that refuses what would break the guarantees.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
+use super::refused::refusal;
 use crate::broker::{BrokerError, BrokerErrorKind};
 
 /// Readers are opened each for itself: as if so many shared the fetch budget.
@@ -22,12 +23,30 @@ pub enum AssignmentStrategy {
 }
 
 impl AssignmentStrategy {
+    const ALL: [Self; 3] =
+        [AssignmentStrategy::CooperativeSticky, AssignmentStrategy::Range, AssignmentStrategy::RoundRobin];
+
     fn as_str(self) -> &'static str {
         match self {
             AssignmentStrategy::CooperativeSticky => "cooperative-sticky",
             AssignmentStrategy::Range => "range",
             AssignmentStrategy::RoundRobin => "roundrobin",
         }
+    }
+}
+
+impl fmt::Display for AssignmentStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for AssignmentStrategy {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = AssignmentStrategy::ALL.map(AssignmentStrategy::as_str).join(", ");
+        let found = AssignmentStrategy::ALL.into_iter().find(|strategy| strategy.as_str() == text);
+        found.ok_or_else(|| format!("must be one of {known}, not {text:?}"))
     }
 }
 
@@ -124,8 +143,15 @@ impl KafkaSettings {
                 self.revocation_timeout, self.commit_timeout, self.max_poll_interval
             ));
         }
+        let linger_ms = self.pass_through.get("linger.ms").and_then(|ms| ms.parse().ok()).unwrap_or(0);
+        if self.delivery_timeout <= Duration::from_millis(linger_ms) {
+            return refused(format!(
+                "delivery timeout {:?} is not longer than linger.ms, which is {linger_ms}",
+                self.delivery_timeout
+            ));
+        }
         match self.pass_through.keys().find_map(|key| refusal(key).map(|why| (key, why))) {
-            Some((key, why)) => refused(format!("{key} cannot be overridden: {why}")),
+            Some((key, why)) => refused(format!("{key} {why}")),
             None => Ok(()),
         }
     }
@@ -202,50 +228,6 @@ impl KafkaSettings {
     }
 }
 
-/// Why a pass-through key is refused.
-fn refusal(key: &str) -> Option<&'static str> {
-    Some(match key {
-        "enable.auto.commit" | "enable.auto.offset.store" | "auto.commit.enable" | "auto.commit.interval.ms" => {
-            "offsets are committed only when everything that their events ask for is in the store"
-        }
-        "auto.offset.reset" => "a start position that is not there must be an error, never a silent jump",
-        "enable.idempotence"
-        | "acks"
-        | "request.required.acks"
-        | "max.in.flight"
-        | "max.in.flight.requests.per.connection"
-        | "enable.gapless.guarantee"
-        | "transactional.id"
-        | "retries"
-        | "message.send.max.retries" => "an acknowledged message must be in all in-sync replicas, once and in order",
-        "partitioner" => "keys must go where the Java client puts them",
-        "group.protocol" | "group.remote.assignor" => {
-            "the new group protocol makes an exceeded poll interval fatal in this librdkafka"
-        }
-        "isolation.level" => "events of aborted transactions must not be read",
-        "enable.partition.eof" | "allow.auto.create.topics" | "log.queue" | "group.id" => "it is set by this program",
-        "bootstrap.servers"
-        | "metadata.broker.list"
-        | "client.id"
-        | "group.instance.id"
-        | "partition.assignment.strategy"
-        | "session.timeout.ms"
-        | "heartbeat.interval.ms"
-        | "max.poll.interval.ms"
-        | "fetch.min.bytes"
-        | "fetch.wait.max.ms"
-        | "max.partition.fetch.bytes"
-        | "fetch.message.max.bytes"
-        | "queued.max.messages.kbytes"
-        | "queued.min.messages"
-        | "fetch.queue.backoff.ms"
-        | "message.timeout.ms"
-        | "delivery.timeout.ms" => "it has a setting of its own",
-        key if key.starts_with("test.mock.") => "it would replace the cluster by a mock",
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -293,8 +275,14 @@ mod tests {
         let good = KafkaSettings::new("localhost:9092");
         let slow_heart = KafkaSettings { heartbeat_interval: Duration::from_secs(20), ..good.clone() };
         let slow_drain = KafkaSettings { revocation_timeout: Duration::from_secs(295), ..good.clone() };
+        let slow_company = KafkaSettings {
+            delivery_timeout: Duration::from_secs(5),
+            pass_through: [("linger.ms".to_owned(), "5000".to_owned())].into(),
+            ..good.clone()
+        };
         good.check().unwrap();
         assert!(slow_heart.check().unwrap_err().message.contains("heartbeat"));
         assert!(slow_drain.check().unwrap_err().message.contains("revocation"));
+        assert!(slow_company.check().unwrap_err().message.contains("linger.ms, which is 5000"));
     }
 }
