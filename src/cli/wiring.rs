@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
     blob::{BlobAccess, BlobOptions},
-    broker::kafka::KafkaSettings,
+    broker::kafka::{AssignmentStrategy, KafkaSettings},
     config::Config,
     engine::{OpenOptions, aerospike::Access},
     ingest::{
@@ -123,7 +123,11 @@ pub fn kafka(config: &Config) -> KafkaSettings {
     KafkaSettings {
         client_id: kafka.client_id.clone(),
         group_instance_id: kafka.instance_id.clone(),
-        assignment: kafka.assignment,
+        assignment: kafka.assignment.unwrap_or(match kafka.instance_id {
+            // Cooperative rebalances lose what a static member has given up and dies before it says so.
+            Some(_) => AssignmentStrategy::Range,
+            None => AssignmentStrategy::CooperativeSticky,
+        }),
         session_timeout: ms(kafka.session_timeout_ms),
         heartbeat_interval: ms(kafka.heartbeat_interval_ms),
         max_poll_interval,
@@ -194,7 +198,7 @@ fn ms(count: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{broker::kafka::AssignmentStrategy, tx::Network};
+    use crate::tx::Network;
 
     fn config(settings: &[(&str, &str)]) -> Config {
         let variables = settings.iter().map(|(key, value)| (format!("UTXO_STORE__{key}").into(), (*value).into()));
@@ -300,6 +304,14 @@ mod tests {
         assert_eq!((kafka.batch_messages, kafka.batch_bytes), (9, 3_000));
         assert_eq!((kafka.request_timeout, kafka.delivery_timeout), (ms(4_000), ms(5_000)));
         assert_eq!(kafka.pass_through["security.protocol"], "ssl");
+    }
+
+    #[test]
+    fn static_members_are_given_everything_in_one_step() {
+        assert_eq!(kafka(&Config::default()).assignment, AssignmentStrategy::CooperativeSticky);
+        assert_eq!(kafka(&config(&[("KAFKA__INSTANCE_ID", "a")])).assignment, AssignmentStrategy::Range);
+        let both = [("KAFKA__INSTANCE_ID", "a"), ("KAFKA__ASSIGNMENT", "roundrobin")];
+        assert_eq!(kafka(&config(&both)).assignment, AssignmentStrategy::RoundRobin);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
     types::{Range, SettingType},
     writable_blobs,
 };
-use crate::text::one_line;
+use crate::{broker::kafka::AssignmentStrategy, text::one_line};
 
 /// One thing that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +104,10 @@ impl<'a> Checker<'a> {
         }
         // librdkafka refuses to start otherwise.
         self.ordered(session, Relation::AtMost, ("kafka.max_poll_interval_ms", kafka.max_poll_interval_ms));
+        if kafka.instance_id.is_some() && kafka.assignment == Some(AssignmentStrategy::CooperativeSticky) {
+            let problem = "must not be cooperative-sticky where kafka.instance_id is set: what is to move could be left to nobody";
+            self.refuse("kafka.assignment", problem.to_owned());
+        }
         // What is fetched or handed on at once has to fit into what is held.
         let budget = ("kafka.fetch_budget_bytes", kafka.fetch_budget_bytes);
         let fetched = ("kafka.max_partition_fetch_bytes", kafka.max_partition_fetch_bytes.into());

@@ -138,7 +138,7 @@ settings! {
         /// How this client is named in the brokers' logs and quotas.
         client_id: String = "utxo-store";
         /// Static membership (`group.instance.id`), one of its own for each instance: a restart within the session
-        /// timeout takes its partitions back without a rebalance.
+        /// timeout takes its partitions back without a rebalance. Such instances do not go by cooperative-sticky (see assignment).
         instance_id: Option<String>, example "utxo-store-0";
         /// Without a heartbeat for so long, an instance is taken for dead and its partitions go to others.
         session_timeout_ms: u64 = 45_000, range 1_000 to 3_600_000, unit "ms";
@@ -149,8 +149,10 @@ settings! {
         /// How long a broker holds back a fetch that has less than `fetch_min_bytes` to say.
         fetch_wait_max_ms: u64 = 50, range 1 to 60_000, unit "ms";
         /// How partitions are spread over the instances of the group: cooperative-sticky (only what has to move is taken away), range or
-        /// roundrobin (everything is, at every change). All instances of a group say the same.
-        assignment: AssignmentStrategy = "cooperative-sticky";
+        /// roundrobin (everything is, at every change). All instances of a group say the same. Unless it is set: cooperative-sticky, and
+        /// range where instance_id is set, as cooperative-sticky hands out in two steps: an instance that is killed between them and
+        /// comes back under its name gets what it had, and the second step never comes.
+        assignment: Option<AssignmentStrategy>, example "range";
         /// From how many bytes on a broker answers a fetch at once.
         fetch_min_bytes: u32 = 65_536, range 1 to 100_000_000, unit "bytes";
         /// The most that one fetch takes of a partition; a message that is larger comes alone.

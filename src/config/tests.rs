@@ -158,7 +158,7 @@ fn an_error_stays_on_its_line_whatever_is_called_so() {
 fn settings_at_odds_with_each_other_are_refused() {
     let errors = load(
         "[kafka]\nsession_timeout_ms = 6000\nmax_poll_interval_ms = 5000\nheartbeat_interval_ms = 2001\n\
-         fetch_budget_bytes = 2_000_000\nbatch_bytes = 2_000_001\n\
+         fetch_budget_bytes = 2_000_000\nbatch_bytes = 2_000_001\ninstance_id = \"a\"\nassignment = \"cooperative-sticky\"\n\
          [kafka.topics]\nchain = \"utxo.reorgs\"\n[ingest]\nretry_pause_ms = 6000\nflag_grace_ms = 600_000\n",
         &[],
     )
@@ -168,6 +168,7 @@ fn settings_at_odds_with_each_other_are_refused() {
         [
             "kafka.heartbeat_interval_ms is 2001, but must be at most a third of kafka.session_timeout_ms (FILE)",
             "kafka.session_timeout_ms is 6000, but must be at most kafka.max_poll_interval_ms, which is 5000 (FILE)",
+            "kafka.assignment must not be cooperative-sticky where kafka.instance_id is set: what is to move could be left to nobody (FILE)",
             "kafka.max_partition_fetch_bytes is 4194304, but must be at most kafka.fetch_budget_bytes, which is 2000000 (its default)",
             "kafka.batch_bytes is 2000001, but must be at most kafka.fetch_budget_bytes, which is 2000000 (FILE)",
             "kafka.topics.chain is \"utxo.reorgs\", as kafka.topics.reorgs is; each topic needs its own name (FILE)",

@@ -37,7 +37,7 @@ impl Parked {
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.due.len()
     }
 

@@ -99,7 +99,7 @@ impl Planner {
     /// Waits a while before it tries again, whatever it waits for: what has just been answered may be answered again at once.
     pub(super) fn pause(&mut self, id: FlightId, now_ms: u64) {
         let settings = self.settings;
-        let longest = pause_of(self.parked.len()).max(settings.retry_min_ms).min(settings.retry_max_ms);
+        let longest = pause_of(self.parked.count()).max(settings.retry_min_ms).min(settings.retry_max_ms);
         let Some(flight) = self.get(id) else { return };
         if flight.events.is_empty() {
             // Its partitions were taken away: whoever has them now reads the event again.
