@@ -112,9 +112,10 @@ impl ReplayArgs {
         };
         let objects = opening::objects(&config, &watched.metrics).await?;
         let surveyed = opening::with_store(&config, &self.store, &watched.metrics, async |store: &Store| {
-            let parts = opening::parts(broker, store.clone().with_blobs(blobs).with_objects(objects), &watched)?;
+            let store = store.clone().with_blobs(blobs).with_objects(objects);
+            let parts = opening::parts(broker, store.clone(), &watched)?;
             let report = self.replay(&config, parts, shutdown).await?;
-            Ok((report, survey(store).await?))
+            Ok((report, survey(&store).await?))
         });
         let (report, survey) = surveyed.await?;
         let rebuilt = Rebuilt {
