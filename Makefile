@@ -1,7 +1,7 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations lint bench bench-chain bench-aerospike fuzz setup
+.PHONY: help demo test sim mutations torture lint bench bench-chain bench-aerospike fuzz setup
 
 TARGET ?= transaction
 TIME ?= 600
@@ -23,6 +23,11 @@ sim: setup ## histories with faults: SEEDS=n (FROM=n), SEED=n replays one, PLAN=
 mutations: setup ## plants known faults and has the simulator find each: FAULTS=name,name SEEDS=n; many minutes
 	@$(if $(FAULTS),FAULTS="$(FAULTS)") $(if $(SEEDS),SEEDS="$(SEEDS)") \
 		cargo test --locked --test mutations -- --ignored --nocapture
+
+torture: setup ## instances on Apache Kafka, killed, frozen and started at random: SECONDS=n RATE=n SEED=n STORE=fjall|aerospike
+	@scripts/setup.sh tests
+	@TORTURE_SECONDS="$(or $(SECONDS),900)" STORE="$(or $(STORE),fjall)" RATE="$(or $(RATE),400)" $(if $(SEED),SEED="$(SEED)") \
+		cargo test --locked --all-features --test it torture::for_long -- --ignored --nocapture
 
 lint: setup ## format and lints only
 	@scripts/lint.sh

@@ -36,6 +36,7 @@ mod seeded_twice;
 mod sequencing;
 mod several_pages;
 mod sim;
+mod torture;
 mod transactional;
 mod troubled_broker;
 mod waits;

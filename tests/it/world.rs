@@ -736,7 +736,7 @@ impl Running {
 }
 
 /// Every page, with its body wherever that is.
-async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
+pub async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
     let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
     let mut pages: Vec<Arc<Page>> =
         scanned.records.into_iter().filter_map(|(_, record)| into_page(Some(record))).collect();
