@@ -1,19 +1,22 @@
 //! One instance: a pipeline and a sequencer over one broker and one store; and the rebuild of a store from the log.
 
-mod frontier;
+pub(crate) mod checks;
+pub(crate) mod frontier;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use checks::{check_decisions, check_topics, first_of_chain};
 use frontier::Frontier;
 
 use crate::{
     api::{Condition, Health},
     blob::{OpenBlobError, objects::ObjectError},
-    broker::{Broker, BrokerError, BrokerErrorKind, Producer, TopicPartition, replay::ReplayConsumer},
+    broker::{Broker, BrokerError, BrokerErrorKind, Producer, replay::ReplayConsumer},
     clock::Clock,
+    event::Topic,
     ingest::{
         halts::EarlierHalts,
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
@@ -23,14 +26,12 @@ use crate::{
     record::{Consumed, MetaRecord},
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, ValidatedSource, chain_group,
-        decisions::{DecisionError, short_id},
-        progress::CommittedProgress,
-        state::ChainState,
+        decisions::DecisionError, progress::CommittedProgress,
     },
     store::{
         Store,
         create::{Creator, Identity},
-        meta::{MetaError, MetaExpectations, Rebuild, topic_id},
+        meta::{MetaError, MetaExpectations, Rebuild},
         nodes::{Nodes, durability_lag},
         whole::{GroupStore, WholeStore, is_above},
     },
@@ -50,6 +51,21 @@ pub struct InstanceSettings {
     pub sequencer_enabled: bool,
     /// How long what is complete waits before its offset is committed; `None`: as the engine needs it.
     pub durability_lag: Option<Duration>,
+}
+
+impl InstanceSettings {
+    /// The name of a topic.
+    pub fn topic_name(&self, topic: Topic) -> &str {
+        match topic {
+            Topic::ValidatedTxs => &self.pipeline.topic,
+            Topic::BlockMined => &self.topics.block_mined,
+            Topic::Reorgs => &self.topics.reorgs,
+            Topic::Chain => &self.topics.chain,
+            Topic::Decisions => &self.topics.decisions,
+            Topic::Outcomes => &self.topics.outcomes,
+            Topic::DeadLetters => &self.topics.dead_letters,
+        }
+    }
 }
 
 /// What an instance works with.
@@ -158,20 +174,20 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     let group = settings.pipeline.group.clone();
-    let partitions = check_topics(&settings, &parts).await?;
+    let partitions = check_topics(&settings, parts.broker.as_ref()).await?;
     settings.pipeline.partitions = Some(partitions);
-    let frontier = Frontier::committed(&settings, &parts).await?;
+    let frontier = Frontier::committed(&settings, parts.broker.as_ref()).await?;
     frontier.look_for_halts(&parts.earlier_halts);
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
     let floor = group_store(&parts.store).floor(&frontier.consumed).await?;
     if is_above(&floor, &frontier.stands_at()).is_err() {
         // Perhaps it was pruned since its group was asked: then that has gone on.
-        is_above(&floor, &Frontier::committed(&settings, &parts).await?.stands_at())?;
+        is_above(&floor, &Frontier::committed(&settings, parts.broker.as_ref()).await?.stands_at())?;
     }
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
-    check_decisions(&settings, &parts).await?;
+    check_decisions(&settings, parts.broker.as_ref()).await?;
     parts.health.set(Condition::StoreReachable, None);
 
     let producer = parts.broker.producer().await?;
@@ -202,7 +218,7 @@ async fn behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceE
     loop {
         tokio::time::sleep(COMPARED_EVERY).await;
         // What cannot be asked now is asked again; who works waits for the same answers, and says so.
-        let Ok(frontier) = Frontier::committed(settings, parts).await else { continue };
+        let Ok(frontier) = Frontier::committed(settings, parts.broker.as_ref()).await else { continue };
         match group_store(&parts.store).holds(&frontier.consumed).await {
             Err(error) if !error.may_be_retried() => return error.into(),
             _ => {}
@@ -233,15 +249,15 @@ pub async fn rebuild(
     parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<Rebuilt, InstanceError> {
-    let partitions = check_topics(&settings, &parts).await?;
+    let partitions = check_topics(&settings, parts.broker.as_ref()).await?;
     settings.pipeline.partitions = Some(partitions);
     if !parts.store.takes_rebuild().await? {
         return Err(InstanceError::NotEmpty);
     }
     // Whatever may be refused comes before the store is anybody's: then it can be tried again.
-    let committed = Frontier::committed(&settings, &parts).await?;
-    check_decisions(&settings, &parts).await?;
-    first_of_chain(&settings, &parts).await?;
+    let committed = Frontier::committed(&settings, parts.broker.as_ref()).await?;
+    check_decisions(&settings, parts.broker.as_ref()).await?;
+    first_of_chain(&settings, parts.broker.as_ref()).await?;
     let mut nodes = nodes(&settings, &parts)?;
     let producer = parts.broker.producer().await?;
     let (rebuild, chain_frontier, undecided) = committed.raise(&settings, &parts, producer.clone()).await?;
@@ -508,70 +524,15 @@ fn group_store(store: &Store) -> GroupStore {
     GroupStore { store: store.clone(), expected: expectations(store) }
 }
 
-/// Every topic must be there; those that are a log of one order have one partition.
-/// Answers how many partitions the topic of validated transactions has.
-async fn check_topics(settings: &InstanceSettings, parts: &InstanceParts) -> Result<i32, BrokerError> {
-    let topics = &settings.topics;
-    let single = [&topics.block_mined, &topics.reorgs, &topics.chain, &topics.decisions];
-    let refuse = |message: String| BrokerError { kind: BrokerErrorKind::Refused, operation: "check topics", message };
-    let count = async |topic: &str| {
-        let count = parts.broker.partitions(topic).await?;
-        count.ok_or_else(|| refuse(format!("topic `{topic}` does not exist")))
-    };
-    let partitions = count(&settings.pipeline.topic).await?;
-    for topic in [&topics.outcomes, &topics.dead_letters] {
-        count(topic).await?;
-    }
-    for topic in single {
-        match count(topic).await? {
-            1 => {}
-            count => return Err(refuse(format!("topic `{topic}` has {count} partitions: it must have one"))),
-        }
-    }
-    Ok(partitions)
-}
-
 /// The chain topic must be the one that the store was made from.
 async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), InstanceError> {
-    let found = first_of_chain(settings, parts).await?;
+    let found = first_of_chain(settings, parts.broker.as_ref()).await?;
     match parts.store.bind_chain(found).await {
         // The chain was empty when it was read; another instance may have bound the store to its first record since.
         Err(MetaError::ChainRecreated { .. }) if found.is_none() => {
-            parts.store.bind_chain(first_of_chain(settings, parts).await?).await?;
+            parts.store.bind_chain(first_of_chain(settings, parts.broker.as_ref()).await?).await?;
         }
         bound => drop(bound?),
-    }
-    Ok(())
-}
-
-/// The id of the chain topic, where it has a first record.
-async fn first_of_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Option<[u8; 32]>, InstanceError> {
-    let chain = TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 };
-    Ok(topic_id(parts.broker.as_ref(), &chain).await?)
-}
-
-/// The decisions topic must be the one that the chain's committed offset speaks of: decisions of another would be taken for those
-/// on this chain, and without those that there were everything would be decided anew.
-async fn check_decisions(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), InstanceError> {
-    let chain = [TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 }];
-    let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?.pop().flatten();
-    // What cannot be read halts the chain, by name.
-    let Some(Ok(state)) = committed.map(|committed| ChainState::from_metadata(&committed.metadata)) else {
-        return Ok(());
-    };
-    let decisions = TopicPartition { topic: settings.topics.decisions.as_str().into(), partition: 0 };
-    let (low, high) = parts.broker.watermarks(&decisions).await?;
-    let found = short_id(parts.broker.as_ref(), &decisions).await?;
-    // Of a topic that no longer holds its first record nothing is known but how far it goes.
-    if high < state.decisions_from || (low == 0 && !state.decisions_id.is_empty() && state.decisions_id != found) {
-        let known = |id: String| if id.is_empty() { "none".to_owned() } else { id };
-        return Err(InstanceError::DecisionsRecreated {
-            topic: decisions.topic.to_string(),
-            expected: known(state.decisions_id),
-            found: known(found),
-            next: state.decisions_from,
-            high,
-        });
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ pub mod event;
 pub mod generate;
 pub mod ingest;
 pub mod instance;
+pub mod preflight;
 pub mod record;
 pub mod seeded;
 pub mod sequencer;

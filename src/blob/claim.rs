@@ -95,11 +95,7 @@ impl BlobStore {
         if is_first && mark(self.requests()).await?.is_none() {
             self.make(url, store_id).await?;
         }
-        let found = accepted(url, mark(self.requests()).await?)?;
-        if found != store_id {
-            let [found, store] = [found, store_id].map(hex::encode);
-            return Err(OpenBlobError::OtherStore { place: url.clone(), found, store });
-        }
+        is_of(url, mark(self.requests()).await?, Some(store_id))?;
         match directory {
             // A second link of one name is refused by the system, or links are.
             Some(directory) => directory.tidy().await?,
@@ -107,6 +103,25 @@ impl BlobStore {
         }
         self.set_owner(store_id);
         Ok(())
+    }
+
+    /// What [`claim`](Self::claim) would find, with nothing written; `store_id`: `None` for a store of records that is not made yet. `false`: it
+    /// is empty, and would be made this store's. Whether it heeds conditions only a claim can try.
+    ///
+    /// # Errors
+    /// As `claim`.
+    pub async fn look(&self, store_id: Option<[u8; 16]>, is_first: bool) -> Result<bool, OpenBlobError> {
+        let Place { url: Some(url), directory, .. } = self.place() else { return Ok(true) };
+        match mark(self.requests()).await? {
+            None if is_first => {
+                let is_empty = match directory {
+                    Some(directory) => directory.is_empty().await?,
+                    None => self.requests().hold_nothing_but(&Mark::path()).await?,
+                };
+                if is_empty { Ok(false) } else { Err(OpenBlobError::NotEmpty { place: url.clone() }) }
+            }
+            found => is_of(url, found, store_id).map(|()| true),
+        }
     }
 
     /// Takes it for the store of whoever has marked it: for those who only read.
@@ -148,6 +163,16 @@ impl BlobStore {
         }
         Ok(())
     }
+}
+
+/// Whether a mark is that of the store of records with this id; `None`: of one that is not made yet, whose no mark can be.
+fn is_of(url: &str, found: Option<Mark>, store_id: Option<[u8; 16]>) -> Result<(), OpenBlobError> {
+    let found = accepted(url, found)?;
+    if Some(found) == store_id {
+        return Ok(());
+    }
+    let store = store_id.map_or_else(|| "a new one".to_owned(), hex::encode);
+    Err(OpenBlobError::OtherStore { place: url.to_owned(), found: hex::encode(found), store })
 }
 
 fn accepted(url: &str, found: Option<Mark>) -> Result<[u8; 16], OpenBlobError> {

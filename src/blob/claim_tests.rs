@@ -124,6 +124,35 @@ async fn what_holds_something_else_does_not_become_a_blob_store() {
 }
 
 #[tokio::test]
+async fn a_look_finds_what_a_claim_would_and_makes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let look =
+        async |store_id, is_first| opened(root.path(), Intent::Look).await.unwrap().look(store_id, is_first).await;
+    assert!(!look(None, true).await.unwrap(), "it would be made");
+    assert!(matches!(look(Some(OURS), false).await, Err(OpenBlobError::Missing { .. })), "it has been there before");
+    assert!(is_empty(root.path()));
+    fs::write(root.path().join("letter.txt"), "dear diary").unwrap();
+    assert!(matches!(look(Some(OURS), true).await, Err(OpenBlobError::NotEmpty { .. })));
+    fs::remove_file(root.path().join("letter.txt")).unwrap();
+    writer(root.path()).await.claim(OURS, true).await.unwrap();
+    for is_first in [true, false] {
+        assert!(look(Some(OURS), is_first).await.unwrap());
+        assert!(matches!(look(Some(THEIRS), is_first).await, Err(OpenBlobError::OtherStore { .. })));
+    }
+    let error = look(None, true).await.unwrap_err().to_string();
+    assert!(error.contains(&hex::encode(OURS)) && error.contains("not of a new one"), "{error}");
+    let written = opened(root.path(), Intent::Look).await.unwrap().claim(OURS, true).await;
+    assert!(matches!(written, Err(OpenBlobError::ReadOnly { .. })));
+    assert!(matches!(opened(&root.path().join("none"), Intent::Look).await, Err(OpenBlobError::Missing { .. })));
+
+    let objects = Arc::new(InMemory::new());
+    assert!(!server(objects.clone(), None).look(Some(OURS), true).await.unwrap());
+    objects.put(&Path::from("ab/letter"), PutPayload::from_static(b"dear diary")).await.unwrap();
+    let error = server(objects, None).look(Some(OURS), true).await;
+    assert!(matches!(error, Err(OpenBlobError::NotEmpty { .. })));
+}
+
+#[tokio::test]
 async fn a_mark_that_nobody_here_has_written_is_told() {
     let root = tempfile::tempdir().unwrap();
     writer(root.path()).await.claim(OURS, true).await.unwrap();

@@ -46,6 +46,11 @@ impl Directory {
         .await
     }
 
+    /// Whether a blob store can be made of it.
+    pub async fn is_empty(&self) -> Result<bool, OpenBlobError> {
+        self.blocking(is_empty).await
+    }
+
     /// It is marked, whoever did that: sees to it that it is after a power loss, too, and removes what writers that were killed have
     /// left behind.
     pub async fn tidy(&self) -> Result<(), OpenBlobError> {

@@ -111,6 +111,8 @@ pub enum Intent {
     /// Somebody who only reads: creates nothing, and every write is [`BlobErrorKind::Denied`]. So is every store behind a web server
     /// opened.
     Read,
+    /// Somebody who looks whose it is ([`BlobStore::look`]), and creates nothing either.
+    Look,
 }
 
 /// Opens the store that `url` names.
@@ -154,7 +156,7 @@ async fn open_directory(root: &FilePath, intent: Intent, options: BlobOptions) -
     let place = Place {
         url: Some(root.display().to_string()),
         directory: Some(Directory::at(root)),
-        read_only: intent == Intent::Read,
+        read_only: intent != Intent::Write,
     };
     let root = root.to_owned();
     let opened = tokio::task::spawn_blocking(move || {
@@ -162,8 +164,8 @@ async fn open_directory(root: &FilePath, intent: Intent, options: BlobOptions) -
             Intent::Write => {
                 fs::create_dir_all(&root).map_err(|error| OpenBlobError::Directory(root.clone(), error))?
             }
-            Intent::Read if root.is_dir() => {}
-            Intent::Read => return Err(OpenBlobError::Missing { place: root.display().to_string() }),
+            Intent::Read | Intent::Look if root.is_dir() => {}
+            Intent::Read | Intent::Look => return Err(OpenBlobError::Missing { place: root.display().to_string() }),
         }
         LocalFileSystem::new_with_prefix(&root).map_err(|error| OpenBlobError::Settings(error.to_string()))
     });
@@ -179,7 +181,7 @@ async fn open_server(
     server: Arc<dyn ObjectStore>,
     options: BlobOptions,
 ) -> Result<BlobStore, OpenBlobError> {
-    let place = Place { url: Some(url.to_string()), directory: None, read_only: intent == Intent::Read };
+    let place = Place { url: Some(url.to_string()), directory: None, read_only: intent != Intent::Write };
     opened_for(intent, BlobStore::at(server, options, place)).await
 }
 

@@ -11,6 +11,7 @@ mod lookup;
 mod mock;
 mod producer;
 mod refused;
+mod rights;
 mod settings;
 mod worker;
 
@@ -25,10 +26,13 @@ use std::{
 
 use async_trait::async_trait;
 use rdkafka::{
-    admin::{AdminClient, AdminOptions, NewTopic as KafkaTopic, ResourceSpecifier, TopicReplication},
+    admin::{
+        AdminClient, AdminOptions, NewTopic as KafkaTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
+    },
     client::DefaultClientContext,
     consumer::{BaseConsumer, Consumer as _},
     error::{KafkaError, RDKafkaErrorCode},
+    metadata::MetadataPartition,
 };
 
 use self::{
@@ -40,6 +44,7 @@ use self::{
 pub use self::{
     mock::MockCluster,
     refused::{REFUSED, Refusal, refusal},
+    rights::{Right, Rights},
     settings::{AssignmentStrategy, KafkaSettings},
 };
 use super::{Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Producer, Reader, TopicPartition};
@@ -50,12 +55,38 @@ const COORDINATOR_PAUSE: Duration = Duration::from_millis(100);
 /// Readers never commit: their group id only has to be there, and differ from every group in use.
 static NEXT_READER: AtomicU64 = AtomicU64::new(0);
 
+type Admin = AdminClient<DefaultClientContext>;
+
+/// A topic as a cluster tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DescribedTopic {
+    /// Number of partitions.
+    pub partitions: i32,
+    /// Copies of the partition that has fewest.
+    pub copies: usize,
+    /// Copies that are in sync, of the partition that has fewest such.
+    pub in_sync: usize,
+    /// Partitions that nobody leads, which can be neither read nor written.
+    pub leaderless: Vec<i32>,
+}
+
+/// A cluster as it tells of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DescribedCluster {
+    /// Its id, where it has one.
+    pub id: Option<String>,
+    /// Its brokers, `host:port`.
+    pub brokers: Vec<String>,
+}
+
 /// A Kafka cluster. Clones share the connection for metadata.
 #[derive(Clone)]
 pub struct KafkaBroker {
     settings: Arc<KafkaSettings>,
     /// Answers questions about topics; a member of no group.
     metadata: Arc<BaseConsumer>,
+    /// Asks what only the controller or the owner of a topic can say, or has done; made when it is first needed.
+    admin: Arc<Mutex<Option<Arc<Admin>>>>,
     /// Answer what each group has committed, and are no members of it. A client is a handful of threads and connections.
     groups: Arc<Mutex<HashMap<String, Arc<BaseConsumer>>>>,
 }
@@ -69,7 +100,12 @@ impl KafkaBroker {
             .set("allow.auto.create.topics", "false")
             .create()
             .map_err(|error| translate("connect", &settings.brokers, &error))?;
-        Ok(KafkaBroker { settings: Arc::new(settings), metadata: Arc::new(metadata), groups: Arc::default() })
+        Ok(KafkaBroker {
+            settings: Arc::new(settings),
+            metadata: Arc::new(metadata),
+            admin: Arc::default(),
+            groups: Arc::default(),
+        })
     }
 
     pub(super) fn settings(&self) -> &KafkaSettings {
@@ -92,29 +128,110 @@ impl KafkaBroker {
         .await
     }
 
-    fn admin(&self, operation: &'static str) -> Result<AdminClient<DefaultClientContext>, BrokerError> {
-        self.settings.client().create().map_err(|error| translate(operation, &self.settings.brokers, &error))
+    fn admin(&self, operation: &'static str) -> Result<Arc<Admin>, BrokerError> {
+        // Nothing is left half done under the lock, so a panic elsewhere does not spoil it.
+        let mut made = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(admin) = made.as_ref() {
+            return Ok(admin.clone());
+        }
+        let admin = self.settings.client().create();
+        let admin: Admin = admin.map_err(|error| translate(operation, &self.settings.brokers, &error))?;
+        Ok(made.insert(Arc::new(admin)).clone())
     }
 
-    /// A topic's configuration, defaults among it: value by name. (A mock cluster does not answer.)
+    /// The configuration of each topic, defaults among it: value by name. (A mock cluster does not answer.)
     ///
     /// # Errors
-    /// The topic does not exist, or the cluster does not say.
-    pub async fn topic_config(&self, topic: &str) -> Result<BTreeMap<String, String>, BrokerError> {
+    /// The cluster does not answer; for a topic alone: it does not exist, or may not be looked at.
+    pub async fn topic_configs(&self, topics: &[&str]) -> Result<Vec<Result<TopicConfig, BrokerError>>, BrokerError> {
         const OPERATION: &str = "look up the configuration";
-        let options = AdminOptions::new().request_timeout(Some(self.settings.request_timeout));
-        let asked = [ResourceSpecifier::Topic(topic)];
-        let answer = self.admin(OPERATION)?.describe_configs(&asked, &options).await;
-        let mut config = BTreeMap::new();
-        for resource in answer.map_err(|error| translate(OPERATION, topic, &error))? {
-            let resource = resource.map_err(|code| {
-                let message = format!("{topic}: {code}");
-                BrokerError::new(kind_of_code(code), OPERATION, message)
-            })?;
-            config.extend(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))));
+        if topics.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(config)
+        let options = AdminOptions::new().request_timeout(Some(self.settings.request_timeout));
+        let asked: Vec<_> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
+        let answer = self.admin(OPERATION)?.describe_configs(&asked, &options).await;
+        let answer = answer.map_err(|error| translate(OPERATION, &self.settings.brokers, &error))?;
+        let mut told = BTreeMap::new();
+        for resource in answer.into_iter().flatten() {
+            if let OwnedResourceSpecifier::Topic(name) = resource.specifier {
+                let entries = resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?)));
+                told.insert(name, entries.collect::<TopicConfig>());
+            }
+        }
+        // rdkafka passes over why a topic is refused; one that is not has a value for everything.
+        let refused =
+            |topic: &str| BrokerError::new(BrokerErrorKind::Refused, OPERATION, format!("{topic}: it is not shown"));
+        let config =
+            |topic: &&str| told.remove(*topic).filter(|config| !config.is_empty()).ok_or_else(|| refused(topic));
+        Ok(topics.iter().map(config).collect())
     }
+
+    /// What is there of a topic; `None`: it does not exist.
+    ///
+    /// # Errors
+    /// The cluster does not answer, or access is refused.
+    pub async fn describe_topic(&self, topic: &str) -> Result<Option<DescribedTopic>, BrokerError> {
+        let topic = topic.to_owned();
+        self.ask("look up topic", move |client, bound| described(client, &topic, bound)).await
+    }
+
+    /// Which cluster it is.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn describe_cluster(&self, topic: &str) -> Result<DescribedCluster, BrokerError> {
+        const OPERATION: &str = "look up the cluster";
+        let (topic, brokers) = (topic.to_owned(), self.settings.brokers.clone());
+        self.ask(OPERATION, move |client, bound| {
+            // Of one topic: a cluster may have many.
+            let answer = client.fetch_metadata(Some(&topic), bound);
+            let answer = answer.map_err(|error| translate(OPERATION, &brokers, &error))?;
+            let brokers = answer.brokers().iter().map(|broker| format!("{}:{}", broker.host(), broker.port()));
+            Ok(DescribedCluster { id: client.client().fetch_cluster_id(bound), brokers: brokers.collect() })
+        })
+        .await
+    }
+
+    /// What this client may do with topics, in the order asked for.
+    ///
+    /// # Errors
+    /// The cluster does not answer, or one of them does not exist or may not be looked at.
+    pub async fn rights_on_topics(&self, topics: Vec<String>) -> Result<Vec<Rights>, BrokerError> {
+        self.ask("look up permissions", move |client, bound| rights::on_topics(client, &topics, bound)).await
+    }
+
+    /// What this client may do with groups, in the order asked for. Joins none of them.
+    ///
+    /// # Errors
+    /// The cluster does not answer, or one of them may not be looked at.
+    pub async fn rights_on_groups(&self, groups: Vec<String>) -> Result<Vec<Rights>, BrokerError> {
+        self.ask("look up permissions", move |client, bound| rights::on_groups(client, &groups, bound)).await
+    }
+}
+
+/// A topic's configuration: value by name.
+pub type TopicConfig = BTreeMap<String, String>;
+
+fn described(client: &BaseConsumer, topic: &str, bound: Duration) -> Result<Option<DescribedTopic>, BrokerError> {
+    let answer =
+        client.fetch_metadata(Some(topic), bound).map_err(|error| translate("look up topic", topic, &error))?;
+    let Some(found) = answer.topics().iter().find(|found| found.name() == topic) else { return Ok(None) };
+    match found.error().map(RDKafkaErrorCode::from) {
+        None => {}
+        Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic) => return Ok(None),
+        Some(code) => return Err(translate("look up topic", topic, &KafkaError::MetadataFetch(code))),
+    }
+    let partitions = found.partitions();
+    let fewest = |count: fn(&MetadataPartition) -> usize| partitions.iter().map(count).min().unwrap_or(0);
+    let leaderless = partitions.iter().filter(|partition| partition.leader() < 0);
+    let described = DescribedTopic {
+        partitions: partitions.len() as i32,
+        copies: fewest(|partition| partition.replicas().len()),
+        in_sync: fewest(|partition| partition.isr().len()),
+        leaderless: leaderless.map(MetadataPartition::id).collect(),
+    };
+    Ok(Some(described).filter(|described| described.partitions > 0))
 }
 
 #[async_trait]
@@ -156,19 +273,7 @@ impl Broker for KafkaBroker {
     }
 
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
-        let topic = topic.to_owned();
-        self.ask("look up topic", move |client, bound| {
-            let answer = client
-                .fetch_metadata(Some(&topic), bound)
-                .map_err(|error| translate("look up topic", &topic, &error))?;
-            let Some(found) = answer.topics().iter().find(|found| found.name() == topic) else { return Ok(None) };
-            match found.error().map(RDKafkaErrorCode::from) {
-                None => Ok(Some(found.partitions().len() as i32).filter(|count| *count > 0)),
-                Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic) => Ok(None),
-                Some(code) => Err(translate("look up topic", &topic, &KafkaError::MetadataFetch(code))),
-            }
-        })
-        .await
+        Ok(self.describe_topic(topic).await?.map(|described| described.partitions))
     }
 
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {

@@ -29,6 +29,12 @@ impl Failure {
         Failure(message.into().into())
     }
 
+    /// What failed, in one line, without the word before it.
+    pub fn told(&self) -> String {
+        let told = self.to_string();
+        told.strip_prefix("error: ").unwrap_or(&told).replace("\nerror: ", "; ")
+    }
+
     /// 2 for bad usage and bad configuration, otherwise 1.
     pub fn exit_code(&self) -> u8 {
         if self.0.is::<ConfigErrors>() || self.0.is::<UsageError>() { 2 } else { 1 }

@@ -11,15 +11,13 @@ use std::{
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::{
-    CommandResult, ConfigArgs, Failure, block_on,
-    topics::{Made, create_missing, new_topics, topic_name},
-};
+use super::{CommandResult, ConfigArgs, Failure, block_on, topics::create_missing};
 use crate::{
     broker::{Broker, TopicPartition, kafka::KafkaBroker},
     config::{Brokers, Topics},
     event::Topic,
     generate::{ChainCounts, Message, Scenario, Story},
+    preflight::topics::{Made, new_topics},
 };
 
 pub use produce::{Produced, produce, progress_bar};
@@ -113,7 +111,7 @@ async fn check_same_chain(
     topics: &Topics,
     mut messages: impl Iterator<Item = Message>,
 ) -> Result<(), Failure> {
-    let blocks = TopicPartition { topic: topic_name(topics, Topic::BlockMined).into(), partition: 0 };
+    let blocks = TopicPartition { topic: topics.name(Topic::BlockMined).into(), partition: 0 };
     let (low, high) = broker.watermarks(&blocks).await?;
     let mut reader = broker.read(&blocks, low).await?;
     while reader.position() < high {

@@ -1,5 +1,7 @@
 //! `utxo-store run`: one instance, until a signal.
 
+mod check;
+
 use std::{
     fs, io,
     net::SocketAddr,
@@ -28,6 +30,10 @@ const AFTER_HELP: &str = "\
 SIGTERM or SIGINT: reads nothing more, finishes what is in flight, commits, and exits with 0. A second one stops at
 once (exit code 3), which loses nothing: what was not committed is read again.
 
+With --check it only looks, joining no group and writing nothing: brokers, topics (partitions, retention, copies), permissions, committed
+offsets, the store and its blob store. A line a check: ok, WARNING, FAILED (with what to do) or skipped (with why); exit code 1 where one
+failed. A store in a directory that an instance has open cannot be looked at, and fails.
+
 Example: UTXO_STORE__KAFKA__BROKERS=kafka:9092 utxo-store run --config deploy/utxo-store.toml";
 
 /// Arguments of `run`.
@@ -36,6 +42,12 @@ Example: UTXO_STORE__KAFKA__BROKERS=kafka:9092 utxo-store run --config deploy/ut
 pub struct RunArgs {
     #[command(flatten)]
     config: ConfigArgs,
+    /// Only look whether an instance could start here and go on
+    #[arg(long)]
+    check: bool,
+    /// Print one JSON object a check
+    #[arg(long, requires = "check")]
+    json: bool,
     /// Write the address of metrics and health to this file, once it is known
     #[arg(long, value_name = "PATH", hide = true)]
     http_address_file: Option<PathBuf>,
@@ -46,7 +58,11 @@ pub struct RunArgs {
 
 impl RunArgs {
     pub(super) fn run(self) -> CommandResult {
-        let config = self.config.load()?;
+        let config = self.config.load();
+        if self.check {
+            return block_on(check::check(config, self.json));
+        }
+        let config = config?;
         opening::logging(&config)?;
         if self.exit_with_stdin {
             signals::exit_with_stdin()?;

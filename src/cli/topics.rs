@@ -1,7 +1,5 @@
 //! `utxo-store topics`: creates the topics that the store reads and writes, and checks those that are there.
 
-mod plan;
-
 use std::io::{self, Write};
 
 use clap::{Args, Subcommand};
@@ -9,12 +7,11 @@ use serde::Serialize;
 
 use super::{CommandResult, ConfigArgs, Failure, block_on, wiring};
 use crate::{
-    broker::{Broker, BrokerError, NewTopic, kafka::KafkaBroker},
+    broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
     config::Topics,
     event::Topic,
+    preflight::topics::{Caution, Found, Made, Problem, cautions, new_topics, problems},
 };
-
-pub use plan::{Found, Made, Problem, new_topics, problems};
 
 const AFTER_HELP: &str = "\
 Blocks, reorgs, the chain and the decisions are one partition each: each is one order. They and the validated transactions are kept for
@@ -75,10 +72,23 @@ struct CheckArgs {
 struct Report {
     topic: String,
     partitions: i32,
+    /// Of the partition that has fewest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copies: Option<usize>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_sync: Option<usize>,
+    /// `min.insync.replicas`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_in_sync: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
     /// In words; none: it is as it has to be.
     problems: Vec<String>,
+    /// What should be otherwise, in words.
+    cautions: Vec<String>,
+    #[serde(skip)]
+    found: Found,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -112,8 +122,8 @@ impl CreateArgs {
         block_on(async {
             let broker = KafkaBroker::new(settings)?;
             let mut wrong = 0;
-            for (topic, wanted) in Topic::ALL.into_iter().zip(wanted) {
-                let mut line = look(&broker, topic, &wanted.name).await?;
+            for (looked, wanted) in look(&broker, &config.kafka.topics).await?.into_iter().zip(wanted) {
+                let mut line = report(&wanted.name, looked)?;
                 if line.partitions != 0 && line.partitions != wanted.partitions && line.problems.is_empty() {
                     line.problems
                         .push(format!("has {} partitions, and {} were asked for", line.partitions, wanted.partitions));
@@ -140,8 +150,8 @@ impl CheckArgs {
         block_on(async {
             let broker = KafkaBroker::new(wiring::kafka(&config))?;
             let mut wrong = 0;
-            for topic in Topic::ALL {
-                let line = look(&broker, topic, topic_name(&config.kafka.topics, topic)).await?;
+            for looked in look(&broker, &config.kafka.topics).await? {
+                let line = report(config.kafka.topics.name(looked.topic), looked)?;
                 tell(&line, self.json)?;
                 wrong += usize::from(!line.problems.is_empty());
             }
@@ -150,14 +160,57 @@ impl CheckArgs {
     }
 }
 
-async fn look(broker: &KafkaBroker, topic: Topic, name: &str) -> Result<Report, BrokerError> {
-    let found = match broker.partitions(name).await? {
-        Some(partitions) => Some(Found { partitions, config: broker.topic_config(name).await? }),
-        None => None,
-    };
+/// What there is of one topic.
+pub(super) struct Looked {
+    /// Which.
+    pub(super) topic: Topic,
+    /// `None`: it is not there, unless that is not known.
+    pub(super) found: Option<Found>,
+    /// Why it, or its configuration, is not known.
+    pub(super) unknown: Option<BrokerError>,
+}
+
+/// What there is of each topic.
+///
+/// # Errors
+/// The brokers cannot be reached.
+pub(super) async fn look(broker: &KafkaBroker, topics: &Topics) -> Result<Vec<Looked>, BrokerError> {
+    let mut all = Vec::new();
+    for topic in Topic::ALL {
+        all.push(match broker.describe_topic(topics.name(topic)).await {
+            Ok(found) => Looked { topic, found: found.map(Found::described), unknown: None },
+            Err(error) if error.kind == BrokerErrorKind::Refused => Looked { topic, found: None, unknown: Some(error) },
+            Err(error) => return Err(error),
+        });
+    }
+    let there: Vec<&str> = all.iter().filter(|it| it.found.is_some()).map(|it| topics.name(it.topic)).collect();
+    let configs = broker.topic_configs(&there).await;
+    let configs = configs.unwrap_or_else(|error| there.iter().map(|_| Err(error.clone())).collect());
+    for (looked, config) in all.iter_mut().filter(|looked| looked.found.is_some()).zip(configs) {
+        match (config, &mut looked.found) {
+            (Ok(config), Some(found)) => found.config = config,
+            (config, _) => looked.unknown = config.err(),
+        }
+    }
+    Ok(all)
+}
+
+fn report(name: &str, looked: Looked) -> Result<Report, BrokerError> {
+    let Looked { topic, found, unknown } = looked;
+    unknown.map_or(Ok(()), Err)?;
     let problems = problems(topic, found.as_ref()).iter().map(Problem::to_string).collect();
-    let partitions = found.map_or(0, |found| found.partitions);
-    Ok(Report { topic: name.to_owned(), partitions, outcome: None, problems })
+    let found = found.unwrap_or_default();
+    Ok(Report {
+        topic: name.to_owned(),
+        partitions: found.partitions,
+        copies: found.copies.map(|(copies, _)| copies),
+        in_sync: found.copies.map(|(_, in_sync)| in_sync),
+        min_in_sync: found.min_in_sync(),
+        outcome: None,
+        problems,
+        cautions: cautions(topic, &found).iter().map(Caution::to_string).collect(),
+        found,
+    })
 }
 
 fn tell(line: &Report, json: bool) -> CommandResult {
@@ -165,14 +218,15 @@ fn tell(line: &Report, json: bool) -> CommandResult {
     if json {
         return Ok(writeln!(out, "{}", serde_json::to_string(line)?)?);
     }
-    let Report { topic, partitions, outcome, problems } = line;
+    let Report { topic, partitions, outcome, problems, cautions, found, .. } = line;
     let is = match outcome {
         Some(Outcome::Created) => format!("created with {partitions} partitions"),
         Some(Outcome::WouldBeCreated) => format!("would be created with {partitions} partitions"),
-        None if problems.is_empty() => format!("is as it has to be, with {partitions} partitions"),
+        None if problems.is_empty() => format!("is as it has to be ({found})"),
         None => problems.join("; "),
     };
-    Ok(writeln!(out, "{topic}: {is}")?)
+    let cautions: String = cautions.iter().map(|caution| format!("; but it {caution}")).collect();
+    Ok(writeln!(out, "{topic}: {is}{cautions}")?)
 }
 
 fn verdict(wrong: usize) -> CommandResult {
@@ -180,20 +234,6 @@ fn verdict(wrong: usize) -> CommandResult {
         0 => Ok(()),
         wrong => Err(Failure::new(format!("{wrong} of {} topics are not as they have to be", Topic::ALL.len()))),
     }
-}
-
-/// The configured name of a topic.
-pub fn topic_name(topics: &Topics, topic: Topic) -> &str {
-    let name = match topic {
-        Topic::ValidatedTxs => &topics.validated_txs,
-        Topic::BlockMined => &topics.block_mined,
-        Topic::Reorgs => &topics.reorgs,
-        Topic::Chain => &topics.chain,
-        Topic::Decisions => &topics.decisions,
-        Topic::Outcomes => &topics.outcomes,
-        Topic::DeadLetters => &topics.dead_letters,
-    };
-    name.as_str()
 }
 
 /// Creates those that are not there; one that is there keeps its partitions.

@@ -16,6 +16,7 @@ use std::{ffi::OsString, path::Path};
 use crate::{
     blob::BlobUrl,
     engine::{StoreUrl, aerospike::AerospikeSettings},
+    event::Topic,
 };
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
@@ -72,6 +73,22 @@ impl Config {
 impl Default for Config {
     fn default() -> Self {
         Self::load_from(None, []).expect("the defaults are constants, and a test loads them")
+    }
+}
+
+impl Topics {
+    /// The configured name of a topic.
+    pub fn name(&self, topic: Topic) -> &str {
+        let name = match topic {
+            Topic::ValidatedTxs => &self.validated_txs,
+            Topic::BlockMined => &self.block_mined,
+            Topic::Reorgs => &self.reorgs,
+            Topic::Chain => &self.chain,
+            Topic::Decisions => &self.decisions,
+            Topic::Outcomes => &self.outcomes,
+            Topic::DeadLetters => &self.dead_letters,
+        };
+        name.as_str()
     }
 }
 

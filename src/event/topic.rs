@@ -46,6 +46,22 @@ impl Topic {
         }
     }
 
+    /// Whether it is a log of one order, and so of one partition.
+    pub const fn is_one_order(self) -> bool {
+        match self {
+            Topic::BlockMined | Topic::Reorgs | Topic::Chain | Topic::Decisions => true,
+            Topic::ValidatedTxs | Topic::Outcomes | Topic::DeadLetters => false,
+        }
+    }
+
+    /// Whether a rebuild reads all of it, so that nothing of it may ever go.
+    pub const fn makes_the_state(self) -> bool {
+        match self {
+            Topic::ValidatedTxs | Topic::BlockMined | Topic::Reorgs | Topic::Chain | Topic::Decisions => true,
+            Topic::Outcomes | Topic::DeadLetters => false,
+        }
+    }
+
     /// The kinds of events that it may carry. Dead letters may hold anything, also what is no event.
     pub const fn kinds(self) -> &'static [Kind] {
         match self {

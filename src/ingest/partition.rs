@@ -84,6 +84,11 @@ pub fn never_read(group: &str, low: u64) -> String {
     )
 }
 
+/// Why a partition halts whose next offset is not in the topic (any more, or yet); `None`: it is.
+pub fn gone(next: u64, low: u64, high: u64) -> Option<String> {
+    (!(low..=high).contains(&next)).then(|| format!("offset {next} is next, but the topic holds {low} to {high}"))
+}
+
 /// One assigned partition.
 pub struct PartitionState {
     /// Of its assignment.

@@ -33,26 +33,28 @@ use crate::{
 };
 
 /// What the group has committed.
-pub(super) struct Frontier {
+pub(crate) struct Frontier {
     /// Next to read, by partition of the validated transactions.
-    pub(super) validated: BTreeMap<i32, u64>,
+    pub(crate) validated: BTreeMap<i32, u64>,
     /// Next to read of the chain.
-    pub(super) chain: u64,
+    pub(crate) chain: u64,
     /// What instances have committed: the store of the group has consumed it.
-    pub(super) consumed: Consumed,
+    pub(crate) consumed: Consumed,
     /// Of the validated transactions, as they are.
-    commits: Vec<(i32, Committed)>,
+    pub(crate) commits: Vec<(i32, Committed)>,
+    /// Of the chain, as it is.
+    pub(crate) chain_commit: Option<Committed>,
 }
 
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl Frontier {
-    pub(super) async fn committed(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Self, BrokerError> {
+    pub(crate) async fn committed(settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, BrokerError> {
         let topic = &settings.pipeline.topic;
-        let count = parts.broker.partitions(topic).await?.unwrap_or(0);
+        let count = broker.partitions(topic).await?.unwrap_or(0);
         let partitions: Vec<TopicPartition> =
             (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
-        let committed = parts.broker.committed(&settings.pipeline.group, &partitions).await?;
+        let committed = broker.committed(&settings.pipeline.group, &partitions).await?;
         let by_instance = (0..count)
             .zip(&committed)
             .filter_map(|(number, committed)| Some((number.unsigned_abs(), consumed_of(committed.as_ref()?)?)));
@@ -63,12 +65,12 @@ impl Frontier {
             .collect();
         let commits = (0..count).zip(committed).filter_map(|(number, committed)| Some((number, committed?))).collect();
         let chain = [chain_of(settings)];
-        let committed = parts.broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
-        let committed = committed.into_iter().flatten().next();
-        let chain = committed.as_ref().map_or(0, |committed| committed.offset);
+        let committed = broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
+        let chain_commit = committed.into_iter().flatten().next();
+        let chain = chain_commit.as_ref().map_or(0, |committed| committed.offset);
         // Without metadata it is an operator's, who has said where to go on.
-        consumed.chain = committed.filter(|committed| !committed.metadata.is_empty()).map_or(0, |_| chain);
-        Ok(Frontier { validated, chain, consumed, commits })
+        consumed.chain = chain_commit.as_ref().filter(|committed| !committed.metadata.is_empty()).map_or(0, |_| chain);
+        Ok(Frontier { validated, chain, consumed, commits, chain_commit })
     }
 
     /// Remembers which partitions stand halted.
@@ -77,12 +79,12 @@ impl Frontier {
     }
 
     /// Where the group goes on, whoever has said so.
-    pub(super) fn stands_at(&self) -> Consumed {
+    pub(crate) fn stands_at(&self) -> Consumed {
         let validated = self.validated.iter().map(|(partition, offset)| (partition.unsigned_abs(), *offset));
         Consumed { chain: self.chain, validated: validated.collect() }
     }
 
-    pub(super) fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
     }
 

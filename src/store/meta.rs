@@ -218,16 +218,37 @@ impl Store {
             None if group_has_offsets => return Err(MetaError::NamespaceLost),
             None => self.create_meta(&expected, store_id, None).await?,
         };
-        check(&meta, &expected)?;
-        if let Some(frontier) = meta.frontier {
-            return Err(MetaError::Unfinished { frontier });
-        }
-        self.check_blobs(&meta)?;
+        self.may_be_worked_on(&meta, &expected)?;
         if meta.retention == expected.retention {
             return Ok(meta);
         }
         tracing::warn!(from = meta.retention, to = expected.retention, "block_height_retention was changed");
         self.change_meta(|meta| Ok(MetaRecord { retention: expected.retention, ..meta })).await
+    }
+
+    /// What [`open_meta`](Self::open_meta) would find, with nothing written; `None`: it would make the set this store's.
+    ///
+    /// # Errors
+    /// As `open_meta`.
+    pub async fn look_at_meta(
+        &self,
+        expected: MetaExpectations,
+        group_has_offsets: bool,
+    ) -> Result<Option<MetaRecord>, MetaError> {
+        match self.meta().await? {
+            Some(meta) => self.may_be_worked_on(&meta, &expected).map(|()| Some(meta)),
+            None if group_has_offsets => Err(MetaError::NamespaceLost),
+            None if self.holds_records().await? => Err(MetaError::Unowned),
+            None => Ok(None),
+        }
+    }
+
+    fn may_be_worked_on(&self, meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError> {
+        check(meta, expected)?;
+        match meta.frontier {
+            Some(frontier) => Err(MetaError::Unfinished { frontier }),
+            None => self.check_blobs(meta),
+        }
     }
 
     /// Whether bodies that this store may have outside its records can be read.
@@ -250,13 +271,9 @@ impl Store {
     /// Holds the store to the chain topic that has this [`chain_id`]; `None`: the topic has no record at offset 0 (yet).
     /// The first one that is there is written down, any other refused from then on.
     pub async fn bind_chain(&self, chain_id: Option<[u8; 32]>) -> Result<MetaRecord, MetaError> {
-        self.change_meta(|meta| match (meta.chain_id, chain_id) {
-            (None, _) => Ok(MetaRecord { chain_id, ..meta }),
-            (Some(store), Some(found)) if store == found => Ok(meta),
-            (Some(store), found) => Err(MetaError::ChainRecreated {
-                store: hex::encode(store),
-                found: found.map_or_else(|| "none".into(), hex::encode),
-            }),
+        self.change_meta(|meta| {
+            is_made_from(&meta, chain_id)?;
+            Ok(MetaRecord { chain_id: meta.chain_id.or(chain_id), ..meta })
         })
         .await
     }
@@ -264,10 +281,9 @@ impl Store {
     /// Holds the store to the number of partitions of the topic of validated transactions: the first is written down, any
     /// other refused from then on.
     pub async fn bind_partitions(&self, found: u32) -> Result<MetaRecord, MetaError> {
-        self.change_meta(|meta| match meta.partitions {
-            None => Ok(MetaRecord { partitions: Some(found), ..meta }),
-            Some(store) if store == found => Ok(meta),
-            Some(store) => Err(MetaError::OtherPartitions { store, found }),
+        self.change_meta(|meta| {
+            has_partitions(&meta, found)?;
+            Ok(MetaRecord { partitions: Some(found), ..meta })
         })
         .await
     }
@@ -425,6 +441,31 @@ impl Store {
     }
 }
 
+/// Whether the chain topic that has this [`chain_id`] (`None`: no record at offset 0) is the one that the store was made from, or the first.
+///
+/// # Errors
+/// [`MetaError::ChainRecreated`]
+pub fn is_made_from(meta: &MetaRecord, chain_id: Option<[u8; 32]>) -> Result<(), MetaError> {
+    match meta.chain_id {
+        Some(store) if chain_id != Some(store) => Err(MetaError::ChainRecreated {
+            store: hex::encode(store),
+            found: chain_id.map_or_else(|| "none".into(), hex::encode),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the topic of validated transactions has as many partitions as when the store was made.
+///
+/// # Errors
+/// [`MetaError::OtherPartitions`]
+pub fn has_partitions(meta: &MetaRecord, found: u32) -> Result<(), MetaError> {
+    match meta.partitions {
+        Some(store) if store != found => Err(MetaError::OtherPartitions { store, found }),
+        _ => Ok(()),
+    }
+}
+
 fn rebuilt_by(meta: &MetaRecord, rebuilder: u64) -> Result<(), MetaError> {
     if meta.rebuilder == Some(rebuilder) { Ok(()) } else { Err(MetaError::TakenOver) }
 }
@@ -494,6 +535,28 @@ mod tests {
         assert!(matches!(error, MetaError::NamespaceLost));
         assert!(error.to_string().contains("replay --rebuild"));
         assert_eq!(store.meta().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_look_finds_what_an_opening_would_and_writes_nothing() {
+        let store = store(5);
+        assert_eq!(store.look_at_meta(EXPECTED, false).await.unwrap(), None);
+        assert!(matches!(store.look_at_meta(EXPECTED, true).await, Err(MetaError::NamespaceLost)));
+        assert_eq!(store.meta().await.unwrap(), None);
+        store.plant(seeded(1, 2)).await;
+        assert!(matches!(store.look_at_meta(EXPECTED, false).await, Err(MetaError::Unowned)));
+
+        let store = self::store(5);
+        let ours = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        let later = MetaExpectations { retention: 10, ..EXPECTED };
+        assert_eq!(store.look_at_meta(later, true).await.unwrap(), Some(ours.clone()));
+        let other = MetaExpectations { network: Network::Main, ..EXPECTED };
+        assert!(matches!(store.look_at_meta(other, true).await, Err(MetaError::OtherNetwork { .. })));
+        assert_eq!(store.meta().await.unwrap(), Some(ours));
+
+        let rebuilt = self::store(5);
+        rebuilt.begin_rebuild(EXPECTED, rebuild(7, 1), [1; 16]).await.unwrap();
+        assert!(matches!(rebuilt.look_at_meta(EXPECTED, true).await, Err(MetaError::Unfinished { frontier: 7 })));
     }
 
     #[tokio::test]

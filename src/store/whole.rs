@@ -58,7 +58,7 @@ impl WholeStore for GroupStore {
 
     async fn holds(&self, committed: &Consumed) -> Result<(), MetaError> {
         let meta = self.store.meta().await?.ok_or(MetaError::NamespaceLost)?;
-        behind(&meta.consumed, committed).map_or(Ok(()), Err)
+        has_consumed(&meta, committed)
     }
 }
 
@@ -69,8 +69,16 @@ impl GroupStore {
     /// [`MetaError::Behind`]; or nobody knows.
     pub async fn floor(&self, committed: &Consumed) -> Result<Consumed, MetaError> {
         let meta = self.store.meta().await?.ok_or(MetaError::NamespaceLost)?;
-        behind(&meta.consumed, committed).map_or(Ok(meta.replay_floor), Err)
+        has_consumed(&meta, committed).map(|()| meta.replay_floor)
     }
+}
+
+/// Whether a store has consumed what its group has committed.
+///
+/// # Errors
+/// [`MetaError::Behind`]
+pub fn has_consumed(meta: &MetaRecord, committed: &Consumed) -> Result<(), MetaError> {
+    behind(&meta.consumed, committed).map_or(Ok(()), Err)
 }
 
 /// Looks whether nothing that was pruned is read again where a group goes on `from` there. Only a group without members can be set

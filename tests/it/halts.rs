@@ -71,25 +71,31 @@ async fn a_halt_outlives_rebalances_and_ends_with_a_start() {
 #[tokio::test(start_paused = true)]
 async fn all_partitions_that_stand_are_told_of() {
     let world = world_of_three_dead_letters().await;
-    let first = world.start();
+    let (first, second) = (world.start(), world.start());
     pause().await;
     for partition in 0..PARTITIONS {
         let key = (0u8..).find(|key| partition_of(&[*key], PARTITIONS) == Some(partition)).unwrap();
         for _ in 0..5 {
             world.produce("txs", &[key], vec![9]).await;
         }
-        pause().await;
-        let why = reason(&first).expect("it stands");
-        let told: Vec<_> = (0..PARTITIONS).filter(|number| why.contains(&format!("partition {number}: "))).collect();
-        assert_eq!(told, Vec::from_iter(0..=partition), "{why}");
     }
-    let second = world.start();
     pause().await;
-    let told = [&first, &second].map(|running| reason(running).unwrap().matches("partition ").count());
-    assert_eq!(told.iter().sum::<usize>(), PARTITIONS as usize, "each of those that it has");
-    assert!(told.iter().all(|count| *count > 0), "{told:?}");
-    first.stop().await;
+    let of = |running: &Running| {
+        let why = reason(running).unwrap_or_default();
+        (0..PARTITIONS).filter(|number| why.contains(&format!("partition {number}: "))).collect::<Vec<_>>()
+    };
+    let told = [of(&first), of(&second)];
+    assert!(told.iter().all(|numbers| !numbers.is_empty()), "{told:?}");
+    assert_eq!(told.concat().len(), PARTITIONS as usize, "each of those that it has");
     second.stop().await;
+    pause().await;
+    assert_eq!(of(&first).len(), PARTITIONS as usize, "and those that it has since");
+    let third = world.start();
+    pause().await;
+    let gone = PARTITIONS as usize - of(&first).len();
+    assert!(gone > 0 && of(&third).is_empty(), "whoever starts behind a halt tries again");
+    first.stop().await;
+    third.stop().await;
 }
 
 /// The clock of the machine that halts is an hour behind that of the machine that has the partition next: by its reckoning that

@@ -46,7 +46,7 @@ impl KafkaServer {
         can_be_had()
             .then(|| {
                 SHARED.get_or_init(|| {
-                    let (data, port) = prepare();
+                    let (data, port) = prepare("");
                     let data = data.keep();
                     KafkaServer {
                         keeper: spawn(&data, Some(&data)),
@@ -61,9 +61,14 @@ impl KafkaServer {
 
     /// One of a test's own, which it may kill.
     pub fn own() -> Option<Self> {
+        Self::own_with("")
+    }
+
+    /// The same, with these lines behind its properties.
+    pub fn own_with(lines: &str) -> Option<Self> {
         can_be_had()
             .then(|| {
-                let (own, port) = prepare();
+                let (own, port) = prepare(lines);
                 let data = own.path().to_owned();
                 KafkaServer { keeper: spawn(&data, None), bootstrap_servers: address(port), data, _own: Some(own) }
             })
@@ -129,10 +134,10 @@ fn address(port: u16) -> String {
 }
 
 /// A directory that is formatted for a server, and the server's port.
-fn prepare() -> (tempfile::TempDir, u16) {
+fn prepare(lines: &str) -> (tempfile::TempDir, u16) {
     let data = tempfile::tempdir().unwrap();
     let [port, controller] = free_ports();
-    let properties = write_properties(data.path(), port, controller);
+    let properties = write_properties(data.path(), port, controller, lines);
     let formatted = Command::new("java")
         .args(java("256m"))
         .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
@@ -199,7 +204,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
 }
 
 /// Nothing is ever deleted: messages of tests bear old timestamps, which retention goes by, half a minute after the start.
-fn write_properties(data: &Path, port: u16, controller: u16) -> PathBuf {
+fn write_properties(data: &Path, port: u16, controller: u16, lines: &str) -> PathBuf {
     let properties = data.join(PROPERTIES);
     let text = format!(
         "process.roles=broker,controller\n\
@@ -215,7 +220,7 @@ fn write_properties(data: &Path, port: u16, controller: u16) -> PathBuf {
          offsets.topic.num.partitions=4\n\
          transaction.state.log.replication.factor=1\n\
          transaction.state.log.min.isr=1\n\
-         group.initial.rebalance.delay.ms=0\n",
+         group.initial.rebalance.delay.ms=0\n{lines}",
         data.join("log").display()
     );
     fs::write(&properties, text).unwrap();

@@ -24,6 +24,7 @@ mod large;
 mod made_blocks;
 mod model;
 mod pipeline;
+mod preflight;
 mod pruning;
 mod real_blocks;
 mod real_kafka;

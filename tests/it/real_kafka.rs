@@ -80,7 +80,7 @@ fn chain_offset(bench: &Bench) -> u64 {
 }
 
 /// Forgets the messages of a partition of the validated transactions before `offset`, as retention does.
-fn forget_before(brokers: &str, at: &TopicPartition, offset: u64) {
+pub fn forget_before(brokers: &str, at: &TopicPartition, offset: u64) {
     let admin: AdminClient<DefaultClientContext> =
         ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
     let mut before = TopicPartitionList::new();
@@ -89,7 +89,7 @@ fn forget_before(brokers: &str, at: &TopicPartition, offset: u64) {
 }
 
 /// What `kafka-consumer-groups --reset-offsets` does: a commit for a group that has no members.
-fn reset_offsets(brokers: &str, group: &str, at: &TopicPartition, offset: u64) {
+pub fn reset_offsets(brokers: &str, group: &str, at: &TopicPartition, offset: u64) {
     let consumer: BaseConsumer =
         ClientConfig::new().set("bootstrap.servers", brokers).set("group.id", group).create().unwrap();
     let mut from = TopicPartitionList::new();
@@ -273,6 +273,11 @@ fn topics_are_created_once_and_what_is_wrong_with_one_is_named() {
     );
     assert_eq!(block_on(async { bench.broker().partitions(&bench.topic("chain")).await.unwrap() }), None);
 
+    let copied = ("UTXO_STORE__KAFKA__REPLICATION_FACTOR", "2");
+    let too_many = output(bench.command(&["topics", "create", "--partitions", "3"], &[copied]));
+    assert!(text(&too_many).contains("InvalidReplicationFactor"), "there is one broker: {}", text(&too_many));
+    assert_eq!(block_on(async { bench.broker().partitions(&bench.topic("chain")).await.unwrap() }), None);
+
     // One is there already, and forgets.
     let forgets = ("retention.ms".to_owned(), "3600000".to_owned());
     let decisions = NewTopic { name: bench.topic("decisions"), partitions: 2, config: vec![forgets] };
@@ -291,7 +296,13 @@ fn topics_are_created_once_and_what_is_wrong_with_one_is_named() {
     let of = |name: &str| lines.iter().find(|line| line["topic"] == bench.topic(name)).unwrap().clone();
     assert_eq!((&of("validated-txs")["partitions"], &of("chain")["partitions"]), (&3.into(), &1.into()));
     assert_eq!(of("decisions")["problems"].as_array().unwrap().len(), 2, "{lines:?}");
-    let config = block_on(async { bench.broker().topic_config(&bench.topic("outcomes")).await.unwrap() });
+    let chain = of("chain");
+    assert_eq!([&chain["copies"], &chain["in_sync"], &chain["min_in_sync"]], [&Value::from(1); 3], "{chain}");
+    assert_eq!(chain["cautions"].as_array().unwrap().len(), 1, "{chain}");
+    assert!(text(&topics(&["check"])).contains("; but it has one copy: it goes with its broker's disk"));
+    let outcomes = bench.topic("outcomes");
+    let configs = block_on(async { bench.broker().topic_configs(&[&outcomes]).await.unwrap() });
+    let config = configs[0].as_ref().unwrap();
     assert_eq!((config["retention.ms"].as_str(), config["cleanup.policy"].as_str()), ("7200000", "delete"));
 }
 

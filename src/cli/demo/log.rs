@@ -7,13 +7,11 @@ use std::{
 
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, kafka::MockCluster, partitioner::partition_of},
-    cli::{
-        Failure, opening,
-        topics::{Made, create_missing, new_topics, topic_name},
-    },
+    cli::{Failure, opening, topics::create_missing},
     config::{Brokers, Config},
     event::Topic,
     generate::Message,
+    preflight::topics::{Made, new_topics},
 };
 
 /// The mock keeps 5 MiB a partition, and drops older batches silently. What is produced stays clear of that, as what
@@ -113,7 +111,7 @@ impl Log {
         let mut sent: BTreeMap<Topic, u64> = BTreeMap::new();
         messages.for_each(|message| *sent.entry(message.topic).or_default() += 1);
         for (topic, count) in sent {
-            mock.assert_kept_everything(broker, topic_name(&config.kafka.topics, topic), count).await?;
+            mock.assert_kept_everything(broker, config.kafka.topics.name(topic), count).await?;
         }
         Ok(())
     }
@@ -124,7 +122,7 @@ impl Log {
     /// It has not.
     pub async fn check_unbroken(&self, broker: &dyn Broker, config: &Config) -> Result<(), Failure> {
         for topic in [Topic::Chain, Topic::Decisions] {
-            let name = topic_name(&config.kafka.topics, topic);
+            let name = config.kafka.topics.name(topic);
             let (low, _) = broker.watermarks(&TopicPartition { topic: name.into(), partition: 0 }).await?;
             if low > 0 {
                 let problem =

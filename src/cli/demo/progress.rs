@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     broker::{Broker, BrokerError, TopicPartition},
-    cli::{Failure, topics::topic_name},
+    cli::Failure,
     config::{Config, Topics},
     event::{Event, Topic},
     sequencer::{chain_group, state::ChainState},
@@ -111,7 +111,7 @@ impl Groups {
     }
 
     async fn partitions(&self, topic: Topic) -> Result<Vec<TopicPartition>, BrokerError> {
-        let name: Arc<str> = topic_name(&self.topics, topic).into();
+        let name: Arc<str> = self.topics.name(topic).into();
         let count = self.broker.partitions(&name).await?.unwrap_or(0);
         Ok((0..count).map(|partition| TopicPartition { topic: name.clone(), partition }).collect())
     }

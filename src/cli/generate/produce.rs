@@ -4,7 +4,6 @@ use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::super::topics::topic_name;
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Produce, Producer},
     config::Topics,
@@ -96,7 +95,7 @@ fn too_large(messages: &[Produce], error: BrokerError) -> BrokerError {
 /// Where a message goes: by its key, or to the one partition of its topic.
 fn to_produce(topics: &Topics, message: Message) -> Produce {
     Produce {
-        topic: topic_name(topics, message.topic).to_owned(),
+        topic: topics.name(message.topic).to_owned(),
         partition: message.key.is_none().then_some(0),
         key: message.key.map_or(Bytes::new(), |txid| Bytes::copy_from_slice(&txid.0)),
         payload: message.payload.into(),

@@ -9,7 +9,7 @@ use crate::{
     api::Condition,
     broker::{BrokerError, BrokerErrorKind, TopicPartition},
     ingest::{
-        partition::{Halt, PartitionState},
+        partition::{Halt, PartitionState, gone},
         plan::{EventRef, Token},
     },
     text::beginning_as_json,
@@ -37,9 +37,8 @@ impl Pipeline {
                 }
                 Err(why) => return Err(why.into()),
             };
-            if !(low..=high).contains(&position) {
+            if let Some(why) = gone(position, low, high) {
                 found = true;
-                let why = format!("offset {position} is next, but the topic holds {low} to {high}");
                 self.halt(number, why);
             }
         }
