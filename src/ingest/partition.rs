@@ -257,7 +257,8 @@ impl PartitionState {
             return None;
         }
         let note = Note { view: self.view(), halted: self.halted.as_ref().map(Halt::within_a_commit) };
-        let now = Committed { offset: self.tracker.safe().min(noted), metadata: note.to_metadata() };
+        let metadata = note.to_metadata();
+        let now = Committed { offset: self.tracker.safe().min(noted), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
