@@ -13,7 +13,7 @@ const LOOKS_AT_ONCE: usize = 1_024;
 
 /// Tries of parked transactions in a second, all together: what a store does in passing. As long as few are parked each is tried again
 /// soon, however long it has waited: of a chain whose links lie with several instances each takes one such pause.
-const TRIES_A_SECOND: u64 = 10_000;
+const TRIES_A_SECOND: u64 = 5_000;
 
 /// The pause, in ms, with which so many are tried as often as all together may be.
 fn pause_of(parked: usize) -> u64 {

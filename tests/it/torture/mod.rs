@@ -115,8 +115,8 @@ fn torment(crew: &mut dyn Crew, kafka: &mut KafkaServer, size: Size) -> BTreeMap
     let mut dice = Seeded::new(size.seed ^ u64::from_be_bytes(*b"tormentr"));
     let mut counts = BTreeMap::new();
     let mut frozen: Option<(usize, Instant)> = None;
-    // The shorter the time the less is waited.
-    let most = (size.time.as_millis() as u64 / 15).clamp(500, 3_000);
+    // The shorter the time the less is waited. After each something must get done, or nothing but starts is tested.
+    let most = (size.time.as_millis() as u64 / 15).clamp(500, 8_000);
     let mut count = |what, did: bool| *counts.entry(what).or_default() += u64::from(did);
     let started = Instant::now();
     for slot in 0..INSTANCES {
@@ -145,11 +145,11 @@ fn torment(crew: &mut dyn Crew, kafka: &mut KafkaServer, size: Size) -> BTreeMap
                 let seconds = *dice.pick(&[1, 4, 9, 14]);
                 frozen = Some((slot, Instant::now() + Duration::from_secs(seconds)));
             }
-            46..49 if frozen.is_none() => {
+            46..48 if frozen.is_none() => {
                 count("all killed at once", true);
                 crew.kill_all();
             }
-            49..51 => {
+            48..50 => {
                 count("broker killed", true);
                 kafka.kill();
                 std::thread::sleep(Duration::from_millis(dice.below(5_000)));
