@@ -7,7 +7,7 @@ use utxo_store::{
     broker::{Assigned, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
     ingest::{
         partition::PartitionState,
-        proof::{ChainView, PartitionView, Ties, proves_missing},
+        proof::{ChainView, MOST_NAMED, PartitionView, Ties, Waiting, proves_missing},
     },
     sequencer::state::ChainState,
     telemetry::Metrics,
@@ -21,8 +21,8 @@ pub fn check(data: &[u8]) {
     chain(text);
     match serde_json::from_str::<PartitionView>(text) {
         Ok(view) => {
-            assert_proof(view);
-            assert_view_survives(view);
+            assert_proof(&view);
+            assert_view_survives(&view);
             // What else is said with it may be unreadable, and then nothing is known; but never more than it says.
             assert!(!read_before(text, view.position).1);
         }
@@ -42,16 +42,17 @@ fn chain(text: &str) {
     }
 }
 
-fn assert_view_survives(view: PartitionView) {
-    let metadata = serde_json::to_string(&view).expect("numbers and booleans always serialise");
-    assert!(metadata.len() <= MAX_COMMIT_METADATA, "{metadata}");
-    assert_eq!(serde_json::from_str::<PartitionView>(&metadata).ok(), Some(view));
+fn assert_view_survives(view: &PartitionView) {
+    let metadata = serde_json::to_string(view).expect("numbers and booleans always serialise");
+    let is_ours = view.waiting.as_ref().is_none_or(|waiting| waiting.named.len() <= MOST_NAMED);
+    assert!(!is_ours || metadata.len() <= MAX_COMMIT_METADATA, "{metadata}");
+    assert_eq!(serde_json::from_str::<PartitionView>(&metadata).as_ref().ok(), Some(view));
     assert_eq!(read_before(&metadata, view.position), (true, false));
 }
 
 /// Whatever another instance claims: what is unfinished before an event bars the proof, and no claim of progress adds
 /// to what bars it.
-fn assert_proof(view: PartitionView) {
+fn assert_proof(view: &PartitionView) {
     let grace_ms = 60_000;
     let oldest = view.oldest_unfinished.unwrap_or((view.read_timestamp_ms, view.position));
     let events = [
@@ -61,16 +62,27 @@ fn assert_proof(view: PartitionView) {
         (i64::MIN, 0, 0),
         (view.read_timestamp_ms, 0, 0),
     ];
-    for event in events {
+    let named = view.waiting.iter().flat_map(|waiting| &waiting.named).map(|(.., name)| *name);
+    let parents: Vec<_> = named.take(3).chain([0]).collect();
+    for (event, parent) in events.iter().flat_map(|event| parents.iter().map(|parent| (*event, *parent))) {
         let chains = [ChainView::AtEnd, ChainView::Behind(view.read_timestamp_ms), ChainView::Behind(i64::MAX)];
         for (chain, ties) in chains.iter().flat_map(|chain| [(*chain, Ties::Wait), (*chain, Ties::Break)]) {
-            let proven = |view| proves_missing(event, ties, &[(0, view)], chain, grace_ms);
-            let older = view.oldest_unfinished.is_some_and(|(timestamp_ms, offset)| (timestamp_ms, 0, offset) < event);
-            assert!(!(older && proven(view)));
+            let proven = |view: &PartitionView| proves_missing(event, parent, ties, (0, view), chain, grace_ms);
+            let is_older = |(timestamp_ms, offset): (i64, u64)| (timestamp_ms, 0, offset) < event;
+            let bars = match &view.waiting {
+                Some(waiting) if !view.at_bound => {
+                    let is_it = |(at, offset, name): &(i64, u64, u64)| *name == parent && is_older((*at, *offset));
+                    waiting.oldest_of_rest.is_some_and(is_older) || waiting.named.iter().any(is_it)
+                }
+                _ => view.oldest_unfinished.is_some_and(is_older),
+            };
+            assert!(!(bars && proven(view)));
             if proven(view) {
-                assert!(proven(PartitionView { at_end: true, read_timestamp_ms: i64::MAX, ..view }));
-                assert!(proven(PartitionView { oldest_unfinished: None, ..view }));
-                assert!(proves_missing(event, ties, &[(0, view)], ChainView::AtEnd, grace_ms));
+                assert!(proven(&PartitionView { at_end: true, read_timestamp_ms: i64::MAX, ..view.clone() }));
+                assert!(proven(&PartitionView { oldest_unfinished: None, ..view.clone() }));
+                let nobody = view.waiting.as_ref().map(|_| Waiting { named: vec![], oldest_of_rest: None });
+                assert!(proven(&PartitionView { waiting: nobody, ..view.clone() }));
+                assert!(proves_missing(event, parent, ties, (0, view), ChainView::AtEnd, grace_ms));
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Commit what is safe, never what was seen. An offset is always the next message to read.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// One delivered message that is not safe yet.
 #[derive(Debug, Clone, Copy)]
@@ -147,15 +147,19 @@ impl OffsetTracker {
     /// it, it is unfinished again. Producers need not agree on the time, so it is not always the first one; looks at the
     /// whole window.
     pub fn oldest_unfinished(&self) -> Option<(i64, u64)> {
+        self.oldest_unfinished_but(&BTreeSet::new())
+    }
+
+    /// The same, of those that have none of these offsets.
+    pub fn oldest_unfinished_but(&self, offsets: &BTreeSet<u64>) -> Option<(i64, u64)> {
         let unfinished = self.window.iter().filter(|entry| entry.done_ms >= self.safe_before_ms);
-        unfinished.map(|entry| (entry.timestamp_ms, entry.offset)).min()
+        let others = unfinished.filter(|entry| !offsets.contains(&entry.offset));
+        others.map(|entry| (entry.timestamp_ms, entry.offset)).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -184,6 +188,8 @@ mod tests {
         assert_eq!(tracker.oldest_unfinished(), Some((900, 1)));
         tracker.complete(1, 0);
         assert_eq!(tracker.oldest_unfinished(), Some((1_500, 2)));
+        assert_eq!(tracker.oldest_unfinished_but(&[2].into()), Some((2_000, 0)));
+        assert_eq!(tracker.oldest_unfinished_but(&[0, 2].into()), None);
     }
 
     #[test]

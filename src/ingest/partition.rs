@@ -4,7 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     broker::{Assigned, Broker, BrokerError, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
-    ingest::{dead_letters::DeadLetterGauge, offsets::OffsetTracker, proof::PartitionView},
+    ingest::{
+        dead_letters::DeadLetterGauge,
+        offsets::OffsetTracker,
+        proof::{Name, PartitionView, Waiting},
+    },
     telemetry::PartitionMetrics,
     text::beginning_as_json,
 };
@@ -195,11 +199,15 @@ impl PartitionState {
         }
     }
 
-    /// What others need to know for their proofs.
-    pub fn view(&self) -> PartitionView {
+    /// What others need to know for their proofs. `named`: the oldest of its events that wait themselves.
+    pub fn view(&self, named: &[(i64, u64, Name)]) -> PartitionView {
         // What was never read is as old as can be.
         let never_read = self.begins_above().map(|_| (i64::MIN, 0));
+        // Who waits in a halted one may stand for good.
+        let tells = !named.is_empty() && never_read.is_none() && self.halted.is_none();
+        let rest = || self.tracker.oldest_unfinished_but(&named.iter().map(|(_, offset, _)| *offset).collect());
         PartitionView {
+            waiting: tells.then(|| Waiting { named: named.to_vec(), oldest_of_rest: rest() }),
             oldest_unfinished: never_read.or_else(|| self.tracker.oldest_unfinished()),
             read_timestamp_ms: self.read_timestamp_ms,
             position: self.tracker.position(),
@@ -221,6 +229,7 @@ impl PartitionState {
         let next = committed.as_ref().map_or(0, |committed| committed.offset);
         let unknown = PartitionView {
             oldest_unfinished: (next < high).then_some((i64::MIN, next)),
+            waiting: None,
             read_timestamp_ms: i64::MIN,
             position: next,
             at_end: next >= high,
@@ -251,12 +260,12 @@ impl PartitionState {
     }
 
     /// The safe prefix, where it (or what is said with it) has changed since the last commit: up to `noted`, which the store
-    /// knows to be consumed. Before it knows as much as is committed already, nothing.
-    pub fn to_commit(&self, noted: u64) -> Option<Committed> {
+    /// knows to be consumed. Before it knows as much as is committed already, nothing. `named`: as for [`view`](Self::view).
+    pub fn to_commit(&self, noted: u64, named: &[(i64, u64, Name)]) -> Option<Committed> {
         if noted < self.rewind_to() || !self.compared {
             return None;
         }
-        let note = Note { view: self.view(), halted: self.halted.as_ref().map(Halt::within_a_commit) };
+        let note = Note { view: self.view(named), halted: self.halted.as_ref().map(Halt::within_a_commit) };
         let metadata = note.to_metadata();
         let now = Committed { offset: self.tracker.safe().min(noted), metadata };
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
@@ -316,7 +325,7 @@ mod tests {
             .for_each(|offset| assert!(first.deliver(&message(offset), 1_000) && !first.is_replayed(&message(offset))));
         first.tracker.complete(0, 0);
         first.tracker.complete(3, 0);
-        let committed = first.to_commit(u64::MAX).unwrap();
+        let committed = first.to_commit(u64::MAX, &[]).unwrap();
         assert_eq!(committed.offset, 1);
 
         let second = state(Some(committed));
@@ -334,11 +343,11 @@ mod tests {
             [(0, 500, 500), (1, 1_000_000, 500), (2, 11_000, 11_000), (3, 11_001, 11_000)]
         {
             assert!(state.deliver(&at(offset, timestamp_ms), latest_ms));
-            assert_eq!(state.view().read_timestamp_ms, read, "offset {offset}");
+            assert_eq!(state.view(&[]).read_timestamp_ms, read, "offset {offset}");
         }
         let first = u64::from(OURS_IS_WRONG) + 3;
         (4..first).for_each(|offset| assert!(state.deliver(&at(offset, 90_000), latest_ms)));
-        assert_eq!(state.view().read_timestamp_ms, 90_000, "our clock is behind theirs");
+        assert_eq!(state.view(&[]).read_timestamp_ms, 90_000, "our clock is behind theirs");
     }
 
     #[test]
@@ -347,11 +356,11 @@ mod tests {
         let mut state = state(Some(committed.clone()));
         state.deliver(&message(3), 1_000);
         state.tracker.complete(3, 0);
-        assert_eq!(state.to_commit(u64::MAX), None);
+        assert_eq!(state.to_commit(u64::MAX, &[]), None);
         state.compared = true;
-        assert_eq!(state.to_commit(2), None, "the store may forget that so much is consumed");
-        assert_eq!(state.to_commit(3).map(|committed| committed.offset), Some(3));
-        assert_eq!(state.to_commit(4).map(|committed| committed.offset), Some(4));
+        assert_eq!(state.to_commit(2, &[]), None, "the store may forget that so much is consumed");
+        assert_eq!(state.to_commit(3, &[]).map(|committed| committed.offset), Some(3));
+        assert_eq!(state.to_commit(4, &[]).map(|committed| committed.offset), Some(4));
         let by_operator = Committed { metadata: String::new(), ..committed };
         assert!(self::state(Some(by_operator)).compared, "nothing is asked of the store");
     }
@@ -360,10 +369,10 @@ mod tests {
     fn a_halt_travels_with_the_commit() {
         let mut first = state(None);
         first.deliver(&message(0), 1_000);
-        assert_eq!(Halt::of(&first.to_commit(u64::MAX).unwrap()), None);
+        assert_eq!(Halt::of(&first.to_commit(u64::MAX, &[]).unwrap()), None);
         let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
         first.halted = Some(halt.clone());
-        let committed = first.to_commit(u64::MAX).unwrap();
+        let committed = first.to_commit(u64::MAX, &[]).unwrap();
         assert_eq!(Halt::of(&committed), Some(halt));
         assert!(state(Some(committed)).is_replayed(&message(0)), "the view is there, too");
     }
@@ -372,12 +381,14 @@ mod tests {
     fn a_reason_of_any_length_fits_into_a_commit_and_stays_the_same() {
         let view = PartitionView {
             oldest_unfinished: Some((i64::MIN, u64::MAX)),
+            waiting: None,
             read_timestamp_ms: i64::MIN,
             at_end: false,
             at_bound: false,
             position: u64::MAX,
         };
-        let told = |why: String, view| {
+        let told = |why: String, view: &PartitionView| {
+            let view = view.clone();
             let halted = Some(Halt { why, since_ms: u64::MAX }.within_a_commit());
             let metadata = Note { view, halted }.to_metadata();
             assert!(metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", metadata.len());
@@ -386,20 +397,24 @@ mod tests {
         for letter in ["x", "ü", "₿", "\"", "\n", "\u{1}", "\u{7f}", "🚀"] {
             let each = serde_json::to_string(letter).unwrap().len() - 2;
             let most = letter.repeat(MOST_OF_WHY / each);
-            assert_eq!(told(most.clone(), view), most, "all of it fits");
-            let cut = told(letter.repeat(MOST_OF_WHY / each + 1), view);
+            assert_eq!(told(most.clone(), &view), most, "all of it fits");
+            let cut = told(letter.repeat(MOST_OF_WHY / each + 1), &view);
             assert!(cut.ends_with('…') && cut.starts_with(&letter.repeat((MOST_OF_WHY - 3) / each)), "{cut}");
-            let shorter = PartitionView { oldest_unfinished: None, position: 1, ..view };
-            assert_eq!(told(letter.repeat(9_000), shorter), told(letter.repeat(9_000), view), "whatever else is said");
-            assert_eq!(told(cut.clone(), view), cut, "it is cut once");
+            let shorter = PartitionView { oldest_unfinished: None, position: 1, ..view.clone() };
+            assert_eq!(
+                told(letter.repeat(9_000), &shorter),
+                told(letter.repeat(9_000), &view),
+                "whatever else is said"
+            );
+            assert_eq!(told(cut.clone(), &view), cut, "it is cut once");
         }
         let mut state = state(None);
         state.deliver(&message(0), 1_000);
         state.halted = Some(Halt { why: "\"".repeat(9_000), since_ms: 5_000 });
-        let committed = state.to_commit(u64::MAX).unwrap();
+        let committed = state.to_commit(u64::MAX, &[]).unwrap();
         assert!(committed.metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", committed.metadata.len());
         state.committed = Some(committed);
-        assert_eq!(state.to_commit(u64::MAX), None, "it says nothing new");
+        assert_eq!(state.to_commit(u64::MAX, &[]), None, "it says nothing new");
     }
 
     #[test]

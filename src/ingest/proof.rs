@@ -1,20 +1,26 @@
 //! When is a parent *missing*? By proof, not by a guess (`DESIGN.md` section 3).
 //!
-//! A parent's event precedes its child's in time. So a parent that is not there will never come once no older event
-//! is unfinished anywhere and everything that could be older has been read.
+//! A parent's event precedes its child's in time, and lies in the partition of its own id. So a parent that is not there will never
+//! come once nothing older is unfinished in that partition (but what is known by name, and is somebody else) and everything that
+//! could be older has been read there.
 
 use serde::{Deserialize, Serialize};
+
+use crate::tx::Txid;
 
 /// Position of an event in the order that decides: timestamp, partition, offset.
 pub type EventOrder = (i64, i32, u64);
 
 /// What is known of one partition of validated transactions, of this instance or (from the metadata of its last commit)
 /// of another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionView {
     /// Timestamp and offset of its first unfinished event.
     #[serde(rename = "oldest", default, skip_serializing_if = "Option::is_none")]
     pub oldest_unfinished: Option<(i64, u64)>,
+    /// The oldest of those that wait themselves, where any do: who is known by name is nobody else's parent.
+    #[serde(rename = "wait", default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
     /// Greatest timestamp read.
     #[serde(rename = "read")]
     pub read_timestamp_ms: i64,
@@ -27,6 +33,41 @@ pub struct PartitionView {
     /// Offset of the next event to be read: whoever has the partition next reads everything below it again.
     #[serde(rename = "pos", default)]
     pub position: u64,
+}
+
+/// Unfinished events that are known by name, and the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// Timestamp, offset and [`Name`] of each; [`MOST_NAMED`] at the most.
+    pub named: Vec<(i64, u64, Name)>,
+    /// Timestamp and offset of the first unfinished event that is not among them.
+    #[serde(rename = "rest", default, skip_serializing_if = "Option::is_none")]
+    pub oldest_of_rest: Option<(i64, u64)>,
+}
+
+/// Events that are named at the most: a commit has room for 4,096 bytes of metadata, and each takes some fifty.
+pub const MOST_NAMED: usize = 24;
+
+/// The beginning of a transaction's id: should two have the same, one waits for the other.
+pub type Name = u64;
+
+/// The name of a transaction.
+pub fn name_of(txid: &Txid) -> Name {
+    txid.0.iter().take(8).fold(0, |name, byte| name << 8 | u64::from(*byte))
+}
+
+impl PartitionView {
+    /// The oldest unfinished event that may be the transaction of that name.
+    fn oldest_that_may_be(&self, name: Name) -> Option<(i64, u64)> {
+        match &self.waiting {
+            // What lies beyond the bound is younger than what is unfinished before it: than all of it.
+            Some(waiting) if !self.at_bound => {
+                let named = waiting.named.iter().filter(|(.., other)| *other == name);
+                named.map(|(timestamp_ms, offset, _)| (*timestamp_ms, *offset)).chain(waiting.oldest_of_rest).min()
+            }
+            _ => self.oldest_unfinished,
+        }
+    }
 }
 
 /// What is known of the chain (and of the topics that are fed into it).
@@ -49,13 +90,13 @@ pub enum Ties {
     Break,
 }
 
-/// Whether an absent parent of `event` is proven never to have been produced before it.
-///
-/// `partitions` must hold every partition of the topic, `event`'s own too.
+/// Whether the absent `parent` of `event` is proven never to have been produced before it. `view` is that of the parent's partition,
+/// whose number comes with it.
 pub fn proves_missing(
     event: EventOrder,
+    parent: Name,
     ties: Ties,
-    partitions: &[(i32, PartitionView)],
+    (number, view): (i32, &PartitionView),
     chain: ChainView,
     grace_ms: i64,
 ) -> bool {
@@ -65,15 +106,12 @@ pub fn proves_missing(
         ChainView::Behind(timestamp_ms) => timestamp_ms > past,
         ChainView::Unknown => false,
     };
-    chain_passed
-        && partitions.iter().all(|(number, view)| {
-            let nothing_older = view.oldest_unfinished.is_none_or(|(timestamp_ms, offset)| {
-                let tie = timestamp_ms == event.0 && *number != event.1;
-                (timestamp_ms, *number, offset) >= event && !(tie && ties == Ties::Wait)
-            });
-            let read_past = *number == event.1 || view.at_end || view.at_bound || view.read_timestamp_ms > past;
-            nothing_older && read_past
-        })
+    let nothing_older = view.oldest_that_may_be(parent).is_none_or(|(timestamp_ms, offset)| {
+        let tie = timestamp_ms == event.0 && number != event.1;
+        (timestamp_ms, number, offset) >= event && !(tie && ties == Ties::Wait)
+    });
+    let read_past = number == event.1 || view.at_end || view.at_bound || view.read_timestamp_ms > past;
+    chain_passed && nothing_older && read_past
 }
 
 #[cfg(test)]
@@ -82,10 +120,12 @@ mod tests {
 
     const EVENT: EventOrder = (1_000, 1, 7);
     const GRACE: i64 = 60;
+    const PARENT: Name = 5;
 
     fn view(oldest: Option<(i64, u64)>, read: i64) -> PartitionView {
         PartitionView {
             oldest_unfinished: oldest,
+            waiting: None,
             read_timestamp_ms: read,
             position: 0,
             at_end: false,
@@ -93,10 +133,13 @@ mod tests {
         }
     }
 
+    fn proven(ties: Ties, number: i32, view: PartitionView, chain: ChainView) -> bool {
+        proves_missing(EVENT, PARENT, ties, (number, &view), chain, GRACE)
+    }
+
     #[test]
-    fn the_oldest_event_of_all_is_proven_once_the_others_were_read_past_it() {
-        let own = (1, view(Some((1_000, 7)), 1_000));
-        let proven = |other: PartitionView, chain| proves_missing(EVENT, Ties::Break, &[(0, other), own], chain, GRACE);
+    fn the_oldest_event_of_all_is_proven_once_the_parents_partition_was_read_past_it() {
+        let proven = |view, chain| proven(Ties::Break, 0, view, chain);
         assert!(proven(view(None, 1_061), ChainView::AtEnd));
         assert!(!proven(view(None, 1_060), ChainView::AtEnd), "not past the grace");
         assert!(proven(PartitionView { at_end: true, ..view(None, 0) }, ChainView::AtEnd));
@@ -114,9 +157,7 @@ mod tests {
     #[test]
     fn an_older_unfinished_event_in_its_own_partition_stands_before_it() {
         for ties in [Ties::Wait, Ties::Break] {
-            let proven = |offset| {
-                proves_missing(EVENT, ties, &[(1, view(Some((1_000, offset)), 1_000))], ChainView::AtEnd, GRACE)
-            };
+            let proven = |offset| proven(ties, 1, view(Some((1_000, offset)), 1_000), ChainView::AtEnd);
             assert!(!proven(6));
             assert!(proven(7));
         }
@@ -124,14 +165,40 @@ mod tests {
 
     #[test]
     fn one_of_the_same_millisecond_may_be_the_parent_until_somebody_has_to_be_first() {
-        let own = (1, view(Some((1_000, 7)), 1_000));
-        let other =
-            |partition, timestamp_ms| (partition, PartitionView { at_end: true, ..view(Some((timestamp_ms, 3)), 0) });
-        for (other, waiting, breaking) in
-            [(other(2, 1_000), false, true), (other(0, 1_000), false, false), (other(2, 1_001), true, true)]
+        for (number, timestamp_ms, waiting, breaking) in
+            [(2, 1_000, false, true), (0, 1_000, false, false), (2, 1_001, true, true)]
         {
-            let proven = |ties| proves_missing(EVENT, ties, &[other, own], ChainView::AtEnd, GRACE);
+            let other = PartitionView { at_end: true, ..view(Some((timestamp_ms, 3)), 0) };
+            let proven = |ties| proven(ties, number, other.clone(), ChainView::AtEnd);
             assert_eq!((proven(Ties::Wait), proven(Ties::Break)), (waiting, breaking), "{other:?}");
         }
+    }
+
+    #[test]
+    fn who_is_known_by_name_is_nobody_elses_parent() {
+        let waiting =
+            |named: &[(i64, u64, Name)], oldest_of_rest| Some(Waiting { named: named.to_vec(), oldest_of_rest });
+        let older = (900, 1);
+        for (waiting, expected, why) in [
+            (waiting(&[(900, 1, 6)], None), true, "it is another"),
+            (waiting(&[(900, 1, 5)], None), false, "it is the parent"),
+            (waiting(&[(900, 1, 6), (950, 2, 5)], None), false, "so is the second"),
+            (waiting(&[(900, 1, 6), (1_100, 2, 5)], None), true, "a later event of the parent"),
+            (waiting(&[(900, 1, 6)], Some((999, 4))), false, "nobody knows who else"),
+            (waiting(&[(900, 1, 6)], Some((1_001, 4))), true, "the others are younger"),
+            (None, false, "nobody is named"),
+        ] {
+            let view = PartitionView { waiting, at_end: true, ..view(Some(older), 0) };
+            assert_eq!(proven(Ties::Wait, 0, view.clone(), ChainView::AtEnd), expected, "{why}");
+            let at_bound = PartitionView { at_bound: true, at_end: false, ..view };
+            assert!(!proven(Ties::Wait, 0, at_bound, ChainView::AtEnd), "what lies beyond the bound may be the parent");
+        }
+    }
+
+    #[test]
+    fn a_name_is_the_beginning_of_an_id() {
+        let mut id = [9; 32];
+        id[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(name_of(&Txid(id)), 0x0102_0304_0506_0708);
     }
 }

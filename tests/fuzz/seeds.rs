@@ -218,6 +218,7 @@ const COMMIT_METADATA: &[&str] = &[
     r#"{"read":-9223372036854775808}"#,
     r#"{"oldest":[1231731025000,42],"read":1231731026000,"end":false,"bound":true,"pos":57}"#,
     r#"{"read":1231731026000,"end":true,"bound":false,"pos":18446744073709551615}"#,
+    r#"{"oldest":[1231731025000,42],"wait":{"named":[[1231731025000,42,18446744073709551615],[1231731025001,43,7]],"rest":[1231731025002,44]},"read":1231731026000,"end":true,"pos":57}"#,
     r#"{"seq":0,"mined":0,"reorgs":0,"decisions":0}"#,
     r#"{"seq":7,"tip":{"hash":"00000000d1145790a8694403d4063f323d499e655c83426834d4ce2f8dd4a2ee","height":170,"id":171},"mined":8,"reorgs":0,"decisions":12}"#,
 ];

@@ -166,13 +166,14 @@ impl Pipeline {
     /// Commits every safe prefix that has grown, with what other instances need for their proofs.
     pub(super) async fn commit_safe(&mut self) -> Result<(), PipelineError> {
         let rebuild = matches!(self.parts.modes, Modes::Rebuild(_));
+        let named = self.planner.named();
         let offsets: Vec<_> = self
             .partitions
             .iter()
             .filter_map(|(number, state)| {
                 let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
                 let noted = if rebuild { u64::MAX } else { self.notes.of(*number) };
-                Some((partition, state.to_commit(noted)?))
+                Some((partition, state.to_commit(noted, named.get(number).map_or(&[], Vec::as_slice))?))
             })
             .collect();
         if offsets.is_empty() {

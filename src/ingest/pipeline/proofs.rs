@@ -9,22 +9,23 @@ use tokio::time::Instant;
 
 use super::{LONG_WAIT_MS, Pipeline, PipelineError, PipelineParts, commits::until_compared};
 use crate::{
-    broker::{Committed, TopicPartition},
+    broker::{Committed, TopicPartition, partitioner::partition_of},
     ingest::{
         dispatch::{Done, spawn},
         flight::FlightId,
         partition::{PartitionState, consumed_of},
-        proof::{ChainView, PartitionView, Ties, proves_missing},
+        proof::{ChainView, PartitionView, Ties, name_of, proves_missing},
         replay::Modes,
     },
     record::Consumed,
+    tx::Txid,
 };
 
 /// How far everybody else is.
 #[derive(Debug)]
 pub struct Others {
     /// Partitions of the topic.
-    count: usize,
+    count: i32,
     /// Those that are not held here.
     partitions: Vec<(i32, PartitionView)>,
     /// Ends of those that are.
@@ -68,7 +69,7 @@ async fn how_far_others_are(
         ends.insert(*number, parts.broker.watermarks(&partition).await?.1);
     }
     let chain = parts.chain.view().await?;
-    Ok(Others { count: count as usize, partitions, ends, chain, waiting })
+    Ok(Others { count, partitions, ends, chain, waiting })
 }
 
 impl Pipeline {
@@ -89,7 +90,7 @@ impl Pipeline {
             return;
         }
         self.asking = true;
-        let waiting = waiting.into_iter().map(|(_, flight)| flight).collect();
+        let waiting = waiting.into_iter().map(|(_, flight, _)| flight).collect();
         let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
         let (parts, done) = (self.parts.clone(), self.done_sender.clone());
         let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
@@ -112,38 +113,45 @@ impl Pipeline {
         };
         self.look_at_chain(others.chain);
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
+        let named = self.planner.named();
         let own = |(number, state): (&i32, &PartitionState)| {
-            let mut view = state.view();
+            let mut view = state.view(named.get(number).map_or(&[], Vec::as_slice));
             // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
             // be forgotten is not known any more; nor is what a halted partition has left where it is, or what lies
             // beyond the bound of one that reads no further: that counts as read only for who is older than its head.
             if !self.parts.nodes.may_forget() && state.halted.is_none() && !view.at_bound {
-                view.oldest_unfinished = self.oldest_unprepared(*number);
+                (view.oldest_unfinished, view.waiting) = (self.oldest_unprepared(*number), None);
             }
             let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
             (*number, PartitionView { at_end, ..view })
         };
-        let mut views: Vec<(i32, PartitionView)> = self.partitions.iter().map(own).collect();
-        views.extend(others.partitions.iter().filter(|(number, _)| !self.partitions.contains_key(number)));
-        if views.len() < others.count {
+        let mut views: BTreeMap<i32, PartitionView> = self.partitions.iter().map(own).collect();
+        views.extend(others.partitions.into_iter().filter(|(number, _)| !self.partitions.contains_key(number)));
+        let count = others.count;
+        if views.len() < count as usize {
             // A partition was taken away since: its next holder has not said anything yet.
             return;
         }
         // What is to be read next there may be what the chain waits for. A coinbase that comes after all gives a second chance.
-        let at_bound = views.iter().any(|(_, view)| view.at_bound);
+        let at_bound = views.values().any(|view| view.at_bound);
         let grace_ms = self.settings.missing_parent_grace_ms;
         let chain = if at_bound && self.chain_stands(grace_ms) { ChainView::AtEnd } else { others.chain };
         let mut waiting = self.planner.waiting_for_absent();
-        waiting.retain(|(_, flight)| others.waiting.contains(flight));
+        waiting.retain(|(_, flight, _)| others.waiting.contains(flight));
         waiting.sort_unstable();
         let now_ms = self.now_ms();
-        for (event, flight) in waiting {
+        let views_of = |parent: &Txid| partition_of(&parent.0, count).and_then(|number| views.get_key_value(&number));
+        for (event, flight, wanted) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
             let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
-            if !proves_missing(order, ties, &views, chain, grace_ms as i64) {
-                break;
+            let is_missing = |parent: &Txid| {
+                views_of(parent).is_some_and(|(number, view)| {
+                    proves_missing(order, name_of(parent), ties, (*number, view), chain, grace_ms as i64)
+                })
+            };
+            if wanted.iter().all(is_missing) {
+                self.planner.parent_is_missing(flight, ties, now_ms);
             }
-            self.planner.parent_is_missing(flight, ties, now_ms);
         }
     }
 

@@ -1,26 +1,47 @@
 //! Parents that may never come. What proves it is in [`proof`](crate::ingest::proof); here is who asks, and what follows.
 
+use std::collections::BTreeMap;
+
 use super::{EventRef, Mode, Planner};
 use crate::{
     ingest::{
         flight::{Flight, FlightId, Stage},
-        proof::Ties,
+        proof::{MOST_NAMED, Name, Ties, name_of},
     },
     tx::Txid,
 };
 
 impl Planner {
-    /// The transactions that wait for a parent that may never come, by their first event: one that is absent, or one that
-    /// is in flight here, came behind them, and waits itself.
-    pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId)> {
+    /// The transactions that wait for parents that may never come, by their first event, with those: what is absent, or one that is
+    /// in flight here, came behind them, and waits itself.
+    pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId, Vec<Txid>)> {
         let waiting = self.flights.iter().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        let wanted = |flight: &Flight| match flight.stage {
+            Stage::Parked => flight.absent_parents().collect(),
+            _ => Vec::from_iter(self.parent_behind(flight)),
+        };
         waiting
-            .filter(|flight| match flight.stage {
-                Stage::Parked => flight.absent_parents().next().is_some(),
-                _ => self.parent_behind(flight).is_some(),
-            })
-            .filter_map(|flight| Some((flight.first_event()?, flight.id)))
+            .map(|flight| (flight, wanted(flight)))
+            .filter(|(_, wanted)| !wanted.is_empty())
+            .filter_map(|(flight, wanted)| Some((flight.first_event()?, flight.id, wanted)))
             .collect()
+    }
+
+    /// By partition, the oldest events of transactions that wait for others, [`MOST_NAMED`] at the most, each with timestamp, offset
+    /// and name.
+    pub fn named(&self) -> BTreeMap<i32, Vec<(i64, u64, Name)>> {
+        let mut named: BTreeMap<i32, Vec<_>> = BTreeMap::new();
+        for flight in self.flights.iter().flatten().filter(|flight| flight.waits()) {
+            for event in &flight.events {
+                let at = (event.timestamp_ms, event.offset, name_of(&flight.txid));
+                named.entry(event.partition).or_default().push(at);
+            }
+        }
+        for named in named.values_mut() {
+            named.sort_unstable();
+            named.truncate(MOST_NAMED);
+        }
+        named
     }
 
     /// A parent in flight that waits itself, and whose own event stands behind that of its child. The child cannot wait for

@@ -578,7 +578,7 @@ impl World {
             while self.quiet_step() {}
             idle = if self.log.ended.len() > ended { 0 } else { idle + 1 };
             if idle > 0
-                && let Some((_, flight)) = self.planner.waiting_for_absent().into_iter().min()
+                && let Some((_, flight, _)) = self.planner.waiting_for_absent().into_iter().min()
             {
                 self.planner.parent_is_missing(flight, Ties::Break, self.now_ms);
             }

@@ -325,7 +325,7 @@ fn a_parent_that_is_proven_missing_is_looked_for_once_more() {
     for (answer, contested) in [(Outcome::Rejected(Rejection::NotFound), true), (applied(), false)] {
         let mut planner = Planner::new(SETTINGS);
         park(&mut planner, tx(&[outside(0)], 1));
-        let (_, id) = planner.waiting_for_absent()[0];
+        let (_, id, _) = planner.waiting_for_absent().remove(0);
         planner.parent_is_missing(id, Ties::Break, 5);
         let (token, spend) = row(&mut planner);
         assert!(matches!(spend.operation, Operation::Spend(_)), "what it waited for may have come since");
