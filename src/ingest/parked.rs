@@ -19,6 +19,13 @@ impl Parked {
         self.due.insert(id, due_ms);
     }
 
+    /// Keeps a flight that is parked until `due_ms` at least.
+    pub fn hold(&mut self, id: FlightId, due_ms: u64) {
+        if self.due.get(&id).is_some_and(|due| *due < due_ms) {
+            self.insert(id, due_ms);
+        }
+    }
+
     /// Takes a flight out, wherever it stands.
     pub fn remove(&mut self, id: FlightId) {
         if let Some(due_ms) = self.due.remove(&id) {
@@ -63,7 +70,11 @@ mod tests {
         parked.insert(id(3), 20);
         parked.insert(id(1), 5);
         parked.remove(id(3));
-        assert_eq!(parked.next_due_ms(), Some(5));
+        assert_eq!((parked.next_due_ms(), parked.count()), (Some(5), 2));
+        parked.hold(id(1), 7);
+        parked.hold(id(2), 7);
+        parked.hold(id(3), 7);
+        assert_eq!(parked.pop_due(6), None, "it is held");
         assert_eq!(parked.pop_due(9), Some(id(1)));
         assert_eq!(parked.pop_due(9), None);
         assert_eq!(parked.pop_due(10), Some(id(2)));

@@ -522,6 +522,15 @@ impl Pipeline {
 
     async fn on_tick(&mut self) -> Result<(), PipelineError> {
         let now = Instant::now();
+        // Before they try again: who tries does not wait.
+        if now >= self.next_proof && self.planner.counts().parked > 0 {
+            self.next_proof = now + self.settings.commit_interval;
+            self.ask_others();
+            if let Modes::Rebuild(_) = self.parts.modes {
+                // How far the chain of the live group is says nothing of this one.
+                self.planner.look_at_own(LONG_WAIT_MS, self.now_ms());
+            }
+        }
         self.planner.retry_due(self.now_ms());
         if now >= self.next_commit {
             self.last_commit = now;
@@ -530,14 +539,6 @@ impl Pipeline {
             self.observe();
             if let Some(error) = self.gone.take() {
                 self.on_gone(error).await?;
-            }
-        }
-        if now >= self.next_proof && self.planner.counts().parked > 0 {
-            self.next_proof = now + self.settings.commit_interval;
-            self.ask_others();
-            if let Modes::Rebuild(_) = self.parts.modes {
-                // How far the chain of the live group is says nothing of this one.
-                self.planner.look_at_own(LONG_WAIT_MS, self.now_ms());
             }
         }
         Ok(())

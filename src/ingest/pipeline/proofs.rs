@@ -21,6 +21,9 @@ use crate::{
     tx::Txid,
 };
 
+/// Of the time between two questions those that wait stand still for this part, to be found by the answer.
+const HELD: u64 = 4;
+
 /// How far everybody else is.
 #[derive(Debug)]
 pub struct Others {
@@ -91,6 +94,7 @@ impl Pipeline {
         }
         self.asking = true;
         let waiting = waiting.into_iter().map(|(_, flight, _)| flight).collect();
+        self.planner.hold(&waiting, now_ms + self.settings.commit_interval.as_millis() as u64 / HELD);
         let held: BTreeSet<i32> = self.partitions.keys().copied().collect();
         let (parts, done) = (self.parts.clone(), self.done_sender.clone());
         let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());

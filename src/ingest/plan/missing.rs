@@ -1,6 +1,6 @@
 //! Parents that may never come. What proves it is in [`proof`](crate::ingest::proof); here is who asks, and what follows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{EventRef, Mode, Planner};
 use crate::{
@@ -25,6 +25,14 @@ impl Planner {
             .filter(|(_, wanted)| !wanted.is_empty())
             .filter_map(|(flight, wanted)| Some((flight.first_event()?, flight.id, wanted)))
             .collect()
+    }
+
+    /// Has these stand still until `until_ms`: an answer that comes while they try again would not find them waiting, and they may try
+    /// again whenever one comes.
+    pub fn hold(&mut self, waiting: &BTreeSet<FlightId>, until_ms: u64) {
+        for id in waiting {
+            self.parked.hold(*id, until_ms);
+        }
     }
 
     /// By partition, the oldest events of transactions that wait for others, [`MOST_NAMED`] at the most, each with timestamp, offset
