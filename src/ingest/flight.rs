@@ -35,6 +35,17 @@ pub enum Work {
     Seeded(Arc<PreparedSeed>),
 }
 
+/// Where the memory of a transaction is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// In that of everything that was read with it.
+    WithItsBatch,
+    /// There, too; it was waiting when somebody looked.
+    SeenToWait,
+    /// In its own.
+    Apart,
+}
+
 impl Work {
     /// Its master, live, with its body; `creating` where there are other pages.
     pub fn page(&self) -> &Arc<Page> {
@@ -174,6 +185,8 @@ pub struct Flight {
     pub behind: VecDeque<Request>,
     /// Tries so far.
     pub attempts: u32,
+    /// Whether its memory is its own, or will be if it waits still at the next look.
+    pub kept: Kept,
     /// When it was first parked.
     pub parked_since_ms: Option<u64>,
     /// The parent of which it is asked whether it is missing, and since when.
@@ -210,6 +223,7 @@ impl Flight {
             again,
             behind: VecDeque::new(),
             attempts: 0,
+            kept: Kept::WithItsBatch,
             parked_since_ms: None,
             in_question: None,
             waits_since_ms: None,
@@ -268,6 +282,11 @@ impl Flight {
     pub fn what_bars_it(&self) -> String {
         let bars = self.refusals().next().map(|(parent, refusal)| format!("{parent} ({})", refusal.code()));
         bars.unwrap_or_else(|| "its own record".to_owned())
+    }
+
+    /// Whether the last answer for a parent was a refusal.
+    pub fn is_barred(&self) -> bool {
+        self.refusals().next().is_some()
     }
 
     /// Parents that it waits for, but for those that are [`decided`].

@@ -536,6 +536,7 @@ impl Pipeline {
             self.last_commit = now;
             self.next_commit = now + self.settings.commit_interval;
             self.commit().await?;
+            self.planner.keep_apart();
             self.observe();
             if let Some(error) = self.gone.take() {
                 self.on_gone(error).await?;

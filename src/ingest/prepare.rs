@@ -1,5 +1,7 @@
 //! From a message to work: decode, check, hash. Pure, and the only part that is done outside the order of the log.
 
+mod apart;
+
 use std::sync::Arc;
 
 use bytes::Bytes;

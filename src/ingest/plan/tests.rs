@@ -230,7 +230,7 @@ fn what_waits_for_an_absent_parent_is_tried_again_and_woken_by_its_arrival() {
     planner.retry_due(10);
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 10);
-    assert_eq!(planner.next_due_ms(), Some(20), "nobody else waits");
+    assert_eq!(planner.next_due_ms(), Some(22), "nobody else waits");
     planner.submit(event(1), parent, Mode::Normal, 11);
     assert_eq!(planner.next_due_ms(), None, "it waits for the parent now, which is here");
     let (token, _) = row(&mut planner);
@@ -552,9 +552,30 @@ fn many_that_wait(count: u32) -> Planner {
 }
 
 #[test]
+fn who_waits_does_not_hold_its_batch() {
+    let mut planner = Planner::new(SETTINGS);
+    let waits = tx(&[outside(0)], 1);
+    let child = tx(&[of(&waits, 0)], 2);
+    let read = [waits.source.payload.clone(), child.source.payload.clone()];
+    park(&mut planner, waits);
+    planner.submit(event(1), child, Mode::Normal, 0);
+    assert!(actions(&mut planner).is_empty(), "it waits for its parent");
+    let held = || read.iter().filter(|payload| !payload.is_unique()).count();
+    planner.keep_apart();
+    assert_eq!(held(), 2, "most wait for a moment only");
+    planner.keep_apart();
+    assert_eq!(held(), 0);
+    planner.retry_due(10);
+    let (token, spend) = row(&mut planner);
+    assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.slots[0].script[..] == [0x51]));
+    planner.outcome(token, applied(), 10);
+    assert!(matches!(row(&mut planner), (Token::Create(_), _)), "it goes on as it was");
+}
+
+#[test]
 fn the_more_wait_the_longer_each_pauses() {
     // Pauses of one after the other, once it has waited for long.
-    for (count, longest) in [(1, 10), (50, 10), (251, 50), (5_000, 100)] {
+    for (count, longest) in [(1, 12), (60, 12), (251, 50), (5_000, 100)] {
         let mut planner = many_that_wait(count);
         let mut now_ms = 0;
         for _ in 0..8 {

@@ -1,8 +1,10 @@
 //! Transactions that wait: for a parent in flight here, or parked until their next try.
 
+use std::sync::Arc;
+
 use super::{Action, EventRef, Mode, Planner, Token};
 use crate::{
-    ingest::flight::{Flight, FlightId, Stage, decided},
+    ingest::flight::{Flight, FlightId, Kept, Stage, Work, decided},
     record::Reason,
     telemetry::Completion,
     tx::Txid,
@@ -12,8 +14,11 @@ use crate::{
 const LOOKS_AT_ONCE: usize = 1_024;
 
 /// Tries of parked transactions in a second, all together: what a store does in passing. As long as few are parked each is tried again
-/// soon, however long it has waited: of a chain whose links lie with several instances each takes one such pause.
+/// soon, however long it has waited: of a chain whose links lie with several instances each takes one such pause …
 const TRIES_A_SECOND: u64 = 5_000;
+
+/// … which is this part of the longest: shorter, they would try more than they wait.
+const SOON: u64 = 8;
 
 /// The pause, in ms, with which so many are tried as often as all together may be.
 fn pause_of(parked: usize) -> u64 {
@@ -99,7 +104,8 @@ impl Planner {
     /// Waits a while before it tries again, whatever it waits for: what has just been answered may be answered again at once.
     pub(super) fn pause(&mut self, id: FlightId, now_ms: u64) {
         let settings = self.settings;
-        let longest = pause_of(self.parked.count()).max(settings.retry_min_ms).min(settings.retry_max_ms);
+        let soon = (settings.retry_max_ms / SOON).max(settings.retry_min_ms);
+        let longest = pause_of(self.parked.count()).max(soon).min(settings.retry_max_ms);
         let Some(flight) = self.get(id) else { return };
         if flight.events.is_empty() {
             // Its partitions were taken away: whoever has them now reads the event again.
@@ -178,6 +184,21 @@ impl Planner {
         self.settle_ready(now_ms);
     }
 
+    /// Gives memory of their own to those that have waited since the last look: one that waits would hold the whole batch that it was
+    /// read with.
+    pub fn keep_apart(&mut self) {
+        for flight in self.flights.iter_mut().flatten().filter(|flight| flight.waits()) {
+            flight.kept = match (flight.kept, &mut flight.work) {
+                (Kept::WithItsBatch, _) => Kept::SeenToWait,
+                (Kept::SeenToWait, Work::Validated(tx)) => {
+                    *tx = Arc::new(tx.apart());
+                    Kept::Apart
+                }
+                (kept, _) => kept,
+            };
+        }
+    }
+
     /// A transaction came that no event here brings: those that are parked until it does try again now.
     pub fn parent_came(&mut self, parent: &Txid, now_ms: u64) {
         for id in self.awaited.get(parent).cloned().unwrap_or_default() {
@@ -221,7 +242,12 @@ impl Planner {
 
     /// One of those that wait for a record, with since when, and for what in a line: the one whose event came first.
     pub fn one_that_waits(&self) -> Option<(u64, String)> {
-        let parked = self.flights.iter().flatten().filter(|flight| matches!(flight.stage, Stage::Parked));
+        // Who tries again has not come to its end by that.
+        let waits = |flight: &&Flight| match flight.stage {
+            Stage::Parked => true,
+            _ => flight.parked_since_ms.is_some() && flight.is_barred(),
+        };
+        let parked = self.flights.iter().flatten().filter(waits);
         let (event, flight) =
             parked.filter_map(|flight| Some((flight.first_event()?, flight))).min_by_key(|(it, _)| *it)?;
         let txid = flight.work.txid();

@@ -51,6 +51,15 @@ impl OtherPages {
         (Some(OtherPages { blank, source, setting: *setting }), empty)
     }
 
+    /// The same, with other memory for the bytes of a whole transaction, equal to those that there are.
+    pub(crate) fn with_bytes(&self, moved: impl FnOnce(&Bytes) -> Bytes) -> Self {
+        let mut others = self.clone();
+        if let Source::Whole { bytes, .. } = &mut others.source {
+            *bytes = moved(bytes);
+        }
+        others
+    }
+
     /// The same of a partial transaction, given all its outputs.
     pub(super) fn of_partial(
         blank: Page,
