@@ -23,6 +23,13 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 #[error("{0}")]
 pub struct UsageError(pub String);
 
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+struct Of {
+    what: &'static str,
+    source: Box<dyn Error + Send + Sync>,
+}
+
 impl Failure {
     /// A failure that is told in one line.
     pub fn new(message: impl Into<String>) -> Self {
@@ -33,6 +40,12 @@ impl Failure {
     pub fn told(&self) -> String {
         let told = self.to_string();
         told.strip_prefix("error: ").unwrap_or(&told).replace("\nerror: ", "; ")
+    }
+
+    /// The same, saying which of several things it is about.
+    #[must_use]
+    pub fn of(self, what: &'static str) -> Self {
+        Of { what, source: self.0 }.into()
     }
 
     /// 2 for bad usage and bad configuration, otherwise 1.
@@ -101,6 +114,7 @@ mod tests {
         assert_eq!(failure.to_string(), "error: the store at /x cannot be opened: disk on fire");
         assert_eq!(failure.exit_code(), 1);
         assert_eq!(Failure::new("no").to_string(), "error: no");
+        assert_eq!(Failure::new("no").of("--against").to_string(), "error: --against: no");
     }
 
     #[test]

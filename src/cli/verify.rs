@@ -1,4 +1,6 @@
-//! `utxo-store verify`: holds a store to its invariants.
+//! `utxo-store verify`: holds a store to its invariants, or compares it with another one.
+
+mod against;
 
 use std::io::{self, Write};
 
@@ -6,17 +8,26 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    CommandResult, Failure, block_on,
+    CommandResult, Failure, UsageError, block_on,
     offline::{Progress, StoreArgs},
 };
-use crate::store::{Store, digest::StateDigest, verify::Violation};
+use crate::{
+    blob::BlobUrl,
+    store::{Store, digest::StateDigest, verify::Violation},
+};
 
 const AFTER_HELP: &str = "\
 Prints each violation in a line, then what was seen and the digest of the state: two stores that hold the same have the
 same digest. With --json each line is an object; the last has `transactions`, `violations` and `digest`. The exit code is
 1 when there is a violation. A store that is being written to can show violations that are none.
 
-Example: utxo-store verify --store fjall:///var/lib/utxo-store";
+With --against no invariants are checked: the digests of two stores are compared, of whatever kind each is, and where
+they differ the first transactions that do are named (by the bytes of the txid, in the order of `dump`), each with the
+store that alone has it, or the fields that differ with both values. The exit code is 1 when they differ. Both are scanned
+twice at the least where they do. With --json each transaction is an object; the last line has `same` and both digests.
+
+Example: utxo-store verify --store fjall:///var/lib/utxo-store
+Example: utxo-store verify --store fjall:///var/lib/utxo-store --against fjall:///var/lib/utxo-store-rebuilt --limit 100";
 
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
@@ -24,6 +35,15 @@ Example: utxo-store verify --store fjall:///var/lib/utxo-store";
 pub struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
+    /// Compare with this store instead
+    #[arg(long, value_name = "URL")]
+    against: Option<String>,
+    /// The blob store of --against, where it has one and its URL does not name it (externalStore)
+    #[arg(long, value_name = "URL", requires = "against")]
+    against_blobs: Option<BlobUrl>,
+    /// With --against: how many transactions are named that differ
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "against")]
+    limit: usize,
     /// Print JSON, an object a line
     #[arg(long)]
     json: bool,
@@ -40,9 +60,29 @@ struct Summary {
 impl VerifyArgs {
     pub(super) fn run(self) -> CommandResult {
         block_on(async {
+            let other = self.other()?;
             let (store, _) = self.store.open().await?;
-            self.show(&store, &mut io::stdout().lock()).await
+            match other {
+                None => self.show(&store, &mut io::stdout().lock()).await,
+                Some(other) => {
+                    let (other, _) = other.open().await.map_err(|failure| failure.of("--against"))?;
+                    against::show(&store, &other, self.limit, self.json, &mut io::stdout().lock()).await
+                }
+            }
         })
+    }
+
+    /// The store to compare with, reached as the first one is.
+    fn other(&self) -> Result<Option<StoreArgs>, UsageError> {
+        match &self.against {
+            Some(url) if *url == self.store.store => Err(UsageError("--against is --store".to_owned())),
+            Some(url) => Ok(Some(StoreArgs {
+                store: url.clone(),
+                blobs: self.against_blobs.clone(),
+                config: self.store.config.clone(),
+            })),
+            None => Ok(None),
+        }
     }
 
     async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
@@ -101,7 +141,7 @@ mod tests {
     };
 
     async fn shown(store: &Store, json: bool) -> (CommandResult, String) {
-        let args = VerifyArgs { store: StoreArgs::default(), json };
+        let args = VerifyArgs { store: StoreArgs::default(), against: None, against_blobs: None, limit: 10, json };
         let mut out = Vec::new();
         let result = args.show(store, &mut out).await;
         (result, text(out))

@@ -2,7 +2,7 @@
 //!
 //! It is logical: where pages begin and how an engine lays bodies out does not show, nor do hints and bookkeeping.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use crate::{
     record::{Body, MinedIn, Page, Reason, Reassignment, Slot, Verdict},
@@ -74,6 +74,17 @@ impl BodyHash {
 
     /// Of a transaction whose body is missing.
     pub const MISSING: BodyHash = BodyHash { kind: 2, hash: [0; 32] };
+}
+
+impl fmt::Display for BodyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            0 => "whole",
+            1 => "partial",
+            _ => return f.write_str("missing"),
+        };
+        write!(f, "{kind}, BLAKE3 {}", hex::encode(self.hash))
+    }
 }
 
 /// In extended form, whichever it is stored in.

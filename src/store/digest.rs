@@ -66,16 +66,11 @@ impl Store {
     /// The engine failed for good, or a body is where this store cannot read. Damage is no error: it shows in the
     /// digest, and [`verify`](super::verify) names it.
     pub async fn survey(&self, mut progress: impl FnMut(u64)) -> Result<Survey, SurveyError> {
-        let (side, blocks) = self.blocks().await?;
-        let stats = StoreStats { blocks, side_blocks: side.0.len() as u64, ..StoreStats::default() };
-        let survey = Survey { stats, ..Survey::default() };
-        let mut surveyor = Surveyor { store: self, side, survey, seen: 0 };
+        let mut surveyor = Surveyor::of(self).await?;
         let mut scan = Scan::new(self, Set::Transactions);
-        while let Some(records) = scan.next().await? {
-            for (key, record) in records {
-                if let (Key::Page(_, 0), Record::Page(master)) = (key, record) {
-                    surveyor.transaction(&master).await?;
-                }
+        while let Some(masters) = scan.next_masters().await? {
+            for master in masters {
+                surveyor.transaction(&master).await?;
             }
             progress(surveyor.seen);
         }
@@ -105,25 +100,34 @@ impl Store {
     }
 }
 
-struct Surveyor<'a> {
+/// Digests transactions one after the other, and counts what it sees.
+pub(super) struct Surveyor<'a> {
     store: &'a Store,
     side: SideBlocks,
     survey: Survey,
     seen: u64,
 }
 
-impl Surveyor<'_> {
-    async fn transaction(&mut self, master: &Page) -> Result<(), SurveyError> {
+impl<'a> Surveyor<'a> {
+    /// Reads which blocks are on the longest chain.
+    pub(super) async fn of(store: &'a Store) -> Result<Self, EngineError> {
+        let (side, blocks) = store.blocks().await?;
+        let stats = StoreStats { blocks, side_blocks: side.0.len() as u64, ..StoreStats::default() };
+        Ok(Surveyor { store, side, survey: Survey { stats, ..Survey::default() }, seen: 0 })
+    }
+
+    /// The digest of one transaction; `None` where that of the store leaves it out.
+    pub(super) async fn transaction(&mut self, master: &Page) -> Result<Option<StateDigest>, SurveyError> {
         self.seen += 1;
         if matches!(master.state(), TxState::Stub(_) | TxState::Pruned(_)) {
             self.survey.stats.add(master, None, SlotCounts::default());
-            return Ok(());
+            return Ok(None);
         }
         let body = self.store.body_unless_damaged(master).await?;
         self.with_body(master, body.as_deref()).await.map_err(SurveyError::from)
     }
 
-    async fn with_body(&mut self, master: &Page, body: Option<&Body>) -> Result<(), EngineError> {
+    async fn with_body(&mut self, master: &Page, body: Option<&Body>) -> Result<Option<StateDigest>, EngineError> {
         let mut form = Vec::new();
         canonical::write_head(master, body.map_or(BodyHash::MISSING, BodyHash::of), &self.side, &mut form);
         canonical::write_slots(master, &mut form);
@@ -142,7 +146,7 @@ impl Surveyor<'_> {
                     // The pruner has begun with this transaction: the master's turn is last.
                     Some(page) if page.pruned.is_some() => {
                         self.survey.stats.tombstones += 1;
-                        return Ok(());
+                        return Ok(None);
                     }
                     Some(page) => {
                         counts += SlotCounts::count(&page, &mut outputs);
@@ -166,7 +170,7 @@ impl Surveyor<'_> {
             self.survey.digest_without_conflicting += digest;
         }
         self.survey.stats.add(master, parsed.as_ref(), counts);
-        Ok(())
+        Ok(Some(digest))
     }
 }
 
@@ -224,4 +228,4 @@ impl<'de> Deserialize<'de> for StateDigest {
 
 #[cfg(test)]
 #[path = "digest_tests.rs"]
-mod tests;
+pub(super) mod tests;

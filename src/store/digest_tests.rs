@@ -12,7 +12,7 @@ use crate::store::testing::*;
 use crate::tx::UtxoHash;
 
 /// A store that holds these pages and nothing else.
-async fn holding(pages: impl IntoIterator<Item = Page>) -> Store {
+pub(in crate::store) async fn holding(pages: impl IntoIterator<Item = Page>) -> Store {
     let store = store(100);
     store.sequenced(Key::Block(3), crate::record::Sequenced::PutBlock(block(3, true))).await;
     store.sequenced(Key::Block(4), crate::record::Sequenced::PutBlock(block(4, false))).await;
@@ -35,7 +35,7 @@ fn holder(id: u8, input: u32) -> SpendingData {
 }
 
 /// Three outputs, the second spent, the third frozen; a coinbase by its flag, mined on the longest chain.
-fn sample() -> Page {
+pub(in crate::store) fn sample() -> Page {
     let mut page = seeded(7, 3);
     let slots = page.utxos.as_mut().unwrap();
     slots[1] = Slot::Spent(slots[1].hash().unwrap(), holder(9, 2));
@@ -50,11 +50,11 @@ fn slot(page: &mut Page, at: usize) -> &mut Slot {
     &mut page.utxos.as_mut().unwrap()[at]
 }
 
-type Change = (&'static str, fn(&mut Page));
+pub(in crate::store) type Change = (&'static str, fn(&mut Page));
 
-#[tokio::test]
-async fn each_thing_that_it_covers_changes_it() {
-    let changes: [Change; 26] = [
+/// Of the [`sample`], each thing that the digest covers.
+pub(in crate::store) fn changes() -> [Change; 26] {
+    [
         ("txid", |page| page.txid.0[0] ^= 1),
         ("amount of an output", |page| match &mut master(page).body {
             Some(Body::Outputs(outputs)) => outputs[0].as_mut().unwrap().satoshis += 1,
@@ -96,9 +96,13 @@ async fn each_thing_that_it_covers_changes_it() {
             *slot(page, 0) = Slot::Spent(slot(page, 0).hash().unwrap(), holder(9, 3));
             page.pruned_spenders.insert(0);
         }),
-    ];
+    ]
+}
+
+#[tokio::test]
+async fn each_thing_that_it_covers_changes_it() {
     let mut seen = vec![("nothing", digest([sample()]).await)];
-    for (what, change) in changes {
+    for (what, change) in changes() {
         let mut page = sample();
         change(&mut page);
         let found = digest([page]).await;

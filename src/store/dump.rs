@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     engine::{EngineError, Set},
-    record::{Body, Key, MinedIn, Page, Reason, Record, Slot, StoredOutput, TxState, Verdict},
+    record::{Body, MinedIn, Page, Reason, Slot, StoredOutput, TxState, Verdict},
     tx::{Txid, UtxoHash},
 };
 
@@ -128,9 +128,8 @@ impl Store {
     pub async fn dump<E: From<SurveyError>>(&self, mut each: impl FnMut(Dumped) -> Result<(), E>) -> Result<(), E> {
         let (side, _) = self.blocks().await.map_err(SurveyError::from)?;
         let mut scan = Scan::new(self, Set::Transactions);
-        while let Some(records) = scan.next().await.map_err(SurveyError::from)? {
-            for (key, record) in records {
-                let (Key::Page(_, 0), Record::Page(master)) = (key, record) else { continue };
+        while let Some(masters) = scan.next_masters().await.map_err(SurveyError::from)? {
+            for master in masters {
                 if let Some(dumped) = self.dumped(&master, &side).await? {
                     each(dumped)?;
                 }
@@ -285,7 +284,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        record::{Reassignment, Sequenced, SpendingData, build::Start},
+        record::{Key, Reassignment, Sequenced, SpendingData, build::Start},
         store::testing::*,
     };
 

@@ -2,6 +2,7 @@
 
 pub mod body;
 pub mod canonical;
+pub mod compare;
 pub mod create;
 pub mod digest;
 pub mod dump;

@@ -1,8 +1,10 @@
 //! Walking a whole set in bounded memory.
 
+use std::sync::Arc;
+
 use crate::{
     engine::{Cursor, EngineError, ScanPage, Set},
-    record::{Key, Record},
+    record::{Key, Page, Record},
 };
 
 use super::Store;
@@ -42,6 +44,15 @@ impl<'a> Scan<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// The masters among the next records; `None` at the end.
+    pub(super) async fn next_masters(&mut self) -> Result<Option<impl Iterator<Item = Arc<Page>>>, EngineError> {
+        let master = |(key, record)| match (key, record) {
+            (Key::Page(_, 0), Record::Page(master)) => Some(master),
+            _ => None,
+        };
+        Ok(self.next().await?.map(|records| records.into_iter().filter_map(master)))
     }
 
     async fn fetch(&self, cursor: Option<Cursor>) -> Result<ScanPage, EngineError> {

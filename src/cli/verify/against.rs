@@ -1,0 +1,120 @@
+//! `utxo-store verify --against`: compares two stores.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::super::{CommandResult, Failure, offline::Progress};
+use crate::store::{
+    Store,
+    compare::{Comparison, Difference, Field, How, Total, compare},
+};
+
+/// The last line.
+#[derive(Debug, Serialize)]
+struct Summary {
+    same: bool,
+    store: Total,
+    against: Total,
+    named: usize,
+    at_least: u64,
+}
+
+/// Compares, prints what differs, and fails where something does.
+pub(super) async fn show(
+    store: &Store,
+    against: &Store,
+    limit: usize,
+    json: bool,
+    out: &mut impl Write,
+) -> CommandResult {
+    let progress = Progress::start("comparing");
+    let found = compare(store, against, limit, |seen| progress.seen(seen)).await?;
+    drop(progress);
+    if json {
+        write_json(&found, out)?
+    } else {
+        write_text(&found, out)?
+    }
+    match found.is_same() {
+        true => Ok(()),
+        false => Err(Failure::new("the stores differ")),
+    }
+}
+
+fn write_json(found: &Comparison, out: &mut impl Write) -> io::Result<()> {
+    for difference in &found.first {
+        serde_json::to_writer(&mut *out, difference)?;
+        writeln!(out)?;
+    }
+    let Comparison { store, against, first, at_least } = found;
+    let (same, named) = (found.is_same(), first.len());
+    serde_json::to_writer(&mut *out, &Summary { same, store: *store, against: *against, named, at_least: *at_least })?;
+    writeln!(out)
+}
+
+fn write_text(found: &Comparison, out: &mut impl Write) -> io::Result<()> {
+    for Difference { txid, how } in &found.first {
+        match how {
+            How::OnlyIn(side) => writeln!(out, "{txid} is only in --{side}")?,
+            How::Fields(fields) if fields.is_empty() => writeln!(out, "{txid} was changed while it was compared")?,
+            How::Fields(fields) => {
+                writeln!(out, "{txid} differs:")?;
+                for Field { field, store, against } in fields {
+                    writeln!(out, "  {field}: {store} in --store, {against} in --against")?;
+                }
+            }
+        }
+    }
+    for (name, Total { transactions, digest }) in [("--store", found.store), ("--against", found.against)] {
+        writeln!(out, "{name:<9} {transactions} transactions, digest {digest}")?;
+    }
+    match found.at_least {
+        _ if found.is_same() => writeln!(out, "They hold the same."),
+        n => writeln!(out, "At least {n} transactions differ; {} are named.", found.first.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cli::offline::tests::text,
+        store::testing::{seeded, store},
+    };
+
+    async fn shown(store: &Store, against: &Store, limit: usize, json: bool) -> (CommandResult, String) {
+        let mut out = Vec::new();
+        let result = show(store, against, limit, json, &mut out).await;
+        (result, text(out))
+    }
+
+    #[tokio::test]
+    async fn what_differs_is_printed_and_fails_the_command() {
+        let (one, other) = (store(100), store(100));
+        let (result, printed) = shown(&one, &other, 10, false).await;
+        assert!(result.is_ok() && printed.ends_with("They hold the same.\n"), "{printed}");
+        one.plant(seeded(1, 1)).await;
+        for store in [&one, &other] {
+            store.plant(crate::record::Page { locked: std::ptr::eq(store, &one), ..seeded(2, 1) }).await;
+        }
+        let (result, printed) = shown(&one, &other, 10, false).await;
+        let failure = result.unwrap_err();
+        assert_eq!((failure.to_string().as_str(), failure.exit_code()), ("error: the stores differ", 1));
+        let (first, second) = ("01".repeat(32), "02".repeat(32));
+        let expected = format!(
+            "{first} is only in --store\n{second} differs:\n  locked: true in --store, false in --against\n--store   2 transactions, digest "
+        );
+        assert!(printed.starts_with(&expected), "{printed}");
+        assert!(printed.ends_with("\nAt least 2 transactions differ; 2 are named.\n"), "{printed}");
+        let (result, printed) = shown(&other, &one, 1, true).await;
+        let lines: Vec<serde_json::Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((result.unwrap_err().exit_code(), lines.len()), (1, 2));
+        assert_eq!(lines[0], serde_json::json!({ "txid": first, "only_in": "against" }));
+        assert_eq!(
+            (&lines[1]["same"], &lines[1]["named"], &lines[1]["at_least"]),
+            (&false.into(), &1.into(), &2.into())
+        );
+        assert_eq!(lines[1]["store"]["transactions"], 1);
+    }
+}
