@@ -22,10 +22,14 @@ const PATIENCE: Duration = Duration::from_secs(40);
 
 /// The topics that [`run`] needs, for a broker that cannot create them itself.
 pub fn topics(prefix: &str) -> Vec<NewTopic> {
-    ["order", "resume", "seek", "rebalance", "refused", "reader", "range", "produce", "pause", "drop"]
+    ["order", "resume", "seek", "rebalance", "refused", "reader", "range", "produce", "pause", "drop", "set", "times"]
         .map(|name| NewTopic {
             name: format!("{prefix}{name}"),
-            partitions: if name == "rebalance" || name == "produce" { 4 } else { 1 },
+            partitions: match name {
+                "rebalance" | "produce" => 4,
+                "times" => 3,
+                _ => 1,
+            },
             config: Vec::new(),
         })
         .to_vec()
@@ -34,17 +38,22 @@ pub fn topics(prefix: &str) -> Vec<NewTopic> {
 /// Runs every check on a broker whose groups rebalance cooperatively, and which has none of the topics' messages yet.
 /// Creates the topics if need be.
 pub async fn run(broker: Arc<dyn Broker>, prefix: &str) {
-    run_expecting(broker, prefix, 2).await;
+    run_expecting(broker, prefix, 2, false).await;
 }
 
 /// The same for a broker whose groups revoke everything at every change.
 pub async fn run_eager(broker: Arc<dyn Broker>, prefix: &str) {
-    run_expecting(broker, prefix, 4).await;
+    run_expecting(broker, prefix, 4, false).await;
 }
 
-/// `revoked`: how many of one member's four partitions are revoked when a second one joins.
-async fn run_expecting(broker: Arc<dyn Broker>, prefix: &str, revoked: usize) {
-    let suite = Suite { broker, prefix: prefix.to_owned(), revoked };
+/// The same for librdkafka's mock cluster: it looks no times up, and sets no group back that ever had a member.
+pub async fn run_on_mock(broker: Arc<dyn Broker>, prefix: &str) {
+    run_expecting(broker, prefix, 2, true).await;
+}
+
+/// `revoked`: how many of one member's four partitions are revoked when a second one joins. `mock`: see [`run_on_mock`].
+async fn run_expecting(broker: Arc<dyn Broker>, prefix: &str, revoked: usize, mock: bool) {
+    let suite = Suite { broker, prefix: prefix.to_owned(), revoked, mock };
     suite.broker.create_topics(&topics(prefix)).await.unwrap();
     suite.topics_are_what_they_were_made().await;
     suite.messages_come_whole_and_in_order().await;
@@ -57,12 +66,15 @@ async fn run_expecting(broker: Arc<dyn Broker>, prefix: &str, revoked: usize) {
     suite.messages_go_where_they_belong().await;
     suite.a_paused_partition_is_silent().await;
     suite.a_dropped_member_is_gone().await;
+    suite.a_group_without_members_is_set_back().await;
+    suite.times_are_looked_up().await;
 }
 
 struct Suite {
     broker: Arc<dyn Broker>,
     prefix: String,
     revoked: usize,
+    mock: bool,
 }
 
 /// A member with what it heard.
@@ -421,6 +433,72 @@ impl Suite {
         second.until_assigned(1).await;
         assert_ne!(second.assigned[&self.at("drop", 0)].epoch, epoch);
         second.consumer.close().await.unwrap();
+    }
+
+    async fn a_group_without_members_is_set_back(&self) {
+        let (at, group) = (self.at("set", 0), format!("{}set-group", self.prefix));
+        self.fill("set", 0, 20).await;
+        let committed = || async { self.broker.committed(&group, std::slice::from_ref(&at)).await.unwrap() };
+        let back = Committed { offset: 5, metadata: "why: ü".into() };
+        let set_back = [(at.clone(), back.clone())];
+
+        let mut member = self.join("set").await;
+        member.until_assigned(1).await;
+        assert!(commit_patiently(&mut member, &[(at.clone(), offset(12))]).await);
+        let refused = self.broker.set_committed(&group, &set_back).await.unwrap_err();
+        assert_eq!(refused.kind, BrokerErrorKind::Refused, "{refused}");
+        assert!(refused.message.contains(&group) && refused.message.contains("members"), "{refused}");
+        assert_eq!(committed().await, [Some(offset(12))]);
+        member.consumer.close().await.unwrap();
+
+        let long = Committed { offset: 5, metadata: "x".repeat(super::MAX_COMMIT_METADATA + 1) };
+        let refused = self.broker.set_committed(&group, &[(at.clone(), long)]).await.unwrap_err();
+        assert_eq!((refused.kind, committed().await), (BrokerErrorKind::Refused, vec![Some(offset(12))]));
+        let nobody = format!("{}set-nobody", self.prefix);
+        self.broker.set_committed(&nobody, &set_back).await.unwrap();
+        assert_eq!(self.broker.committed(&nobody, std::slice::from_ref(&at)).await.unwrap(), [Some(back.clone())]);
+        if self.mock {
+            return;
+        }
+        // It may take a moment until the group knows that its member has gone.
+        let start = tokio::time::Instant::now();
+        while let Err(error) = self.broker.set_committed(&group, &set_back).await {
+            assert!(start.elapsed() < PATIENCE, "{error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(committed().await, [Some(back.clone())]);
+        let mut member = self.join("set").await;
+        member.until_assigned(1).await;
+        let assigned = &member.assigned[&at];
+        assert_eq!((assigned.position, assigned.committed.as_ref()), (5, Some(&back)));
+        assert_eq!(member.batch().await.messages[0].offset, 5);
+        member.consumer.close().await.unwrap();
+    }
+
+    async fn times_are_looked_up(&self) {
+        const FIRST: i64 = 1_600_000_000_000;
+        let topic = self.topic("times");
+        let producer = self.broker.producer().await.unwrap();
+        // Of the second partition not in the order of time; the third is empty.
+        for (partition, after_ms) in [(0, 0), (0, 10), (0, 10), (0, 20), (1, 30), (1, 5), (1, 40)] {
+            let message = numbered(&topic, partition, 0);
+            producer.produce(Produce { timestamp_ms: Some(FIRST + after_ms), ..message }).await.unwrap();
+        }
+        for (after_ms, expected) in [
+            (-1, [Some(0), Some(0), None]),
+            (0, [Some(0), Some(0), None]),
+            (1, [Some(1), Some(0), None]),
+            (10, [Some(1), Some(0), None]),
+            (11, [Some(3), Some(0), None]),
+            (31, [None, Some(2), None]),
+            (41, [None, None, None]),
+        ] {
+            let found = self.broker.offsets_at(&topic, FIRST + after_ms).await.unwrap();
+            assert_eq!(found, if self.mock { [None; 3] } else { expected }, "{after_ms}");
+        }
+        assert_eq!(self.broker.offsets_at(&topic, -5).await.unwrap()[0], Some(0).filter(|_| !self.mock));
+        let missing = self.broker.offsets_at(&self.topic("unheard-of"), 0).await.unwrap_err();
+        assert_eq!(missing.kind, BrokerErrorKind::Refused);
     }
 }
 

@@ -26,6 +26,7 @@ use std::{
 
 use async_trait::async_trait;
 use rdkafka::{
+    Offset,
     admin::{
         AdminClient, AdminOptions, NewTopic as KafkaTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
     },
@@ -38,7 +39,7 @@ use rdkafka::{
 use self::{
     consumer::{KafkaConsumer, KafkaReader, off_the_runtime},
     errors::{kind_of_code, translate},
-    lookup::{committed_of, members_of, watermarks_of},
+    lookup::{committed_of, list_of, members_of, offsets_at, set_committed_of, watermarks_of},
     worker::{Source, start},
 };
 pub use self::{
@@ -301,6 +302,28 @@ impl Broker for KafkaBroker {
                     }
                 }
             }
+        })
+        .await
+    }
+
+    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError> {
+        const OPERATION: &str = "look up times";
+        let count = self.partitions(topic).await?.ok_or_else(|| BrokerError::unknown_topic(OPERATION, topic))?;
+        let topic: Arc<str> = topic.into();
+        let partitions: Vec<_> =
+            (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
+        // What is below zero is not a time to librdkafka.
+        let time = Offset::Offset(timestamp_ms.max(0));
+        self.ask(OPERATION, move |client, bound| offsets_at(client, &partitions, time, OPERATION, bound)).await
+    }
+
+    async fn set_committed(&self, group: &str, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        let (client, group) = (self.client_of(group)?, group.to_owned());
+        let offsets = list_of("set offsets", offsets)?;
+        self.ask("set offsets", move |_, _| {
+            let answer = set_committed_of(&client, &group, &offsets);
+            serve_log(&client);
+            answer
         })
         .await
     }

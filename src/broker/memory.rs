@@ -286,6 +286,26 @@ impl Broker for MemoryBroker {
         Ok(partitions.iter().map(|partition| group?.committed.get(partition).cloned()).collect())
     }
 
+    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError> {
+        let state = self.shared.lock();
+        let partitions = state.logs.topic(topic).ok_or_else(|| BrokerError::unknown_topic("look up times", topic))?;
+        Ok(partitions.iter().map(|log| log.first_at(timestamp_ms)).collect())
+    }
+
+    async fn set_committed(&self, group: &str, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        let mut state = self.shared.lock();
+        for (partition, committed) in offsets {
+            state.logs.get("set offsets", partition)?;
+            committed.check("set offsets", partition)?;
+        }
+        let group_state = state.groups.entry(group.to_owned()).or_default();
+        if !group_state.members.is_empty() {
+            return Err(BrokerError::has_members("set offsets", group));
+        }
+        group_state.committed.extend(offsets.iter().cloned());
+        Ok(())
+    }
+
     async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
         Ok(self.members(group).len())
     }

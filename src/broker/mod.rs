@@ -87,6 +87,17 @@ pub struct Committed {
     pub metadata: String,
 }
 
+impl Committed {
+    /// Refuses what no broker takes.
+    fn check(&self, operation: &'static str, at: &TopicPartition) -> Result<(), BrokerError> {
+        if self.metadata.len() <= MAX_COMMIT_METADATA {
+            return Ok(());
+        }
+        let message = format!("{at}: {} bytes of metadata", self.metadata.len());
+        Err(BrokerError::new(BrokerErrorKind::Refused, operation, message))
+    }
+}
+
 /// The most bytes of metadata that a commit may carry (Kafka's `offset.metadata.max.bytes` by default).
 pub const MAX_COMMIT_METADATA: usize = 4096;
 
@@ -248,12 +259,26 @@ pub trait Broker: Send + Sync + 'static {
     /// (low, high) watermarks of a partition.
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError>;
 
+    /// For each partition of a topic the first offset whose message is of this time (ms since the epoch) or later; `None`: there is
+    /// none. Behind it there may be messages that are older. Of what the topic no longer holds nothing is said. (librdkafka's mock
+    /// cluster looks no times up: there it is `None` always.)
+    ///
+    /// # Errors
+    /// The topic does not exist, or the broker does not answer.
+    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError>;
+
     /// What a group has committed, for each partition asked for. Does not join the group.
     async fn committed(
         &self,
         group: &str,
         partitions: &[TopicPartition],
     ) -> Result<Vec<Option<Committed>>, BrokerError>;
+
+    /// Commits for a group that has no members, all or nothing; what it has committed of other partitions stays. A group that
+    /// has members is refused ([`BrokerErrorKind::Refused`]) by whoever keeps its offsets: one that joins meanwhile is not
+    /// overlooked. After an error that may be retried, ask [`committed`](Self::committed) what became of it.
+    /// (The mock cluster refuses every group that ever had a member.)
+    async fn set_committed(&self, group: &str, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError>;
 
     /// How many members a group has; 0 where there is none of that name.
     async fn member_count(&self, group: &str) -> Result<usize, BrokerError>;
@@ -303,6 +328,11 @@ impl BrokerError {
 
     fn unknown_partition(operation: &'static str, at: &TopicPartition) -> Self {
         Self::new(BrokerErrorKind::Refused, operation, format!("partition {at} does not exist"))
+    }
+
+    fn has_members(operation: &'static str, group: &str) -> Self {
+        let message = format!("the group {group} has members, which commit by themselves: stop them first");
+        Self::new(BrokerErrorKind::Refused, operation, message)
     }
 
     fn not_assigned(operation: &'static str, at: &TopicPartition) -> Self {

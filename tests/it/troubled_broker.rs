@@ -107,6 +107,14 @@ impl Broker for TroubledBroker {
         self.inner.committed(group, partitions).await
     }
 
+    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError> {
+        self.inner.offsets_at(topic, timestamp_ms).await
+    }
+
+    async fn set_committed(&self, group: &str, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        self.inner.set_committed(group, offsets).await
+    }
+
     async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
         self.inner.member_count(group).await
     }

@@ -7,21 +7,17 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rdkafka::{
-    Offset, TopicPartitionList,
-    consumer::{CommitMode, Consumer as _},
-};
+use rdkafka::consumer::{CommitMode, Consumer as _};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     errors::translate,
     inbox::{Revocation, Shared},
+    lookup::list_of,
     settings::KafkaSettings,
     worker::{Command, Handle, Sought},
 };
-use crate::broker::{
-    BrokerError, BrokerErrorKind, Committed, Consumer, MAX_COMMIT_METADATA, Message, Polled, Reader, TopicPartition,
-};
+use crate::broker::{BrokerError, BrokerErrorKind, Committed, Consumer, Message, Polled, Reader, TopicPartition};
 
 /// Runs something that blocks on a thread of its own: it may hang for as long as librdkafka likes without holding up
 /// the runtime, not even its shutdown.
@@ -63,7 +59,7 @@ impl Consumer for KafkaConsumer {
         if offsets.is_empty() {
             return Ok(());
         }
-        let tpl = self.to_commit(offsets)?;
+        let tpl = list_of("commit", offsets)?;
         self.begin_commit(offsets)?;
         let (consumer, shared) = (self.handle.consumer.clone(), self.handle.shared.clone());
         let thread = self.handle.thread.clone();
@@ -152,22 +148,6 @@ impl Handle {
 impl KafkaConsumer {
     fn send(&self, operation: &'static str, command: Command) -> Result<(), BrokerError> {
         self.handle.send(operation, command)
-    }
-
-    fn to_commit(&self, offsets: &[(TopicPartition, Committed)]) -> Result<TopicPartitionList, BrokerError> {
-        let mut tpl = TopicPartitionList::with_capacity(offsets.len());
-        for (at, committed) in offsets {
-            if committed.metadata.len() > MAX_COMMIT_METADATA {
-                let message = format!("{at}: {} bytes of metadata", committed.metadata.len());
-                return Err(BrokerError::new(BrokerErrorKind::Refused, "commit", message));
-            }
-            let mut element = tpl.add_partition(&at.topic, at.partition);
-            element
-                .set_offset(Offset::Offset(committed.offset as i64))
-                .map_err(|error| translate("commit", &at.to_string(), &error))?;
-            element.set_metadata(&committed.metadata);
-        }
-        Ok(tpl)
     }
 
     fn check_owned(&self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {

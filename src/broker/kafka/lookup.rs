@@ -6,8 +6,8 @@ use rdkafka::{
     ClientContext, Offset, TopicPartitionList,
     bindings::rd_kafka_get_watermark_offsets,
     client::Client,
-    consumer::{BaseConsumer, Consumer as _, ConsumerContext},
-    error::KafkaResult,
+    consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext},
+    error::{KafkaResult, RDKafkaErrorCode as Code},
     types::RDKafkaRespErr,
 };
 
@@ -45,6 +45,39 @@ pub(super) fn committed_of<C: ConsumerContext>(
         .collect()
 }
 
+/// Offsets with what is said with them, as a commit carries them.
+pub(super) fn list_of(
+    operation: &'static str,
+    offsets: &[(TopicPartition, Committed)],
+) -> Result<TopicPartitionList, BrokerError> {
+    let mut list = TopicPartitionList::with_capacity(offsets.len());
+    for (at, committed) in offsets {
+        committed.check(operation, at)?;
+        let mut element = list.add_partition(&at.topic, at.partition);
+        let set = element.set_offset(Offset::Offset(committed.offset as i64));
+        set.map_err(|error| translate(operation, &at.to_string(), &error))?;
+        element.set_metadata(&committed.metadata);
+    }
+    Ok(list)
+}
+
+/// Commits for the client's group, whose member the client is not.
+pub(super) fn set_committed_of<C: ConsumerContext>(
+    client: &BaseConsumer<C>,
+    group: &str,
+    offsets: &TopicPartitionList,
+) -> Result<(), BrokerError> {
+    const OPERATION: &str = "set offsets";
+    // Of a member the coordinator wants to know who it is.
+    let answer = client.commit(offsets, CommitMode::Sync);
+    answer.map_err(|error| match error.rdkafka_error_code() {
+        Some(Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress) => {
+            BrokerError::has_members(OPERATION, group)
+        }
+        _ => translate(OPERATION, group, &error),
+    })
+}
+
 /// How many members a group has.
 pub(super) fn members_of<C: ConsumerContext>(
     client: &BaseConsumer<C>,
@@ -73,37 +106,46 @@ pub(super) fn all_watermarks_of<C: ConsumerContext>(
     partitions: &[TopicPartition],
     timeout: Duration,
 ) -> Result<Vec<(u64, u64)>, BrokerError> {
-    let lows = ends_of(consumer, partitions, Offset::Beginning, timeout)?;
-    let highs = ends_of(consumer, partitions, Offset::End, timeout)?;
-    Ok(lows.into_iter().zip(highs).collect())
+    // A lookup by timestamp takes either for a time, also where real times are not looked up.
+    let ends_of = |end| offsets_at(consumer, partitions, end, "look up watermarks", timeout);
+    let ends = ends_of(Offset::Beginning)?.into_iter().zip(ends_of(Offset::End)?);
+    let told = |(at, ends)| match ends {
+        (Some(low), Some(high)) => Ok((low, high)),
+        _ => Err(no_answer("look up watermarks", at)),
+    };
+    partitions.iter().zip(ends).map(told).collect()
 }
 
-/// Where partitions begin or end. A lookup by timestamp takes either for a time, also where real times are not looked up.
-fn ends_of<C: ConsumerContext>(
+/// The first offset in each partition of this time or later, ms since the epoch; `None`: there is none.
+pub(super) fn offsets_at<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[TopicPartition],
-    end: Offset,
+    time: Offset,
+    operation: &'static str,
     timeout: Duration,
-) -> Result<Vec<u64>, BrokerError> {
-    const OPERATION: &str = "look up watermarks";
+) -> Result<Vec<Option<u64>>, BrokerError> {
     let Some(first) = partitions.first() else { return Ok(Vec::new()) };
     let mut asked = TopicPartitionList::with_capacity(partitions.len());
     for at in partitions {
-        let added = asked.add_partition_offset(&at.topic, at.partition, end);
-        added.map_err(|error| translate(OPERATION, &at.to_string(), &error))?;
+        let added = asked.add_partition_offset(&at.topic, at.partition, time);
+        added.map_err(|error| translate(operation, &at.to_string(), &error))?;
     }
     let answer = consumer.offsets_for_times(asked, timeout);
-    let answer = answer.map_err(|error| translate(OPERATION, &first.topic, &error))?;
+    let answer = answer.map_err(|error| translate(operation, &first.topic, &error))?;
     let told = |at: &TopicPartition| {
-        let unknown = || BrokerError::new(BrokerErrorKind::Retryable, OPERATION, format!("{at}: no answer"));
-        let element = answer.find_partition(&at.topic, at.partition).ok_or_else(unknown)?;
-        element.error().map_err(|error| translate(OPERATION, &at.to_string(), &error))?;
+        let element = answer.find_partition(&at.topic, at.partition).ok_or_else(|| no_answer(operation, at))?;
+        element.error().map_err(|error| translate(operation, &at.to_string(), &error))?;
         match element.offset() {
-            Offset::Offset(offset) => Ok(offset.max(0) as u64),
-            _ => Err(unknown()),
+            Offset::Offset(offset) => Ok(Some(offset.max(0) as u64)),
+            Offset::End => Ok(None),
+            _ => Err(no_answer(operation, at)),
         }
     };
     partitions.iter().map(told).collect()
+}
+
+fn no_answer(operation: &'static str, at: &TopicPartition) -> BrokerError {
+    BrokerError::new(BrokerErrorKind::Retryable, operation, format!("{at}: no answer"))
 }
 
 /// The high watermark as the last fetch told it, without asking anybody; 0 when unknown.

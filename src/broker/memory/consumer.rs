@@ -10,8 +10,7 @@ use tokio::{
 
 use super::{Shared, State, group::MemberId};
 use crate::broker::{
-    Batch, BrokerError, BrokerErrorKind, Committed, Consumer, MAX_COMMIT_METADATA, Message, Polled, Reader,
-    TopicPartition,
+    Batch, BrokerError, BrokerErrorKind, Committed, Consumer, Message, Polled, Reader, TopicPartition,
     memory::group::{Log, Member, Owned},
 };
 
@@ -57,10 +56,7 @@ impl Consumer for MemoryConsumer {
             if !member.owned.contains_key(partition) {
                 return Err(BrokerError::not_assigned("commit", partition));
             }
-            if committed.metadata.len() > MAX_COMMIT_METADATA {
-                let message = format!("{partition}: {} bytes of metadata", committed.metadata.len());
-                return Err(BrokerError::new(BrokerErrorKind::Refused, "commit", message));
-            }
+            committed.check("commit", partition)?;
         }
         group.committed.extend(offsets.iter().cloned());
         Ok(())

@@ -69,6 +69,11 @@ impl PartitionLog {
         (messages, end)
     }
 
+    /// Offset of the first message of this time or later.
+    pub(super) fn first_at(&self, timestamp_ms: i64) -> Option<u64> {
+        self.messages.iter().find(|message| message.timestamp_ms >= timestamp_ms).map(|message| message.offset)
+    }
+
     /// Refuses a position from which nothing can be read, naming what could.
     pub(super) fn check(&self, operation: &'static str, at: &TopicPartition, position: u64) -> Result<(), BrokerError> {
         if (self.low..=self.next).contains(&position) {
