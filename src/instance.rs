@@ -2,6 +2,7 @@
 
 pub(crate) mod checks;
 pub(crate) mod frontier;
+pub mod set_back;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -298,15 +298,18 @@ impl Broker for MemoryBroker {
             state.logs.get("set offsets", partition)?;
             committed.check("set offsets", partition)?;
         }
-        let group_state = state.groups.entry(group.to_owned()).or_default();
-        if !group_state.members.is_empty() {
+        state.expire(&self.shared, group);
+        let found = state.groups.entry(group.to_owned()).or_default();
+        if !found.members.is_empty() {
             return Err(BrokerError::has_members("set offsets", group));
         }
-        group_state.committed.extend(offsets.iter().cloned());
+        found.committed.extend(offsets.iter().cloned());
         Ok(())
     }
 
     async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
+        // Nobody else may be there to notice who fell silent.
+        self.shared.lock().expire(&self.shared, group);
         Ok(self.members(group).len())
     }
 

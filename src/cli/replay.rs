@@ -1,235 +1,137 @@
-//! `utxo-store replay --rebuild`: the state anew, from the log, into an empty store.
+//! `utxo-store replay`: the state anew, into an empty store; or validated transactions once more, into the store that has them.
 
-use std::{
-    convert::Infallible,
-    io::{self, Write},
-    time::{Duration, Instant},
-};
+mod again;
+mod dry_run;
+mod place;
+mod rebuild;
+mod shown;
+
+use std::path::PathBuf;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
-use super::{
-    CommandResult, ConfigArgs, Failure, UsageError, block_on, inspect,
-    offline::Progress,
-    opening::{self, Watched},
-    signals, wiring,
-};
-use crate::{
-    blob::{BlobUrl, Intent},
-    config::{Config, writable_blobs},
-    engine::StoreUrl,
-    instance::{self, InstanceParts},
-    store::{
-        Store,
-        digest::{StateDigest, Survey},
-        stats::StoreStats,
-    },
-    telemetry::{Completion, Metrics},
-};
+use super::{CommandResult, ConfigArgs, UsageError, block_on, opening};
+use crate::{blob::BlobUrl, config::Config, engine::StoreUrl, instance::set_back::Position};
+use place::{Timestamp, Until, read_offsets};
 
 const AFTER_HELP: &str = "\
-Reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing, commits
-nothing, and joins no group: it can run beside the instances. The digest that it prints equals that of the live store,
-once that has committed everything and stands with no contest undecided. Where the group was stopped before, its
+--rebuild reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing,
+commits nothing, and joins no group: it can run beside the instances. The digest that it prints equals that of the live
+store, once that has committed everything and stands with no contest undecided. Where the group was stopped before, its
 instances can go on with the new store: point store.url (and store.blobs.url) at it and start them.
 
-Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt";
+--from-timestamp and --from-offsets read validated transactions once more, into store.url: the group of the stopped
+instances is set back there, and this process works as one of them until the group has committed --until (by default what
+it had). All of it is idempotent. However it ends, the group stands where it has come to: `run` goes on there, as it does
+behind --until. What halts or becomes a dead letter does so again. Refused while instances run, below what was pruned, and
+below what the topic still holds. The chain cannot be set back: its position carries its state.
 
-/// How often the progress bar moves.
-const TICK: Duration = Duration::from_millis(200);
+FILE has a line for each partition, `partition offset`; what follows `#` is passed over, and partitions that are not named
+stay where they are. A timestamp is RFC 3339 (2026-11-23T10:00:00Z) or milliseconds since 1970.
+
+--dry-run touches nothing: it shows what would be read, how many bytes (from samples) and for how long: at --rate, or else
+as fast as the samples were read, which no store keeps up with. Exit code 1 where it would be refused.
+
+Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt
+Example: utxo-store replay --from-timestamp 2026-11-23T10:00:00Z --config deploy/utxo-store.toml --dry-run";
 
 /// Arguments of `replay`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct ReplayArgs {
-    /// Build the whole state, from offset 0
-    #[arg(long, required = true)]
-    rebuild: bool,
+    #[command(flatten)]
+    what: What,
     #[command(flatten)]
     config: ConfigArgs,
     /// Where to build it: an empty store (store.url is not touched)
-    #[arg(long, value_name = "URL")]
-    store: StoreUrl,
+    #[arg(long, value_name = "URL", conflicts_with_all = ["from_timestamp", "from_offsets"])]
+    store: Option<StoreUrl>,
     /// Where its bodies of large transactions go, where the configuration names a blob store, or --store is in Aerospike: an empty place
     /// (store.blobs.url is not touched)
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", requires = "store")]
     blobs: Option<BlobUrl>,
+    /// How far this process reads: a timestamp, a file of offsets, or `end` (of the partitions, as they are now)
+    #[arg(long, value_name = "T|FILE|end", conflicts_with = "rebuild")]
+    until: Option<Until>,
+    /// Show what would be read, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// With --dry-run: messages a second
+    #[arg(long, value_name = "N", requires = "dry_run", value_parser = clap::value_parser!(u64).range(1..))]
+    rate: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// What a rebuild came to.
-#[derive(Debug, Serialize)]
-struct Rebuilt<'a> {
-    digest: StateDigest,
-    events: u64,
-    /// Contests without a decision: until they have one, the live store's digest may be another.
-    undecided: usize,
-    chain_offset: u64,
-    seconds: f64,
-    #[serde(flatten)]
-    stats: &'a StoreStats,
+/// What is replayed.
+#[derive(Debug, Default, Args)]
+#[group(required = true, multiple = false)]
+struct What {
+    /// Build the whole state, from offset 0
+    #[arg(long)]
+    rebuild: bool,
+    /// Read validated transactions again, from this time on
+    #[arg(long, value_name = "T")]
+    from_timestamp: Option<Timestamp>,
+    /// Read validated transactions again, from these offsets on
+    #[arg(long, value_name = "FILE")]
+    from_offsets: Option<PathBuf>,
 }
 
 impl ReplayArgs {
     pub(super) fn run(self) -> CommandResult {
         let config = self.config.load()?;
-        self.check_blobs(&config).map_err(UsageError)?;
-        opening::logging(&config)?;
-        block_on(self.rebuild(config))
+        let from = self.from()?;
+        let until = self.until(from.as_ref())?;
+        match (from, self.dry_run) {
+            (Some(from), true) => block_on(dry_run::again(&config, &from, &until, self.rate, self.json)),
+            (None, true) => block_on(dry_run::rebuild(&config, self.rate, self.json)),
+            (Some(from), false) => {
+                opening::logging(&config)?;
+                block_on(again::run(&config, &from, &until, self.json))
+            }
+            (None, false) => {
+                let Some(store) = self.store else {
+                    return Err(UsageError("--rebuild needs --store: an empty one".to_owned()).into());
+                };
+                let rebuild = rebuild::Rebuild { store, blobs: self.blobs, json: self.json };
+                rebuild.check_blobs(&config).map_err(UsageError)?;
+                opening::logging(&config)?;
+                block_on(rebuild.run(config))
+            }
+        }
     }
 
-    /// The live store's bodies are no place for those of another: each changes its own.
-    fn check_blobs(&self, config: &Config) -> Result<(), String> {
-        let live = config.store.blob_url()?;
-        match &self.blobs {
-            None if live.is_some() => Err("--blobs must be given, as store.blobs.url is: an empty place".to_owned()),
-            None if self.store.bounds_records() => {
-                Err("--blobs must be given: --store bounds its records, and large bodies go to an empty place"
-                    .to_owned())
+    /// Where the group is set back to; `None`: it is not.
+    fn from(&self) -> Result<Option<Position>, UsageError> {
+        match (&self.what.from_timestamp, &self.what.from_offsets) {
+            (Some(Timestamp(time)), _) => Ok(Some(Position::Time(*time))),
+            (None, Some(path)) => {
+                read_offsets(path).map(|offsets| Some(Position::Offsets(offsets))).map_err(UsageError)
             }
-            None => Ok(()),
-            Some(url) if live.as_ref() == Some(url) => {
-                Err("--blobs is store.blobs.url: a rebuilt store needs a blob store of its own".to_owned())
-            }
-            Some(url) => writable_blobs(url, &self.store).map_err(|problem| format!("--blobs {problem}")),
+            (None, None) => Ok(None),
         }
     }
 
-    async fn rebuild(self, config: Config) -> CommandResult {
-        let shutdown = CancellationToken::new();
-        signals::cancel_on_signals(shutdown.clone())?;
-        let broker = opening::broker(&config)?;
-        let watched = Watched::new(&config);
-        let started = Instant::now();
-        let blobs = match &self.blobs {
-            Some(url) => Some(opening::blobs_at(&config, url, Intent::Write, &watched.metrics).await?),
-            None => None,
+    fn until(&self, from: Option<&Position>) -> Result<Position, UsageError> {
+        let until = match &self.until {
+            None => Position::Committed,
+            Some(Until::End) => Position::End,
+            Some(Until::Time(Timestamp(time))) => Position::Time(*time),
+            Some(Until::File(path)) => Position::Offsets(read_offsets(path).map_err(UsageError)?),
         };
-        let objects = opening::objects(&config, &watched.metrics).await?;
-        let surveyed = opening::with_store(&config, &self.store, &watched.metrics, async |store: &Store| {
-            let store = store.clone().with_blobs(blobs).with_objects(objects);
-            let parts = opening::parts(broker, store.clone(), &watched)?;
-            let report = self.replay(&config, parts, shutdown).await?;
-            Ok((report, survey(&store).await?))
-        });
-        let (report, survey) = surveyed.await?;
-        let rebuilt = Rebuilt {
-            digest: survey.digest,
-            events: report.pipeline.completed,
-            undecided: report.undecided,
-            chain_offset: u64::try_from(watched.metrics.chain_offset.get()).unwrap_or(0),
-            seconds: started.elapsed().as_secs_f64(),
-            stats: &survey.stats,
-        };
-        self.print(&rebuilt, &mut io::stdout().lock())
-    }
-
-    async fn replay(
-        &self,
-        config: &Config,
-        parts: InstanceParts,
-        shutdown: CancellationToken,
-    ) -> Result<instance::Rebuilt, Failure> {
-        let groups = inspect::offsets::groups(parts.broker.as_ref(), config).await?;
-        let places = groups.iter().flat_map(|group| &group.partitions);
-        let total = places.filter_map(|place| place.committed).sum();
-        let metrics = parts.metrics.clone();
-        let replay = instance::rebuild(wiring::instance(config), parts, shutdown.clone());
-        let report = tokio::select! {
-            report = replay => report.map_err(|error| Failure::new(format!("{}: {error}", self.store)))?,
-            never = show(total, &metrics) => match never {},
-        };
-        // A rebuild that was stopped looks like one that has ended.
-        match shutdown.is_cancelled() {
-            true => Err(Failure::new(format!("stopped before the end: {} is incomplete, remove it", self.store))),
-            false => Ok(report),
-        }
-    }
-
-    fn print(&self, rebuilt: &Rebuilt<'_>, out: &mut impl Write) -> CommandResult {
-        if self.json {
-            serde_json::to_writer(&mut *out, rebuilt)?;
-            writeln!(out)?;
-        } else {
-            let Rebuilt { digest, events, undecided, chain_offset, seconds, stats } = rebuilt;
-            writeln!(out, "{events} events and {chain_offset} of the chain in {seconds:.1} s")?;
-            writeln!(out, "{} blocks, {} transactions, {} unspent", stats.blocks, stats.transactions, stats.unspent)?;
-            writeln!(out, "digest {digest}")?;
-            if *undecided > 0 {
-                writeln!(
-                    out,
-                    "{undecided} contests are not decided yet: the live store may differ by the slots that they hold"
-                )?;
+        match (from, &until) {
+            (Some(Position::Time(from)), Position::Time(until)) if until < from => {
+                Err(UsageError("--until is before --from-timestamp".to_owned()))
             }
+            _ => Ok(until),
         }
-        Ok(())
     }
 }
 
-async fn survey(store: &Store) -> Result<Survey, Failure> {
-    let progress = Progress::start("digest");
-    Ok(store.survey(|seen| progress.seen(seen)).await?)
-}
-
-/// Shows how far it is, until it is dropped; nothing where standard error is no terminal.
-async fn show(total: u64, metrics: &Metrics) -> Infallible {
-    let bar = ProgressBar::new(total);
-    let template = "{wide_bar} {human_pos}/{human_len} events, {per_sec}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    let _cleared = Cleared(bar.clone());
-    loop {
-        tokio::time::sleep(TICK).await;
-        bar.set_position(done(metrics));
-    }
-}
-
-/// Events that are done: those of the validated transactions, and those of the chain.
-fn done(metrics: &Metrics) -> u64 {
-    let ways = [Completion::Live, Completion::Contested, Completion::DeadLetter, Completion::PassedOver];
-    let completed: u64 = ways.map(|how| metrics.completed.of(how).get()).iter().sum();
-    completed + u64::try_from(metrics.chain_offset.get()).unwrap_or(0)
-}
-
-/// Takes the bar away at the end.
-struct Cleared(ProgressBar);
-
-impl Drop for Cleared {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_store_that_bounds_its_records_is_not_rebuilt_without_a_blob_store() {
-        let checked = |store: &str, blobs: Option<&str>| {
-            let (store, blobs) = (store.parse().unwrap(), blobs.map(|url| url.parse().unwrap()));
-            let args = ReplayArgs { rebuild: true, config: ConfigArgs::default(), store, blobs, json: false };
-            args.check_blobs(&Config::default())
-        };
-        assert!(checked("aerospike://a/ns", None).unwrap_err().starts_with("--blobs must be given"));
-        assert_eq!(checked("aerospike://a/ns", Some("file:///b")), Ok(()));
-        assert_eq!(checked("fjall:///f", None), Ok(()));
-    }
-
-    #[test]
-    fn what_is_done_is_counted_over_both_logs() {
-        let metrics = Metrics::new();
-        metrics.completed.of(Completion::Live).inc_by(3);
-        metrics.completed.of(Completion::Contested).inc_by(4);
-        metrics.completed.of(Completion::DeadLetter).inc_by(5);
-        metrics.completed.of(Completion::PassedOver).inc_by(6);
-        metrics.chain_offset.set(7);
-        assert_eq!(done(&metrics), 25);
-    }
+/// The configured topic and group of validated transactions.
+fn reading(config: &Config) -> crate::instance::set_back::Reading<'_> {
+    let (topic, group) = (config.kafka.topics.validated_txs.as_str(), config.kafka.group.as_str());
+    crate::instance::set_back::Reading { topic, group }
 }

@@ -112,7 +112,10 @@ async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -
 }
 
 /// Starts an instance, and starts it again whenever it has ended because the broker was away, or the blob store.
-async fn consume(
+///
+/// # Errors
+/// What no other start mends.
+pub(super) async fn consume(
     config: &Config,
     parts: InstanceParts,
     shutdown: CancellationToken,

@@ -80,6 +80,21 @@ pub fn consumed_of(committed: &Committed) -> Option<u64> {
     note_in(committed).map(|_| committed.offset)
 }
 
+/// What is committed for a group that is set back: nothing from this offset on is finished, and nothing was read. It is an instance's word,
+/// as the store has consumed so much; it stands before every proof until the partition is read again; and it lifts a halt.
+pub fn begins_at(offset: u64) -> Committed {
+    let view = PartitionView {
+        oldest_unfinished: Some((i64::MIN, offset)),
+        read_timestamp_ms: i64::MIN,
+        position: offset,
+        at_end: false,
+        at_bound: false,
+    };
+    // Numbers and flags: nothing that could not be written.
+    let metadata = serde_json::to_string(&Note { view, halted: None }).unwrap_or_default();
+    Committed { offset, metadata }
+}
+
 /// Why a partition halts whose beginning retention took before the group had committed anything of it.
 pub fn never_read(group: &str, low: u64) -> String {
     format!(

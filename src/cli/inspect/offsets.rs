@@ -50,7 +50,8 @@ pub struct Place {
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Group {
     group: String,
-    topic: String,
+    /// What it reads.
+    pub topic: String,
     lag: u64,
     /// By partition.
     pub partitions: Vec<Place>,

@@ -40,6 +40,12 @@ impl CommitCheck {
         CommitCheck { broker, store, memory, settings, observer, chain, checked }
     }
 
+    /// The group was set back: from there on everything is looked at again.
+    pub fn set_back(&self, topic: &str, offsets: impl Iterator<Item = (i32, u64)>) {
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        checked.extend(offsets.map(|(partition, offset)| (TopicPartition { topic: topic.into(), partition }, offset)));
+    }
+
     /// Looks at what has been committed since the last time.
     pub async fn check(&self, offsets: &[(TopicPartition, Committed)]) {
         for (partition, committed) in offsets {

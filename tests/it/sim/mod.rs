@@ -9,6 +9,7 @@
 //! - `SIM_WITHOUT=lie,poison` leaves kinds of events out (`reorgs`, side chains with them, `commands` and `prune` as wholes); `SIM_WITH=node-forgets` has those later faults in every history.
 //! - `SIM_REORGS=1` has reorgs and side chains in every history, not in one of three.
 //! - `SIM_COMMANDS=1` has commands in every history, not in a third of them.
+//! - `SIM_SET_BACK=1` has an operator set the group back at the end of every history, not of an eighth of them: what is read again changes nothing.
 //! - `SIM_PRUNE=1` prunes in every history, with a retention of a few blocks; else a quarter of them do.
 //! - `SIM_PAGES=1` has most transactions take several pages in every history, not in two of five.
 //! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.

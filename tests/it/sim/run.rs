@@ -1,5 +1,7 @@
 //! Executes a plan: real pipelines and sequencers on one thread under a paused clock.
 
+mod back;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::task::JoinHandle;
@@ -103,6 +105,9 @@ impl<'a> Simulation<'a> {
             simulation.look()?;
         }
         simulation.heal().await?;
+        if back::is_wanted(plan.dice) {
+            simulation.read_again().await?;
+        }
         simulation.last_checks().await?;
         simulation.count().await;
         Ok(())
