@@ -190,6 +190,17 @@ fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
     instance.signal("TERM");
     assert_eq!(instance.wait().code(), Some(0));
     assert_eq!(json(prune("4312", &[]))["spent"], 0);
+
+    // What was pruned is not read again.
+    let offsets = bench.path("offsets");
+    std::fs::write(&offsets, "1 0\n").unwrap();
+    let again = ["replay", "--from-offsets", offsets.to_str().unwrap()];
+    let before = positions(&bench);
+    let floor = format!("from {} on only", before[1].0);
+    assert_refused(bench.command(&again, &keep), &["partition 1", "from offset 0", "was pruned", &floor]);
+    let would = output(bench.command(&[&again[..], &["--dry-run"]].concat(), &keep));
+    assert!(would.status.code() == Some(1) && String::from_utf8_lossy(&would.stderr).contains(&floor), "{would:?}");
+    assert_eq!(positions(&bench), before);
 }
 
 /// An operator's day: a story comes in, a coin of it is frozen and given away, and everything that was asked for is listed and shown.
