@@ -74,7 +74,7 @@ impl Reading<'_> {
             match broker.member_count(&group).await? {
                 0 => {}
                 running => found.push(format!(
-                    "the consumer group {group} has {running} members: stop the instances of this store"
+                    "{running} of the instances of this store run (members of the consumer group {group}): stop them"
                 )),
             }
         }

@@ -99,12 +99,15 @@ async fn a_group_is_set_back_as_a_whole_and_only_where_it_was_found() {
     broker.set_committed("g", &[(READING.at(1), by_operator(5))]).await.unwrap();
 
     let member = broker.subscribe("g", &["txs".to_owned()]).await.unwrap();
-    assert!(READING.members(&broker).await.unwrap()[0].contains("g has 1 members"));
+    assert!(
+        READING.members(&broker).await.unwrap()[0]
+            .contains("1 of the instances of this store run (members of the consumer group g)")
+    );
     assert!(matches!(READING.set_back(&broker, &ranges).await, Err(SetBackError::Broker(_))));
     assert_eq!(committed().await, [Some(8), Some(5), None]);
     drop(member);
     let member = broker.subscribe("g.chain", &["chain".to_owned()]).await.unwrap();
-    assert!(READING.members(&broker).await.unwrap()[0].contains("g.chain has 1 members"));
+    assert!(READING.members(&broker).await.unwrap()[0].contains("consumer group g.chain)"));
     drop(member);
 
     READING.set_back(&broker, &ranges).await.unwrap();
