@@ -113,7 +113,7 @@ async fn work(
         ended = &mut consuming => {
             return match ended {
                 Ok(_) => Err(left("stopped before the end".to_owned())),
-                Err(failure) => Err(left(failure.to_string().trim_start_matches("error: ").to_owned())),
+                Err(failure) => Err(left(failure.told())),
             };
         }
         watched = until_read(broker.as_ref(), &health, reading, ranges) => watched,

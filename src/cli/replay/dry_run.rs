@@ -77,8 +77,7 @@ pub(super) async fn again(
     let floor = match floor(config, broker.as_ref(), &reading).await {
         Ok(floor) => floor,
         Err(failure) => {
-            let why = failure.to_string();
-            unknown.push(format!("whether it was pruned: {}", why.trim_start_matches("error: ")));
+            unknown.push(format!("whether it was pruned: {}", failure.told()));
             Consumed::default()
         }
     };
