@@ -4,7 +4,7 @@ pub(crate) mod checks;
 pub(crate) mod frontier;
 pub mod set_back;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,7 @@ use frontier::Frontier;
 use crate::{
     api::{Condition, Health},
     blob::{OpenBlobError, objects::ObjectError},
-    broker::{Broker, BrokerError, BrokerErrorKind, Producer, replay::ReplayConsumer},
+    broker::{Broker, BrokerError, BrokerErrorKind, Outage, Producer, replay::ReplayConsumer},
     clock::Clock,
     event::Topic,
     ingest::{
@@ -175,6 +175,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     let group = settings.pipeline.group.clone();
+    parts.health.board().show_store(parts.store.engine.name());
     let partitions = check_topics(&settings, parts.broker.as_ref()).await?;
     settings.pipeline.partitions = Some(partitions);
     let frontier = Frontier::committed(&settings, parts.broker.as_ref()).await?;
@@ -210,7 +211,27 @@ pub async fn run(
         biased;
         ended = together(pipeline, sequencer, shutdown) => ended,
         why = behind(&settings, &parts) => Err(why),
+        never = tell_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
     }
+}
+
+/// Says while the log is away. One broker of several is not the log: whether it answers is asked before that is said, and again until it
+/// does; its clients find it again by themselves.
+async fn tell_outages(broker: &dyn Broker, topic: &str, health: &Health) -> Infallible {
+    let Some(mut outages) = broker.outages() else { return std::future::pending().await };
+    while outages.changed().await.is_ok() {
+        let Outage { whole, why } = outages.borrow_and_update().clone();
+        if whole {
+            health.set(Condition::BrokerReachable, Some(why));
+        }
+        while let Err(error) = broker.partitions(topic).await {
+            health.set(Condition::BrokerReachable, Some(format!("the broker does not answer: {error}")));
+            tokio::time::sleep(LOOK).await;
+        }
+        health.set(Condition::BrokerReachable, None);
+    }
+    // Nobody is left who could notice anything.
+    std::future::pending().await
 }
 
 /// Ends when the store is found to be behind what its group has committed, whoever holds what: one instance may have the validated

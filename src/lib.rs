@@ -14,6 +14,7 @@ pub mod config;
 pub mod engine;
 pub mod event;
 pub mod generate;
+pub mod heartbeats;
 pub mod ingest;
 pub mod instance;
 pub mod preflight;

@@ -6,263 +6,63 @@
 
 mod engine;
 mod family;
+mod labels;
 mod logging;
+mod process;
 
 use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
-use crate::{
-    blob::{BlobErrorKind, BlobKind},
-    broker::TopicPartition,
-    engine::ErrorKind,
-    event::{Action, Command, DeadLetterClass, Event},
-    record::{Operation, Sequenced},
-};
+use crate::{blob::BlobErrorKind, broker::TopicPartition, engine::ErrorKind, event::DeadLetterClass};
 
 pub use engine::WatchedEngine;
 pub use family::{Counters, Family, Histograms, Label, Outcomes};
+pub use labels::{
+    BlobLabel, BlobOperation, CacheResult, CommitFailure, Completion, Direction, Drain, EventKind, OperationKind,
+    PrunedKind, Rebalance, VerdictKind,
+};
 pub use logging::{LoggingError, init_logging};
 
-/// Enums as labels.
-macro_rules! labels {
-    ($(
-        $(#[$attribute:meta])*
-        $name:ident { $($(#[$variant_attribute:meta])* $variant:ident = $value:literal),* $(,)? }
-    )*) => {$(
-        $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$variant_attribute])* $variant),* }
+/// What is shown of each partition that is held: made, and taken away again, together.
+macro_rules! partition_metrics {
+    ($($field:ident: $type:ty,)*) => {
+        /// Handles of one partition's metrics, each as its help text says; drop them with [`Metrics::forget_partition`].
+        #[derive(Clone)]
+        #[allow(missing_docs)]
+        pub struct PartitionMetrics { $(pub $field: $type,)* }
 
-        impl Label for $name {
-            const VALUES: &'static [&'static str] = &[$($value),*];
-            fn index(self) -> usize {
-                self as usize
+        impl Metrics {
+            /// Handles for a partition; made anew (from zero) after [`forget_partition`](Self::forget_partition).
+            pub fn partition(&self, partition: &TopicPartition) -> PartitionMetrics {
+                let number = partition.partition.to_string();
+                let labels = &[&*partition.topic, number.as_str()];
+                PartitionMetrics { $($field: self.$field.with_label_values(labels),)* }
+            }
+
+            /// Stops showing a partition that belongs to somebody else now.
+            pub fn forget_partition(&self, partition: &TopicPartition) {
+                let number = partition.partition.to_string();
+                let labels = &[&*partition.topic, number.as_str()];
+                // What was never shown need not be forgotten.
+                $(drop(self.$field.remove_label_values(labels));)*
             }
         }
-    )*};
+    };
 }
 
-labels! {
-    /// What an engine is asked to do.
-    OperationKind {
-        /// Puts a page.
-        Create = "create",
-        /// Stores a contested transaction.
-        CreateContested = "create_contested",
-        /// Takes slots.
-        Spend = "spend",
-        /// Clears `creating`.
-        ClearCreating = "clear_creating",
-        /// Copies hints between the pages of a transaction.
-        Housekeeping = "housekeeping",
-        /// Takes or releases a lock record.
-        LockRecord = "lock_record",
-        /// Writes the meta record.
-        Meta = "meta",
-        /// Sets or unsets mined.
-        Mined = "mined",
-        /// Any other operation of the sequencer.
-        Sequenced = "sequenced",
-        /// Makes a tombstone.
-        Prune = "prune",
-        /// Reads records by key.
-        Read = "read",
-        /// Finds records by an index.
-        Query = "query",
-        /// Reads a set.
-        Scan = "scan",
-    }
-
-    /// What an event asks for.
-    EventKind {
-        /// `Validated`
-        Validated = "validated",
-        /// `Seeded`
-        Seeded = "seeded",
-        /// `BlockMined`
-        BlockMined = "block_mined",
-        /// `Reorg`
-        Reorg = "reorg",
-        /// `Contest`
-        Contest = "contest",
-        /// `Reconsider`
-        Reconsider = "reconsider",
-        /// Any other command.
-        Command = "command",
-    }
-
-    /// How a transaction left the pipeline.
-    Completion {
-        /// It is live.
-        Live = "live",
-        /// It is stored contested, and its fate is the sequencer's.
-        Contested = "contested",
-        /// It is a dead letter.
-        DeadLetter = "dead_letter",
-        /// It was done already: pruned, or passed over.
-        PassedOver = "passed_over",
-    }
-
-    /// What became of a contested transaction.
-    VerdictKind {
-        /// It is live.
-        Accepted = "accepted",
-        /// It is conflicting.
-        Conflicting = "conflicting",
-    }
-
-    /// What was pruned.
-    PrunedKind {
-        /// A transaction, all of whose outputs are spent by what is mined.
-        Spent = "spent",
-        /// A conflicting transaction.
-        Conflicting = "conflicting",
-        /// What was left of a transaction.
-        Tombstone = "tombstone",
-    }
-
-    /// What a blob store is asked to do.
-    BlobOperation {
-        /// Stores a transaction.
-        PutTx = "put_tx",
-        /// Reads a transaction, or some of its outputs.
-        GetTx = "get_tx",
-        /// Stores outputs of a partial transaction.
-        PutOutputs = "put_outputs",
-        /// Reads outputs of a partial transaction.
-        GetOutputs = "get_outputs",
-        /// Asks whether there is a blob.
-        Exists = "exists",
-        /// Deletes a blob.
-        Delete = "delete",
-    }
-
-    /// The two sorts of blobs.
-    BlobLabel {
-        /// A whole transaction.
-        Tx = "tx",
-        /// Outputs of a partial one.
-        Outputs = "outputs",
-    }
-
-    /// Which way bytes went.
-    Direction {
-        /// From the store.
-        Read = "read",
-        /// To the store, whatever became of them.
-        Written = "written",
-    }
-
-    /// Whether it was at hand.
-    CacheResult {
-        /// It was.
-        Hit = "hit",
-        /// It was not.
-        Miss = "miss",
-    }
-
-    /// What happened to the assignment.
-    Rebalance {
-        /// Partitions were added.
-        Assigned = "assigned",
-        /// Partitions were given up in order.
-        Revoked = "revoked",
-        /// Partitions were gone before they could be given up.
-        Lost = "lost",
-    }
-}
-
-impl From<&Operation> for OperationKind {
-    fn from(operation: &Operation) -> Self {
-        match operation {
-            Operation::Create(_) => OperationKind::Create,
-            Operation::CreateContested(_) => OperationKind::CreateContested,
-            Operation::Spend(_) => OperationKind::Spend,
-            Operation::ClearCreating => OperationKind::ClearCreating,
-            Operation::SetPageSpent { .. } | Operation::SetDeleteAtHeight(_) => OperationKind::Housekeeping,
-            Operation::AcquireLockRecord { .. } | Operation::ReleaseLockRecord { .. } => OperationKind::LockRecord,
-            Operation::CreateMeta(_) | Operation::ReplaceMeta(_) => OperationKind::Meta,
-            Operation::Sequenced(
-                _,
-                Sequenced::SetMined { .. } | Sequenced::WasMined(_) | Sequenced::UnsetMined { .. },
-            ) => OperationKind::Mined,
-            Operation::Sequenced(_, Sequenced::Prune { .. }) => OperationKind::Prune,
-            Operation::Sequenced(..) => OperationKind::Sequenced,
-        }
-    }
-}
-
-impl EventKind {
-    /// The kind of an event that stands in the chain; `None`: it does not belong there.
-    pub fn of_chain(event: &Event<'_>) -> Option<Self> {
-        Some(match event {
-            Event::BlockMined(_) => EventKind::BlockMined,
-            Event::Reorg(_) => EventKind::Reorg,
-            Event::Contest(_) => EventKind::Contest,
-            Event::Command(Command { action: Action::Reconsider { .. }, .. }) => EventKind::Reconsider,
-            Event::Command(_) => EventKind::Command,
-            _ => return None,
-        })
-    }
-}
-
-impl Label for DeadLetterClass {
-    const VALUES: &'static [&'static str] = &["decode", "invalid", "missing-parent", "seed-mismatch", "unsupported"];
-    fn index(self) -> usize {
-        self as usize
-    }
-}
-
-impl Label for ErrorKind {
-    const VALUES: &'static [&'static str] = &["retryable", "unknown", "too_big", "fatal"];
-    fn index(self) -> usize {
-        match self {
-            ErrorKind::Retryable => 0,
-            ErrorKind::Unknown => 1,
-            ErrorKind::TooBig => 2,
-            ErrorKind::Fatal => 3,
-        }
-    }
-}
-
-impl Label for BlobErrorKind {
-    const VALUES: &'static [&'static str] = &["retryable", "unknown", "denied", "corrupt", "invalid"];
-    fn index(self) -> usize {
-        self as usize
-    }
-}
-
-impl From<BlobKind> for BlobLabel {
-    fn from(kind: BlobKind) -> Self {
-        match kind {
-            BlobKind::Tx => BlobLabel::Tx,
-            BlobKind::Outputs => BlobLabel::Outputs,
-        }
-    }
-}
-
-impl From<bool> for CacheResult {
-    fn from(hit: bool) -> Self {
-        if hit { CacheResult::Hit } else { CacheResult::Miss }
-    }
-}
-
-/// Handles of one partition's metrics; drop them with [`Metrics::forget_partition`].
-#[derive(Clone)]
-pub struct PartitionMetrics {
-    /// Messages between the watermark and the end of the partition.
-    pub lag_messages: IntGauge,
-    /// Age of the oldest event that is not completed, in seconds; 0 when there is none.
-    pub lag_seconds: Gauge,
-    /// Every event before this offset is completed.
-    pub watermark: IntGauge,
-    /// 1 while the partition is halted.
-    pub halted: IntGauge,
-    /// 1 while the partition is paused (backpressure).
-    pub paused: IntGauge,
-    /// Events read and not completed.
-    pub unfinished_events: IntGauge,
-    /// Bytes of those events.
-    pub unfinished_bytes: IntGauge,
+partition_metrics! {
+    lag_messages: IntGauge,
+    lag_seconds: Gauge,
+    oldest_in_flight_seconds: Gauge,
+    position: IntGauge,
+    watermark: IntGauge,
+    committed: IntGauge,
+    high_watermark: IntGauge,
+    epoch: IntGauge,
+    halted: IntGauge,
+    paused: IntGauge,
+    unfinished_events: IntGauge,
+    unfinished_bytes: IntGauge,
+    parked_events: IntGauge,
 }
 
 /// The metrics: field, type, name, labels and help, each said once.
@@ -290,10 +90,21 @@ macro_rules! metrics {
 metrics! {
     /// Messages between the watermark of a partition and its end.
     lag_messages: IntGaugeVec = "utxo_lag_messages" ["topic", "partition"];
-    /// Age in seconds of the oldest event of a partition that is not completed.
+    /// Age in seconds, by its timestamp, of the oldest event of a partition that is not completed; where none is and there is more to
+    /// read, of the latest that was read; 0 when everything is completed.
     lag_seconds: GaugeVec = "utxo_lag_seconds" ["topic", "partition"];
+    /// Seconds since the first event of a partition that is not completed was read here; 0 when there is none.
+    oldest_in_flight_seconds: GaugeVec = "utxo_oldest_in_flight_seconds" ["topic", "partition"];
+    /// Offset of the next event of a partition to be read.
+    position: IntGaugeVec = "utxo_position_offset" ["topic", "partition"];
     /// Offset before which every event of a partition is completed.
     watermark: IntGaugeVec = "utxo_watermark_offset" ["topic", "partition"];
+    /// Offset of a partition that the group has committed; -1: none yet.
+    committed: IntGaugeVec = "utxo_committed_offset" ["topic", "partition"];
+    /// End of a partition, as last heard: offset of the next message to be produced.
+    high_watermark: IntGaugeVec = "utxo_high_watermark_offset" ["topic", "partition"];
+    /// Epoch of the assignment of a partition: another one with every assignment, and whenever it is read again.
+    epoch: IntGaugeVec = "utxo_assignment_epoch" ["topic", "partition"];
     /// 1 while a partition is halted: it needs an operator.
     halted: IntGaugeVec = "utxo_halted" ["topic", "partition"];
     /// 1 while a partition is paused because too much of it is unfinished.
@@ -302,6 +113,8 @@ metrics! {
     unfinished_events: IntGaugeVec = "utxo_unfinished_events" ["topic", "partition"];
     /// Bytes of events of a partition that were read and are not completed.
     unfinished_bytes: IntGaugeVec = "utxo_unfinished_bytes" ["topic", "partition"];
+    /// Transactions of a partition that wait for a parent or a flag.
+    parked_events: IntGaugeVec = "utxo_parked_events" ["topic", "partition"];
     /// Transactions that wait for a parent or a flag.
     pub parked: IntGauge = "utxo_parked_transactions" [];
     /// The most transactions that have waited for a parent or a flag at once since the start.
@@ -366,12 +179,26 @@ metrics! {
     pub sequencer_waiting: IntGauge = "utxo_sequencer_waiting_transactions" [];
     /// Commits of offsets.
     pub commits: IntCounter = "utxo_commits_total" [];
-    /// Commits of offsets that failed.
-    pub commit_failures: IntCounter = "utxo_commit_failures_total" [];
+    /// Commits of offsets that failed, or were not tried, by why.
+    pub commit_failures: Counters<CommitFailure> = "utxo_commit_failures_total" ["reason"];
     /// Restarts of the store's nodes that were noticed, by the pipeline and by the sequencer each for itself.
     pub node_restarts: IntCounter = "utxo_node_restarts_total" [];
     /// Changes of the assignment of partitions, the chain's too, by what happened.
     pub rebalances: Counters<Rebalance> = "utxo_rebalances_total" ["change"];
+    /// Time it took until what moved had come to its end, in seconds, by why it had to.
+    pub drain_seconds: Histograms<Drain> = "utxo_drain_seconds" ["reason"];
+    /// 1 while a condition of readiness is met, 0 while it is not.
+    condition_met: IntGaugeVec = "utxo_condition_met" ["condition"];
+    /// 0 while this process stands with work at hand: `/health/live` fails.
+    live: IntGauge = "utxo_live" [];
+    /// Resident memory of this process, in bytes.
+    resident_memory: IntGauge = "utxo_resident_memory_bytes" [];
+    /// Files and connections that this process has open.
+    open_files: IntGauge = "utxo_open_files" [];
+    /// When this process started, in seconds since the epoch.
+    start_time: IntGauge = "utxo_start_time_seconds" [];
+    /// Always 1; its label says which version this is.
+    build_info: IntGaugeVec = "utxo_build_info" ["version"];
 }
 
 impl Default for Metrics {
@@ -383,39 +210,19 @@ impl Default for Metrics {
 impl Metrics {
     /// A new set of metrics in a registry of its own.
     pub fn new() -> Self {
-        Self::build().expect("names, labels and buckets are constants, and a test makes them")
+        let metrics = Self::build().expect("names, labels and buckets are constants, and a test makes them");
+        metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        metrics.start_time.set(process::start_time_s());
+        metrics.live.set(1);
+        metrics
     }
 
-    /// Handles for a partition; made anew (from zero) after [`forget_partition`](Self::forget_partition).
-    pub fn partition(&self, partition: &TopicPartition) -> PartitionMetrics {
-        let number = partition.partition.to_string();
-        let labels = &[&*partition.topic, number.as_str()];
-        PartitionMetrics {
-            lag_messages: self.lag_messages.with_label_values(labels),
-            lag_seconds: self.lag_seconds.with_label_values(labels),
-            watermark: self.watermark.with_label_values(labels),
-            halted: self.halted.with_label_values(labels),
-            paused: self.paused.with_label_values(labels),
-            unfinished_events: self.unfinished_events.with_label_values(labels),
-            unfinished_bytes: self.unfinished_bytes.with_label_values(labels),
+    /// Shows how this process is: whether it lives, and which conditions of readiness are met.
+    pub fn show_health<'a>(&self, live: bool, conditions: impl IntoIterator<Item = (&'a str, bool)>) {
+        self.live.set(i64::from(live));
+        for (condition, met) in conditions {
+            self.condition_met.with_label_values(&[condition]).set(i64::from(met));
         }
-    }
-
-    /// Stops showing a partition that belongs to somebody else now.
-    pub fn forget_partition(&self, partition: &TopicPartition) {
-        let number = partition.partition.to_string();
-        let labels = &[&*partition.topic, number.as_str()];
-        let gauges = [
-            &self.lag_messages,
-            &self.watermark,
-            &self.halted,
-            &self.paused,
-            &self.unfinished_events,
-            &self.unfinished_bytes,
-        ];
-        // What was never shown need not be forgotten.
-        gauges.into_iter().for_each(|gauge| drop(gauge.remove_label_values(labels)));
-        drop(self.lag_seconds.remove_label_values(labels));
     }
 
     /// All metrics in Prometheus's text format.
@@ -423,6 +230,9 @@ impl Metrics {
     /// # Errors
     /// A metric that cannot be written as text.
     pub fn encode(&self) -> Result<String, prometheus::Error> {
+        // Where the machine does not say, there is nothing to show.
+        process::resident_bytes().into_iter().for_each(|bytes| self.resident_memory.set(bytes));
+        process::open_files().into_iter().for_each(|files| self.open_files.set(files));
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())

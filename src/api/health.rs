@@ -12,7 +12,8 @@ use std::{
 
 use serde::Serialize;
 
-use crate::clock::Clock;
+use super::state::Board;
+use crate::{clock::Clock, heartbeats::Heartbeats};
 
 /// What must hold for this process to be ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -20,6 +21,8 @@ use crate::clock::Clock;
 pub enum Condition {
     /// It is a member of its group and has its partitions (maybe none), and is not draining.
     Assigned,
+    /// The log answers.
+    BrokerReachable,
     /// The store answers.
     StoreReachable,
     /// No validated partition is halted.
@@ -86,22 +89,57 @@ pub struct Report {
 pub struct Health {
     clock: Clock,
     stall_limit: Duration,
-    unmet: Mutex<BTreeMap<Condition, String>>,
+    beats: Heartbeats,
+    board: Board,
+    conditions: Mutex<Conditions>,
     waits: Mutex<Option<String>>,
     idle: AtomicBool,
     moved_at_ms: AtomicU64,
 }
 
+#[derive(Debug, Default)]
+struct Conditions {
+    /// Why each one that is not met is not.
+    unmet: BTreeMap<Condition, String>,
+    /// Since when each has been as it is, where that is not since the start: milliseconds since the epoch.
+    changed_ms: BTreeMap<Condition, u64>,
+}
+
+/// How a condition stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Standing {
+    /// Whether it holds.
+    pub met: bool,
+    /// Since when it has been as it is, milliseconds since the epoch.
+    pub since_ms: u64,
+    /// Why it does not hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
 impl Condition {
+    /// All of them.
+    pub const ALL: [Condition; 8] = [
+        Condition::Assigned,
+        Condition::BrokerReachable,
+        Condition::StoreReachable,
+        Condition::PartitionsRunning,
+        Condition::ChainRunning,
+        Condition::ChainFed,
+        Condition::OffsetsCommitted,
+        Condition::ChainCommitted,
+    ];
+
     /// Whether nothing can be expected to move while it is unmet. The others name a part that stands; the rest has to go on.
     fn excuses_all(self) -> bool {
-        matches!(self, Condition::Assigned | Condition::StoreReachable)
+        matches!(self, Condition::Assigned | Condition::BrokerReachable | Condition::StoreReachable)
     }
 
     /// As reports name it.
     pub fn name(self) -> &'static str {
         match self {
             Condition::Assigned => "assigned",
+            Condition::BrokerReachable => "broker_reachable",
             Condition::StoreReachable => "store_reachable",
             Condition::PartitionsRunning => "partitions_running",
             Condition::ChainRunning => "chain_running",
@@ -119,21 +157,44 @@ impl Health {
             [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
         Self {
             moved_at_ms: AtomicU64::new(clock.steady_ms()),
+            beats: Heartbeats::new(clock.clone(), None),
+            board: Board::new(clock.clone()),
             clock,
             stall_limit,
-            unmet: Mutex::new(starting.into()),
+            conditions: Mutex::new(Conditions { unmet: starting.into(), ..Conditions::default() }),
             waits: Mutex::default(),
             idle: AtomicBool::new(true),
         }
     }
 
+    /// With hearts that may not stand still for `limit`; `None`: nobody looks.
+    pub fn watched(mut self, limit: Option<Duration>) -> Self {
+        self.beats = Heartbeats::new(self.clock.clone(), limit);
+        self
+    }
+
+    /// The hearts of the loops of this process.
+    pub fn beats(&self) -> &Heartbeats {
+        &self.beats
+    }
+
+    /// What the loops show of themselves.
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
     /// Says that a condition holds (`None`) or why it does not.
     pub fn set(&self, condition: Condition, reason: Option<String>) {
-        let mut unmet = self.unmet();
+        let mut conditions = self.conditions();
+        let is_met = reason.is_none();
         let before = match reason {
-            None => unmet.remove(&condition),
-            Some(reason) => unmet.insert(condition, reason),
+            None => conditions.unmet.remove(&condition),
+            Some(reason) => conditions.unmet.insert(condition, reason),
         };
+        if before.is_none() != is_met {
+            conditions.changed_ms.insert(condition, self.clock.now_ms());
+        }
+        drop(conditions);
         // What stood for it needs time to move again.
         if before.is_some() && condition.excuses_all() {
             self.moved();
@@ -155,17 +216,28 @@ impl Health {
     /// Ready: every condition holds.
     pub fn ready(&self) -> Report {
         let reasons: BTreeMap<_, _> =
-            self.unmet().iter().map(|(condition, reason)| (condition.name(), reason.clone())).collect();
+            self.conditions().unmet.iter().map(|(condition, reason)| (condition.name(), reason.clone())).collect();
         Report { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
     }
 
-    /// Alive: idle, or moving, or kept from moving by what a restart would not mend: no store, or no partition. A halted
+    /// How each condition stands, by its name.
+    pub fn conditions_now(&self) -> BTreeMap<&'static str, Standing> {
+        let Conditions { unmet, changed_ms } = &*self.conditions();
+        let standing = |condition: Condition| {
+            let reason = unmet.get(&condition).cloned();
+            let since_ms = changed_ms.get(&condition).copied().unwrap_or(self.board.started_ms());
+            (condition.name(), Standing { met: reason.is_none(), since_ms, reason })
+        };
+        Condition::ALL.into_iter().map(standing).collect()
+    }
+
+    /// Alive: idle, or moving, or kept from moving by what a restart would not mend: no store, no broker, or no partition. A halted
     /// partition, or chain, is no excuse for the others; who works on them says so by [`set_idle`](Self::set_idle).
     pub fn live(&self) -> Report {
         let standing = Duration::from_millis(self.clock.steady_ms().saturating_sub(self.moved_at_ms.load(Relaxed)));
         let ok = self.idle.load(Relaxed)
             || standing <= self.stall_limit
-            || self.unmet().keys().any(|condition| condition.excuses_all());
+            || self.conditions().unmet.keys().any(|condition| condition.excuses_all());
         let reason = || ("stalled", format!("nothing has moved for {} s", standing.as_secs()));
         Report { ok, reasons: (!ok).then(reason).into_iter().collect(), waits: self.waits().clone() }
     }
@@ -179,9 +251,9 @@ impl Health {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unmet(&self) -> MutexGuard<'_, BTreeMap<Condition, String>> {
+    fn conditions(&self) -> MutexGuard<'_, Conditions> {
         // No change can be left half done, so a panic elsewhere does not spoil it.
-        self.unmet.lock().unwrap_or_else(PoisonError::into_inner)
+        self.conditions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,6 +278,28 @@ mod tests {
         assert_eq!(report.reasons["chain_running"], "block 7 lists unknown transactions");
         health.set(Condition::ChainRunning, None);
         assert!(health.ready().ok);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_condition_says_since_when_it_stands_so() {
+        let health = health();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
+        health.set(Condition::BrokerReachable, Some("all brokers are down".to_owned()));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        health.set(Condition::BrokerReachable, Some("no answer".to_owned()));
+        health.set(Condition::Assigned, None);
+        health.set(Condition::ChainFed, None);
+        let conditions = health.conditions_now();
+        assert_eq!(conditions.len(), 8);
+        let of = |name| {
+            let Standing { met, since_ms, reason } = &conditions[name];
+            (*met, *since_ms, reason.as_deref())
+        };
+        assert_eq!(of("assigned"), (true, 1_002_000, None));
+        assert_eq!(of("broker_reachable"), (false, 1_001_000, Some("no answer")), "it is the same outage");
+        assert_eq!(of("store_reachable"), (false, 1_000_000, Some("connection refused")), "never was it reachable");
+        assert_eq!(of("chain_fed"), (true, 1_000_000, None));
     }
 
     #[tokio::test(start_paused = true)]

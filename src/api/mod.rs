@@ -1,6 +1,7 @@
-//! HTTP for operators: `/metrics`, `/health/live` and `/health/ready`.
+//! HTTP for operators: `/metrics`, `/health/live`, `/health/ready` and `/state`.
 
 pub mod health;
+pub mod state;
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -11,6 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use serde::Serialize;
 use tokio::{net::TcpListener, sync::watch};
 
 pub use health::{Commits, Condition, Health, Report};
@@ -61,6 +63,7 @@ impl Server {
             .route("/metrics", get(metrics_text))
             .route("/health/live", get(live))
             .route("/health/ready", get(ready))
+            .route("/state", get(state_page))
             .with_state(Shared { metrics, health });
         Ok(Self { address: listener.local_addr().map_err(failed)?, listener, router })
     }
@@ -94,6 +97,9 @@ impl Server {
 }
 
 async fn metrics_text(State(shared): State<Shared>) -> Response {
+    let conditions = shared.health.conditions_now();
+    let conditions = conditions.iter().map(|(name, condition)| (*name, condition.met));
+    shared.metrics.show_health(shared.health.live().ok, conditions);
     match shared.metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
@@ -108,9 +114,16 @@ async fn ready(State(shared): State<Shared>) -> Response {
     answer(&shared.health.ready())
 }
 
+async fn state_page(State(shared): State<Shared>) -> Response {
+    json(StatusCode::OK, &shared.health.board().page(&shared.health))
+}
+
 fn answer(report: &Report) -> Response {
-    let status = if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    match serde_json::to_string(report) {
+    json(if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, report)
+}
+
+fn json(status: StatusCode, answer: &impl Serialize) -> Response {
+    match serde_json::to_string(answer) {
         Ok(json) => (status, [(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

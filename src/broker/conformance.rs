@@ -125,8 +125,16 @@ impl Member {
         }
     }
 
+    /// Nothing is heard but, perhaps, that it is a member without partitions.
     async fn is_quiet(&mut self) -> bool {
-        timeout(QUIET, self.consumer.poll()).await.is_err()
+        let hears = async {
+            while let Ok(Polled::Assigned(assigned)) = self.consumer.poll().await {
+                if !assigned.is_empty() {
+                    return;
+                }
+            }
+        };
+        timeout(QUIET, hears).await.is_err()
     }
 }
 

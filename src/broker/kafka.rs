@@ -35,12 +35,13 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode},
     metadata::MetadataPartition,
 };
+use tokio::sync::watch;
 
 use self::{
     consumer::{KafkaConsumer, KafkaReader, off_the_runtime},
     errors::{kind_of_code, translate},
     lookup::{committed_of, list_of, members_of, offsets_at, set_committed_of, watermarks_of},
-    worker::{Source, start},
+    worker::{Signs, Source, start},
 };
 pub use self::{
     mock::MockCluster,
@@ -48,7 +49,10 @@ pub use self::{
     rights::{Right, Rights},
     settings::{AssignmentStrategy, KafkaSettings},
 };
-use super::{Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Producer, Reader, TopicPartition};
+use super::{
+    Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Producer, Reader, TopicPartition,
+};
+use crate::heartbeats::Heartbeats;
 
 /// Between questions to a group's coordinator that is not there yet.
 const COORDINATOR_PAUSE: Duration = Duration::from_millis(100);
@@ -90,6 +94,7 @@ pub struct KafkaBroker {
     admin: Arc<Mutex<Option<Arc<Admin>>>>,
     /// Answer what each group has committed, and are no members of it. A client is a handful of threads and connections.
     groups: Arc<Mutex<HashMap<String, Arc<BaseConsumer>>>>,
+    signs: Signs,
 }
 
 impl KafkaBroker {
@@ -106,7 +111,14 @@ impl KafkaBroker {
             metadata: Arc::new(metadata),
             admin: Arc::default(),
             groups: Arc::default(),
+            signs: Signs::default(),
         })
+    }
+
+    /// The same, whose polling threads beat there.
+    pub fn watched(mut self, beats: Heartbeats) -> Self {
+        self.signs.beats = Some(beats);
+        self
     }
 
     pub(super) fn settings(&self) -> &KafkaSettings {
@@ -247,8 +259,9 @@ impl Broker for KafkaBroker {
         let config = settings.member(group, partitions);
         let source = Source::Group { topics: topics.to_vec() };
         let handle = off_the_runtime("subscribe", self.settings.request_timeout, {
-            let settings = settings.clone();
-            move || start(config, settings, source)
+            let (settings, signs) = (settings.clone(), self.signs.clone());
+            let name = format!("the Kafka polling thread of group {group}");
+            move || start(config, settings, source, signs, name)
         })
         .await?;
         Ok(Box::new(KafkaConsumer { handle, settings, closed: false }))
@@ -264,8 +277,9 @@ impl Broker for KafkaBroker {
         let settings = self.settings().clone();
         let config = settings.reading_at_once(&group);
         let source = Source::Manual { partition: partition.clone(), offset };
-        let handle =
-            off_the_runtime("read", self.settings.request_timeout, move || start(config, settings, source)).await?;
+        let (signs, name) = (self.signs.clone(), format!("the Kafka polling thread of a reader of {partition}"));
+        let started = move || start(config, settings, source, signs, name);
+        let handle = off_the_runtime("read", self.settings.request_timeout, started).await?;
         Ok(Box::new(KafkaReader { handle, partition: partition.clone(), position: offset, end: high, stuck: None }))
     }
 
@@ -340,6 +354,10 @@ impl Broker for KafkaBroker {
             }
         }
         Ok(())
+    }
+
+    fn outages(&self) -> Option<watch::Receiver<Outage>> {
+        Some(self.signs.outages.subscribe())
     }
 }
 

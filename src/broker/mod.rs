@@ -14,6 +14,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::watch;
 
 use crate::backoff::Backoff;
 
@@ -106,7 +107,7 @@ pub const MAX_COMMIT_METADATA: usize = 4096;
 pub enum Polled {
     /// Messages of one partition.
     Messages(Batch),
-    /// Partitions were added.
+    /// Partitions were added; none, where this member is in the group, and there are none for it.
     Assigned(Vec<Assigned>),
     /// Partitions are being taken away. They may still be committed (unless `lost`) until
     /// [`Consumer::finish_revocation`] is called; the consumer waits for that, within its own bound.
@@ -285,6 +286,21 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Creates topics; one that exists already with as many partitions is no error.
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError>;
+
+    /// What its clients notice of the log being away; changes each time that one does. That it is there again, who asks it for
+    /// something finds out. `None`: it cannot be away.
+    fn outages(&self) -> Option<watch::Receiver<Outage>> {
+        None
+    }
+}
+
+/// What a client noticed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Outage {
+    /// All brokers that it knows are away; otherwise one of them, and another may do.
+    pub whole: bool,
+    /// In one line.
+    pub why: String,
 }
 
 /// What the broker could not do.

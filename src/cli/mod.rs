@@ -10,6 +10,7 @@
 //! | 1 | failed; standard error says why, in one line |
 //! | 2 | bad usage or bad configuration; each error in a line of its own |
 //! | 3 | told to stop at once, by a second signal or by a parent that is gone |
+//! | 4 | ended by its watchdog: a loop of `run` stood still for `run.watchdog_ms`; the log says which |
 
 pub mod command;
 mod config;
@@ -30,6 +31,7 @@ mod signals;
 mod stats;
 pub mod topics;
 mod verify;
+mod watchdog;
 pub mod wiring;
 
 use std::{future::Future, path::PathBuf, time::Duration};
@@ -49,7 +51,8 @@ pub struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal.
+Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal,
+4 ended by its watchdog (run).
 
 Example: utxo-store config check --config deploy/utxo-store.toml";
 

@@ -11,12 +11,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, UsageError, wiring};
 use crate::{
-    api::health::{Condition, Health},
+    api::{
+        health::{Condition, Health},
+        state::InstanceShown,
+    },
     blob::{self, BlobStore, BlobUrl, Intent, objects::Objects},
     broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
     clock::Clock,
     config::Config,
     engine::{self, OpenError, StoreUrl},
+    heartbeats::Heartbeats,
     instance::InstanceParts,
     store::{
         Store,
@@ -112,10 +116,19 @@ fn named(error: OpenError) -> Failure {
 /// # Errors
 /// The settings contradict each other, or librdkafka knows none of that name: that is bad configuration.
 pub fn broker(config: &Config) -> Result<Arc<dyn Broker>, UsageError> {
-    match KafkaBroker::new(wiring::kafka(config)) {
-        Ok(broker) => Ok(Arc::new(broker)),
-        Err(error) => Err(UsageError(format!("kafka: {error}"))),
-    }
+    Ok(Arc::new(kafka(config)?))
+}
+
+/// The same, whose polling threads beat there.
+///
+/// # Errors
+/// As [`broker`].
+pub fn watched_broker(config: &Config, beats: &Heartbeats) -> Result<Arc<dyn Broker>, UsageError> {
+    Ok(Arc::new(kafka(config)?.watched(beats.clone())))
+}
+
+fn kafka(config: &Config) -> Result<KafkaBroker, UsageError> {
+    KafkaBroker::new(wiring::kafka(config)).map_err(|error| UsageError(format!("kafka: {error}")))
 }
 
 /// Everything that an instance works with.
@@ -169,10 +182,13 @@ pub async fn reachable(
             answer = broker.partitions(topic) => answer,
         };
         match answer {
-            Ok(_) => return Ok(true),
+            Ok(_) => {
+                health.set(Condition::BrokerReachable, None);
+                return Ok(true);
+            }
             Err(error) if error.kind == BrokerErrorKind::Retryable => {
                 tracing::warn!(%error, "the broker does not answer; tried again");
-                health.set(Condition::Assigned, Some(format!("the broker does not answer: {error}")));
+                health.set(Condition::BrokerReachable, Some(format!("the broker does not answer: {error}")));
             }
             Err(error) => return Err(error),
         }
@@ -196,6 +212,15 @@ impl Watched {
     /// Nothing yet.
     pub fn new(config: &Config) -> Self {
         let stall_limit = Duration::from_millis(config.http.stall_limit_ms);
-        Watched { metrics: Arc::new(Metrics::new()), health: Arc::new(Health::new(Clock::System, stall_limit)) }
+        let limit = Some(config.run.watchdog_ms).filter(|ms| *ms > 0).map(Duration::from_millis);
+        let health = Health::new(Clock::System, stall_limit).watched(limit);
+        health.board().introduce(InstanceShown {
+            client_id: config.kafka.client_id.clone(),
+            instance_id: config.kafka.instance_id.clone(),
+            group: config.kafka.group.clone(),
+            hostname: hostname(),
+            process_id: std::process::id(),
+        });
+        Watched { metrics: Arc::new(Metrics::new()), health: Arc::new(health) }
     }
 }

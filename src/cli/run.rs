@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     CommandResult, ConfigArgs, Failure, block_on,
     opening::{self, Watched},
-    signals, wiring,
+    signals, watchdog, wiring,
 };
 use crate::{
     api::{Health, Server, health::Condition},
@@ -28,7 +28,8 @@ use crate::{
 
 const AFTER_HELP: &str = "\
 SIGTERM or SIGINT: reads nothing more, finishes what is in flight, commits, and exits with 0. A second one stops at
-once (exit code 3), which loses nothing: what was not committed is read again.
+once (exit code 3), which loses nothing: what was not committed is read again. Nor does it when the watchdog ends a process whose
+loops stand still (exit code 4; run.watchdog_ms).
 
 With --check it only looks, joining no group and writing nothing: brokers, topics (partitions, retention, copies), permissions, committed
 offsets, the store and its blob store. A line a check: ok, WARNING, FAILED (with what to do) or skipped (with why); exit code 1 where one
@@ -75,6 +76,7 @@ impl RunArgs {
         let (shutdown, closing) = (CancellationToken::new(), CancellationToken::new());
         signals::cancel_on_signals(shutdown.clone())?;
         let watched = Watched::new(&config);
+        watchdog::start(watched.health.beats())?;
         let server = Server::bind(config.http.listen, watched.metrics.clone(), watched.health.clone()).await?;
         tracing::info!(address = %server.address(), "metrics and health are served");
         if let Some(path) = &self.http_address_file {
@@ -99,7 +101,7 @@ impl RunArgs {
 }
 
 async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
-    let broker = opening::broker(config)?;
+    let broker = opening::watched_broker(config, watched.health.beats())?;
     let blobs = opening::blobs(config, Intent::Write, &watched.metrics).await?;
     let objects = opening::objects(config, &watched.metrics).await?;
     let report = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {

@@ -6,11 +6,14 @@ use figment::{Figment, Profile, error::Kind};
 
 use super::{
     Config,
-    settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Sequencer, Store, Topics},
+    settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store, Topics},
     types::{Range, SettingType},
     writable_blobs,
 };
 use crate::{broker::kafka::AssignmentStrategy, text::one_line};
+
+/// A machine with much to do may rightly keep a thread waiting for a moment.
+const SHORTEST_WATCH_MS: u64 = 1_000;
 
 /// One thing that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -195,6 +198,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let ingest = Ingest::take(checker);
     let sequencer = Sequencer::take(checker);
     let prune = Prune::take(checker);
+    let run = Run::take(checker);
     let http = Http::take(checker);
     let log = Log::take(checker);
     if let Some(kafka) = &kafka {
@@ -207,10 +211,14 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     if let Some(ingest) = &ingest {
         checker.ingest(ingest);
     }
+    if let Some(run) = run.as_ref().filter(|run| (1..SHORTEST_WATCH_MS).contains(&run.watchdog_ms)) {
+        let problem = format!("is {}, but must be 0 (never) or at least {SHORTEST_WATCH_MS}", run.watchdog_ms);
+        checker.refuse("run.watchdog_ms", problem);
+    }
     if let (Some(ingest), Some(sequencer)) = (&ingest, &sequencer) {
         let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
         checker.ordered(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
     let (ingest, sequencer, prune) = (ingest?, sequencer?, prune?);
-    Some(Config { kafka: kafka?, store: store?, ingest, sequencer, prune, http: http?, log: log? })
+    Some(Config { kafka: kafka?, store: store?, ingest, sequencer, prune, run: run?, http: http?, log: log? })
 }

@@ -20,7 +20,7 @@ use crate::{
 };
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
-pub use settings::{Blobs, Http, Ingest, Kafka, Log, Prune, SECTIONS, Section, Sequencer, Setting, Store, Topics};
+pub use settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Run, SECTIONS, Section, Sequencer, Setting, Store, Topics};
 
 pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName};
 
@@ -37,7 +37,9 @@ pub struct Config {
     pub sequencer: Sequencer,
     /// Forgetting.
     pub prune: Prune,
-    /// Metrics and health.
+    /// How a process looks after itself.
+    pub run: Run,
+    /// Metrics, health and state.
     pub http: Http,
     /// Logging.
     pub log: Log,

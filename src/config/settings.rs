@@ -347,7 +347,14 @@ settings! {
         keep_tombstones: u32 = 144, range 0 to 10_000_000, unit "blocks";
     }
 
-    /// Metrics and health over HTTP.
+    /// How a process of `utxo-store run` looks after itself.
+    ["run"] Run {
+        /// When one of its loops stands still for so long, whatever it waits for, the process says which, and ends with exit code 4; nothing is
+        /// lost by that. A store, a broker or a blob store that is away, a halt, a long block or a drain is no such standstill. 0: never.
+        watchdog_ms: u64 = 120_000, range 0 to 86_400_000, unit "ms";
+    }
+
+    /// Metrics, health and the state page over HTTP.
     ["http"] Http {
         /// Address to listen on; port 0 takes a free one.
         listen: std::net::SocketAddr = "127.0.0.1:9464";

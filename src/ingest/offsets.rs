@@ -143,6 +143,12 @@ impl OffsetTracker {
         self.unfinished_bytes
     }
 
+    /// (timestamp, offset) of the oldest message that is not completed; looks at the whole window.
+    pub fn oldest_open(&self) -> Option<(i64, u64)> {
+        let open = self.window.iter().skip(self.completed).filter(|entry| entry.done_ms == OPEN);
+        open.map(|entry| (entry.timestamp_ms, entry.offset)).min()
+    }
+
     /// (timestamp, offset) of the oldest message that is not completed, or not safely: should a node forget what came of
     /// it, it is unfinished again. Producers need not agree on the time, so it is not always the first one; looks at the
     /// whole window.

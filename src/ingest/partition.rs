@@ -1,9 +1,13 @@
 //! What is known of one assigned partition.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    api::state::{HaltShown, InFlightShown, PartitionShown},
     broker::{Assigned, Broker, BrokerError, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
+    clock::Clock,
     ingest::{
         dead_letters::DeadLetterGauge,
         offsets::OffsetTracker,
@@ -108,8 +112,28 @@ pub fn gone(next: u64, low: u64, high: u64) -> Option<String> {
     (!(low..=high).contains(&next)).then(|| format!("offset {next} is next, but the topic holds {low} to {high}"))
 }
 
+/// A time, by the wall clock and by the steady one.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// Milliseconds since the epoch.
+    pub wall_ms: u64,
+    /// Milliseconds that never jump.
+    pub steady_ms: u64,
+}
+
+impl Moment {
+    /// As of now.
+    pub fn of(clock: &Clock) -> Self {
+        Moment { wall_ms: clock.now_ms(), steady_ms: clock.steady_ms() }
+    }
+}
+
+/// When events were read is known as exactly as this.
+const READ_MARK_MS: u64 = 100;
+
 /// One assigned partition.
 pub struct PartitionState {
+    partition: TopicPartition,
     /// Of its assignment.
     pub epoch: u64,
     /// Its completions.
@@ -138,6 +162,8 @@ pub struct PartitionState {
     read_before: u64,
     /// Where it began without a committed offset.
     start: u64,
+    /// (offset, steady time): from this offset on events were read at that time, or later; as far as they are not completed.
+    read_at: VecDeque<(u64, u64)>,
     metrics: PartitionMetrics,
 }
 
@@ -160,8 +186,29 @@ impl PartitionState {
             committed: assigned.committed.clone(),
             read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
             start: assigned.position,
+            read_at: VecDeque::new(),
+            partition: assigned.partition.clone(),
             metrics,
         }
+    }
+
+    /// Notes that what is delivered next is read at this time.
+    pub fn note_read(&mut self, steady_ms: u64) {
+        if self.read_at.back().is_none_or(|(_, at_ms)| steady_ms.saturating_sub(*at_ms) >= READ_MARK_MS) {
+            self.read_at.push_back((self.tracker.position(), steady_ms));
+        }
+        while self.read_at.get(1).is_some_and(|(offset, _)| *offset <= self.tracker.watermark()) {
+            self.read_at.pop_front();
+        }
+    }
+
+    /// Of those that are not completed, the event that was read first.
+    fn oldest_in_flight(&self, steady_ms: u64) -> Option<InFlightShown> {
+        // They were read in the order of their offsets.
+        let offset = Some(self.tracker.watermark()).filter(|_| self.tracker.unfinished() > 0)?;
+        let read_ms = self.read_at.iter().take_while(|(from, _)| *from <= offset).last().map(|(_, at_ms)| *at_ms);
+        let age_ms = steady_ms.saturating_sub(read_ms.unwrap_or(steady_ms));
+        Some(InFlightShown { offset, age_seconds: age_ms as f64 / 1_000.0 })
     }
 
     /// Whether its beginning is gone and nobody has ever committed anything of it: where reading would start. Such a
@@ -290,19 +337,55 @@ impl PartitionState {
         ((moved && !never_read) || says_more).then_some(now)
     }
 
-    /// Shows how it stands.
-    pub fn show(&self, now_ms: u64) {
-        let metrics = &self.metrics;
+    /// How it stands: `parked` transactions wait in it; `paused` says why, where that is neither a halt nor its own bound.
+    pub fn shown(&self, now: Moment, bounds: &PartitionBounds, parked: usize, paused: &'static str) -> PartitionShown {
         let watermark = self.tracker.watermark();
-        let oldest = self.tracker.oldest_unfinished().map(|(timestamp_ms, _)| timestamp_ms);
-        let age_ms = oldest.map_or(0, |then| (now_ms as i64).saturating_sub(then).max(0));
-        metrics.watermark.set(watermark as i64);
-        metrics.lag_messages.set(self.high_watermark.saturating_sub(watermark) as i64);
-        metrics.lag_seconds.set(age_ms as f64 / 1_000.0);
-        metrics.halted.set(i64::from(self.halted.is_some()));
-        metrics.paused.set(i64::from(self.paused));
-        metrics.unfinished_events.set(self.tracker.unfinished() as i64);
-        metrics.unfinished_bytes.set(self.tracker.unfinished_bytes() as i64);
+        let read_ms = (self.read_timestamp_ms > i64::MIN).then_some(self.read_timestamp_ms);
+        let unread_ms = read_ms.filter(|_| self.tracker.position() < self.high_watermark);
+        let oldest_ms = self.tracker.oldest_open().map(|(timestamp_ms, _)| timestamp_ms).or(unread_ms);
+        let age_ms = oldest_ms.map_or(0, |then| (now.wall_ms as i64).saturating_sub(then).max(0));
+        let why = match self.over_half(bounds) {
+            _ if self.halted.is_some() => "it is halted",
+            Some("messages") if self.at_bound => "too many messages are unfinished",
+            Some(_) if self.at_bound => "too many bytes are unfinished",
+            _ => paused,
+        };
+        PartitionShown {
+            topic: self.partition.topic.to_string(),
+            partition: self.partition.partition,
+            epoch: self.epoch,
+            position: self.tracker.position(),
+            watermark,
+            committed: self.committed.as_ref().map(|committed| committed.offset),
+            high_watermark: self.high_watermark,
+            at_end: self.at_end && self.tracker.position() >= self.high_watermark,
+            lag_messages: self.high_watermark.saturating_sub(watermark),
+            lag_seconds: age_ms as f64 / 1_000.0,
+            unfinished_events: self.tracker.unfinished() as u64,
+            unfinished_bytes: self.tracker.unfinished_bytes(),
+            oldest_in_flight: self.oldest_in_flight(now.steady_ms),
+            parked: parked as u64,
+            paused: self.paused.then_some(why),
+            halted: self.halted.as_ref().map(|halt| HaltShown { why: halt.why.clone(), since_ms: halt.since_ms }),
+        }
+    }
+
+    /// Puts what is shown into the metrics.
+    pub fn measure(&self, shown: &PartitionShown) {
+        let metrics = &self.metrics;
+        metrics.lag_messages.set(shown.lag_messages as i64);
+        metrics.lag_seconds.set(shown.lag_seconds);
+        metrics.oldest_in_flight_seconds.set(shown.oldest_in_flight.map_or(0.0, |oldest| oldest.age_seconds));
+        metrics.position.set(shown.position as i64);
+        metrics.watermark.set(shown.watermark as i64);
+        metrics.committed.set(shown.committed.map_or(-1, |offset| offset as i64));
+        metrics.high_watermark.set(shown.high_watermark as i64);
+        metrics.epoch.set(shown.epoch as i64);
+        metrics.halted.set(i64::from(shown.halted.is_some()));
+        metrics.paused.set(i64::from(shown.paused.is_some()));
+        metrics.unfinished_events.set(shown.unfinished_events as i64);
+        metrics.unfinished_bytes.set(shown.unfinished_bytes as i64);
+        metrics.parked_events.set(shown.parked as i64);
     }
 }
 
@@ -363,6 +446,43 @@ mod tests {
         let first = u64::from(OURS_IS_WRONG) + 3;
         (4..first).for_each(|offset| assert!(state.deliver(&at(offset, 90_000), latest_ms)));
         assert_eq!(state.view(&[]).read_timestamp_ms, 90_000, "our clock is behind theirs");
+    }
+
+    #[test]
+    fn what_is_shown_says_how_far_it_is_and_what_keeps_it() {
+        let bounds = PartitionBounds { span: 4, bytes: 1_000 };
+        let mut state = state(None);
+        let at = |steady_ms| Moment { wall_ms: 60_000 + steady_ms, steady_ms };
+        let shown = |state: &PartitionState, steady_ms| state.shown(at(steady_ms), &bounds, 2, "all is full");
+        let idle = shown(&state, 1_000);
+        assert_eq!((idle.oldest_in_flight, idle.lag_seconds, idle.lag_messages), (None, 0.0, 100));
+        assert_eq!((idle.committed, idle.paused, idle.parked), (None, None, 2));
+        // Read at 1, at 2 and at 3 seconds; stamped at 30 seconds.
+        for second in 1..=3 {
+            state.note_read(second * 1_000);
+            for offset in (second - 1) * 2..second * 2 {
+                state.deliver(&Message { timestamp_ms: 30_000 + offset as i64, ..message(offset) }, i64::MAX);
+            }
+        }
+        let oldest = |state: &PartitionState| {
+            let shown = shown(state, 10_000);
+            (shown.oldest_in_flight.map(|oldest| (oldest.offset, oldest.age_seconds)), shown.lag_seconds)
+        };
+        assert_eq!(oldest(&state), (Some((0, 9.0)), 40.0));
+        [0, 1, 2].into_iter().for_each(|offset| state.tracker.complete(offset, 0));
+        assert_eq!(oldest(&state), (Some((3, 8.0)), 39.997));
+        state.paused = true;
+        assert_eq!(shown(&state, 0).paused, Some("all is full"));
+        state.at_bound = true;
+        assert_eq!(shown(&state, 0).paused, Some("too many messages are unfinished"));
+        state.halted = Some(Halt { why: "x".into(), since_ms: 5 });
+        assert_eq!(shown(&state, 0).paused, Some("it is halted"));
+        (3..6).for_each(|offset| state.tracker.complete(offset, 0));
+        assert_eq!(oldest(&state), (None, 39.995), "there is more to read, which is later than what was");
+        state.note_read(4_000);
+        assert_eq!(state.read_at.len(), 1, "what is completed needs no mark");
+        state.reach_end(100);
+        assert_eq!(oldest(&state), (None, 0.0));
     }
 
     #[test]

@@ -19,12 +19,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{Commits, Condition},
+    api::{
+        Commits, Condition,
+        state::{NodesShown, PipelineShown},
+    },
     broker::{Assigned, Batch, BrokerError, Consumer, Message, Polled, TopicPartition},
     ingest::{
         arrivals::Arrivals,
         dispatch::{Dispatcher, Done, Reading},
-        partition::{PartitionState, latest_believed_ms, never_read},
+        partition::{Moment, PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
         proof::ChainView,
@@ -32,7 +35,7 @@ use crate::{
         replay::Modes,
     },
     record::{Reason, Record},
-    telemetry::{Completion, EventKind, Rebalance},
+    telemetry::{Completion, Drain, EventKind, Rebalance},
 };
 
 /// A chain that has stood still for so long may wait for what waits for it here.
@@ -128,11 +131,13 @@ impl Pipeline {
     /// whoever comes next, rather than keep a shutdown waiting for the durability lag), until everything that was asked for is done, or
     /// until it cannot go on.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
+        let heart = self.parts.health.beats().heart("the pipeline's loop");
         while !shutdown.is_cancelled() && !self.finished() {
-            let wake = self.wake_at();
+            heart.beat();
+            let wake = self.wake_at().min(heart.due());
             if Instant::now() >= wake {
                 // However busy the rest is: commits and retries must not wait for it to end.
-                self.on_tick().await?;
+                heart.through("a commit", self.on_tick()).await?;
                 self.act();
             }
             tokio::select! {
@@ -141,14 +146,18 @@ impl Pipeline {
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
-                    Ok(polled) => self.on_polled(polled).await?,
-                    Err(error) => self.on_gone(error).await?,
+                    Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await?,
+                    Err(error) => heart.through("the ends of its partitions", self.on_gone(error)).await?,
                 },
-                () = tokio::time::sleep_until(wake) => self.on_tick().await?,
+                () = tokio::time::sleep_until(wake) => heart.through("a commit", self.on_tick()).await?,
             }
             self.act();
         }
-        self.drain().await?;
+        heart.through("the end of what moves", self.end()).await
+    }
+
+    async fn end(&mut self) -> Result<PipelineReport, PipelineError> {
+        self.drain(Drain::Shutdown).await?;
         self.dispatcher.end().await;
         self.commit().await?;
         self.consumer.close().await?;
@@ -181,7 +190,12 @@ impl Pipeline {
     async fn on_polled(&mut self, polled: Polled) -> Result<(), PipelineError> {
         match polled {
             Polled::Messages(batch) => self.on_messages(batch),
-            Polled::Assigned(assigned) => assigned.into_iter().for_each(|partition| self.on_assigned(partition)),
+            Polled::Assigned(assigned) => {
+                // With none it is a member all the same, and takes over from the others.
+                self.parts.health.set(Condition::Assigned, None);
+                assigned.into_iter().for_each(|partition| self.on_assigned(partition));
+                self.show();
+            }
             Polled::Revoked { partitions, lost } => self.on_revoked(&partitions, lost).await?,
             Polled::End(end) => {
                 let state = self.partitions.get_mut(&end.partition.partition);
@@ -200,7 +214,6 @@ impl Pipeline {
         let metrics = self.parts.metrics.partition(&assigned.partition);
         self.partitions.insert(number, PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget()));
         self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
-        self.parts.health.set(Condition::Assigned, None);
         if self.throttled {
             self.pause(number);
         }
@@ -218,7 +231,7 @@ impl Pipeline {
         tracing::info!(?partitions, lost, "revoked");
         self.parts.metrics.rebalances.of(if lost { Rebalance::Lost } else { Rebalance::Revoked }).inc();
         if !lost {
-            self.drain().await?;
+            self.drain(Drain::Revocation).await?;
             self.commit().await?;
         }
         let now_ms = self.now_ms();
@@ -232,6 +245,7 @@ impl Pipeline {
         if self.partitions.is_empty() {
             self.parts.health.set(Condition::Assigned, Some("no partition is assigned".into()));
         }
+        self.show();
         Ok(())
     }
 
@@ -242,6 +256,7 @@ impl Pipeline {
         state.high_watermark = state.high_watermark.max(batch.high_watermark);
         state.at_end = false;
         let latest_ms = latest_believed_ms(self.parts.clock.now_ms(), self.settings.missing_parent_grace_ms);
+        state.note_read(self.parts.clock.steady_ms());
         let messages: Vec<Message> =
             batch.messages.into_iter().filter(|message| state.deliver(message, latest_ms)).collect();
         if messages.is_empty() {
@@ -559,16 +574,33 @@ impl Pipeline {
         if std::mem::take(&mut self.moved) {
             self.parts.health.moved();
         }
-        let wall_ms = self.parts.clock.now_ms();
-        for state in self.partitions.values() {
-            state.show(wall_ms);
-        }
+        self.show();
         if self.parts.modes.ends().is_some() {
             // Nobody but a rebuild looks.
             self.parts.health.set(Condition::PartitionsRunning, self.planner.one_that_waits().map(|(_, what)| what));
         } else {
             self.tell_long_wait();
         }
+    }
+
+    /// Shows where everything stands, for whoever asks meanwhile.
+    fn show(&self) {
+        let (now, counts) = (Moment::of(&self.parts.clock), self.planner.counts());
+        let mut partitions = Vec::with_capacity(self.partitions.len());
+        for (number, state) in &self.partitions {
+            let parked = self.planner.parked_of(*number);
+            let shown =
+                state.shown(now, &self.settings.bounds, parked, "too much is in flight, or may be forgotten yet");
+            state.measure(&shown);
+            partitions.push(shown);
+        }
+        self.parts.health.board().show_pipeline(PipelineShown {
+            in_flight: counts.active as u64,
+            parked: counts.parked as u64,
+            not_safe: self.partitions.values().map(|state| state.tracker.not_safe() as u64).sum(),
+            nodes: NodesShown::of(&self.parts.nodes),
+            partitions,
+        });
     }
 
     /// A wait beyond the grace of a missing parent is somebody else's doing: of a partition that nobody holds, of a chain that stands.
@@ -596,8 +628,9 @@ impl Pipeline {
     }
 
     /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.
-    async fn drain(&mut self) -> Result<(), PipelineError> {
-        let deadline = Instant::now() + self.settings.drain_timeout;
+    async fn drain(&mut self, why: Drain) -> Result<(), PipelineError> {
+        let begun = Instant::now();
+        let deadline = begun + self.settings.drain_timeout;
         while self.planner.counts().active > 0
             || !self.dispatcher.is_idle()
             || !self.chunks.is_empty()
@@ -617,7 +650,19 @@ impl Pipeline {
             }
             self.act();
         }
+        self.parts.metrics.drain_seconds.of(why).observe(begun.elapsed().as_secs_f64());
         Ok(())
+    }
+}
+
+/// However it ends, what it held is shown no more: it may be started again within its process, and be given other partitions.
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        for number in std::mem::take(&mut self.partitions).into_keys() {
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+            self.parts.metrics.forget_partition(&partition);
+        }
+        self.show();
     }
 }
 

@@ -167,6 +167,8 @@ pub struct Planner {
     /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
     ready: VecDeque<FlightId>,
     waiting: usize,
+    /// The same of each partition, by its number.
+    waiting_of: Vec<usize>,
     parked_max: usize,
     store_forgets: bool,
     /// Over a store that forgets only.
@@ -192,6 +194,7 @@ impl Planner {
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             waiting: 0,
+            waiting_of: Vec::new(),
             parked_max: 0,
             store_forgets: false,
             ended: Ended::default(),
@@ -214,6 +217,11 @@ impl Planner {
     pub fn counts(&self) -> PlanCounts {
         let all = self.flights.len() - self.free.len();
         PlanCounts { active: all - self.waiting, parked: self.waiting, parked_max: self.parked_max }
+    }
+
+    /// Transactions of a partition that wait.
+    pub fn parked_of(&self, partition: i32) -> usize {
+        usize::try_from(partition).ok().and_then(|number| self.waiting_of.get(number)).copied().unwrap_or(0)
     }
 
     /// A validated transaction arrives.
@@ -545,7 +553,7 @@ impl Planner {
             if let Stage::AwaitingParents { remaining } = &mut flight.stage {
                 *remaining -= 1;
                 if *remaining == 0 {
-                    self.count_waiting(-1);
+                    self.count_waiting(child, -1);
                     self.ready.push_back(child);
                 }
             }
@@ -585,6 +593,7 @@ impl Planner {
         self.ended = Ended::default();
         self.at_bound.clear();
         self.waiting = 0;
+        self.waiting_of.clear();
     }
 
     /// What came of the events of a partition below this offset can no longer be forgotten.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
-    api::Health,
+    api::{Health, state::TipShown},
     broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
     engine::{EngineError, ErrorKind, Row},
@@ -25,6 +25,7 @@ use crate::{
     },
     store::{Store, create::Creator, nodes::Nodes, whole::WholeStore},
     telemetry::{Metrics, VerdictKind},
+    text::hex_reversed,
     tx::{Outpoint, Txid},
 };
 
@@ -201,10 +202,18 @@ impl Handler {
         handler
     }
 
-    fn show_tip(&self) {
+    /// Shows where the chain stands.
+    pub(super) fn show_tip(&self) {
         let metrics = &self.parts.metrics;
         metrics.chain_tip_height.set(i64::from(self.height()));
         metrics.chain_median_time.set(self.state.median_time().map_or(0, i64::from));
+        let ChainState { tip, sequence, era, .. } = &self.state;
+        self.parts.health.board().show_tip(TipShown {
+            height: tip.map(|tip| tip.height),
+            hash: tip.map(|tip| hex_reversed(&tip.hash)),
+            sequence: *sequence,
+            era: *era,
+        });
     }
 
     /// Blocks have left the longest chain and others have come.

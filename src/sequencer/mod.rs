@@ -38,14 +38,17 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{Commits, Condition},
+    api::{
+        Commits, Condition,
+        state::{ChainShown, NodesShown},
+    },
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
     engine::ErrorKind,
-    ingest::partition::{Halt, PartitionBounds, PartitionState, never_read},
+    ingest::partition::{Halt, Moment, PartitionBounds, PartitionState, never_read},
     record::Consumed,
     store::nodes::{Look, Nodes},
     tasks,
-    telemetry::Rebalance,
+    telemetry::{CommitFailure, Rebalance},
 };
 
 pub use command::ValidatedSource;
@@ -121,8 +124,10 @@ impl Sequencer {
     /// Runs until `shutdown`, until a rebuild has reached its end, or until the broker or the store cannot go on. What is
     /// being handled at a shutdown is left where it is: it is handled again from its beginning.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Stop> {
+        let heart = self.parts.health.beats().heart("the sequencer's loop");
         let mut next_commit = Instant::now();
         let outcome = loop {
+            heart.beat();
             if self.finished() {
                 break Ok(());
             }
@@ -133,24 +138,35 @@ impl Sequencer {
                     self.on_progress(epoch, progress).and_then(|()| self.pace())
                 }
                 polled = self.consumer.poll() => match polled {
-                    Ok(Polled::Assigned(assigned)) => unless(&shutdown, self.take_hold_of(assigned)).await,
-                    Ok(polled) => self.on_polled(polled).await,
+                    Ok(Polled::Assigned(assigned)) => {
+                        let taking_hold = unless(&shutdown, self.take_hold_of(assigned));
+                        heart.through("the store and the log, to take hold of the chain", taking_hold).await
+                    }
+                    Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await,
                     Err(error) => Err(error.into()),
                 },
                 () = tokio::time::sleep_until(next_commit) => {
                     next_commit = Instant::now() + self.parts.settings.commit_interval;
-                    self.observe();
-                    self.commit().await
+                    self.show();
+                    heart.through("a commit", self.commit()).await
                 }
+                () = tokio::time::sleep_until(heart.due()) => Ok(()),
             };
             let step = match step {
-                Err(Stop::NodeRestarted) => unless(&shutdown, self.rewind()).await,
+                Err(Stop::NodeRestarted) => {
+                    heart.through("the store, which has restarted", unless(&shutdown, self.rewind())).await
+                }
                 step => step,
             };
             if let Err(stop) = step.or_else(|stop| self.halt(stop)) {
                 break Err(stop);
             }
         };
+        let ended = heart.through("its end", self.end()).await;
+        outcome.and(ended)
+    }
+
+    async fn end(&mut self) -> Result<(), Stop> {
         self.let_go().await;
         let committed = match self.commit().await {
             // Whoever comes next finds out for himself.
@@ -158,7 +174,6 @@ impl Sequencer {
             committed => committed,
         };
         let closed = self.consumer.close().await;
-        outcome?;
         committed?;
         Ok(closed?)
     }
@@ -177,6 +192,7 @@ impl Sequencer {
             Polled::Messages(batch) => {
                 if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == batch.epoch) {
                     holding.state.high_watermark = holding.state.high_watermark.max(batch.high_watermark);
+                    holding.state.note_read(self.parts.clock.steady_ms());
                     for message in &batch.messages {
                         holding.state.deliver(message, i64::MAX);
                     }
@@ -203,6 +219,7 @@ impl Sequencer {
                 self.parts.metrics.chain_halted.set(0);
                 partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
                 self.consumer.finish_revocation();
+                self.show();
             }
             Polled::End(end) => {
                 if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == end.epoch) {
@@ -384,10 +401,14 @@ impl Sequencer {
         }
     }
 
-    fn observe(&self) {
-        if let Some(holding) = &self.holding {
-            holding.state.show(self.parts.clock.now_ms());
-        }
+    /// Shows where the chain stands, for whoever asks meanwhile.
+    fn show(&self) {
+        let shown = self.holding.as_ref().map(|holding| {
+            let shown = holding.state.shown(Moment::of(&self.parts.clock), &BOUNDS, 0, "too much waits for its turn");
+            holding.state.measure(&shown);
+            shown
+        });
+        self.parts.health.board().show_chain(ChainShown { partition: shown, nodes: NodesShown::of(&self.parts.nodes) });
     }
 
     async fn commit(&mut self) -> Result<(), Stop> {
@@ -406,6 +427,7 @@ impl Sequencer {
             };
             if let Some(why) = why {
                 tracing::warn!(why, "what is consumed cannot be written into the store: the chain is not committed");
+                self.parts.metrics.commit_failures.of(CommitFailure::Store).inc();
                 commits.failed(health, format!("what is consumed cannot be written into the store: {why}"));
                 return Ok(());
             }
@@ -417,6 +439,7 @@ impl Sequencer {
             Err(error) if error.kind == ErrorKind::Fatal => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
+                self.parts.metrics.commit_failures.of(CommitFailure::Nodes).inc();
                 commits.failed(health, format!("nobody knows whether a node of the store has restarted: {error}"));
                 return Ok(());
             }
@@ -429,6 +452,7 @@ impl Sequencer {
             Ok(()) => {
                 holding.handled.pop_front();
                 holding.safe.send_replace(Safe::of(Some(&committed)).map_err(bad_state)?);
+                holding.state.committed = Some(committed.clone());
                 holding.committed = Some(committed);
                 self.parts.metrics.commits.inc();
                 commits.succeeded(health);
@@ -437,11 +461,21 @@ impl Sequencer {
             Err(error) if error.kind == BrokerErrorKind::Fatal => Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "the chain offset is not committed; tried again");
-                self.parts.metrics.commit_failures.inc();
+                self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();
                 commits.failed(health, error);
                 Ok(())
             }
         }
+    }
+}
+
+/// However it ends, what it held is shown no more: it may be started again within its process, and not be given the chain.
+impl Drop for Sequencer {
+    fn drop(&mut self) {
+        if let Some(holding) = self.holding.take() {
+            self.parts.metrics.forget_partition(&holding.partition);
+        }
+        self.show();
     }
 }
 

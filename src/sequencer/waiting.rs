@@ -7,7 +7,7 @@ use crate::{api::Condition, sequencer::SequencerParts};
 /// First and longest pause between looks at something that is waited for.
 pub const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// One wait. When it takes longer than a block may wait for its transactions, the chain counts as halted, with what it
+/// One wait. The state page has it while it lasts. When it takes longer than a block may wait for its transactions, the chain counts as halted, with what it
 /// waits for, until the wait is over (or given up).
 pub struct Waiting<'a> {
     parts: &'a SequencerParts,
@@ -17,6 +17,8 @@ pub struct Waiting<'a> {
     pause: Duration,
     longest: Duration,
     told: bool,
+    /// What the state page knows it by.
+    number: u64,
 }
 
 impl<'a> Waiting<'a> {
@@ -25,7 +27,8 @@ impl<'a> Waiting<'a> {
         let (pause, longest) = LOOK_AGAIN;
         let since_ms = parts.clock.steady_ms();
         let condition = Condition::ChainRunning;
-        Waiting { parts, condition, about: about.into(), since_ms, pause, longest, told: false }
+        let number = parts.health.board().new_wait();
+        Waiting { parts, condition, about: about.into(), since_ms, pause, longest, told: false, number }
     }
 
     /// A wait of another part of readiness.
@@ -47,6 +50,7 @@ impl<'a> Waiting<'a> {
 
     /// Pauses before the next look at what is `missing`.
     pub async fn look_again(&mut self, missing: &str) {
+        self.show(missing);
         if self.parts.clock.steady_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {
             self.tell(missing);
         }
@@ -57,19 +61,26 @@ impl<'a> Waiting<'a> {
     /// Waits for work that tries again by itself, for as long as it takes; says so where it is the blob store that does not answer.
     pub async fn until_done<T>(mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
+        self.show("an answer");
         if let Ok(done) = tokio::time::timeout(self.limit(), work.as_mut()).await {
             return done;
         }
         let mut trouble = self.parts.store.trouble.watched();
         loop {
             let blobs = trouble.borrow_and_update().as_ref().map(|why| format!("the blob store ({why})"));
-            self.tell(blobs.as_deref().unwrap_or("an answer"));
+            let missing = blobs.as_deref().unwrap_or("an answer");
+            self.show(missing);
+            self.tell(missing);
             tokio::select! {
                 biased;
                 done = &mut work => return done,
                 Ok(()) = trouble.changed() => {}
             }
         }
+    }
+
+    fn show(&self, missing: &str) {
+        self.parts.health.board().show_wait(self.number, &self.about, missing, self.since_ms);
     }
 
     fn limit(&self) -> Duration {
@@ -95,6 +106,7 @@ impl<'a> Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
+        self.parts.health.board().end_wait(self.number);
         if self.told {
             self.say(None);
         }

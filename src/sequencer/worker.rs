@@ -157,6 +157,8 @@ impl Worker {
             self.handled = (self.handled.0.max(block_mined), self.handled.1.max(reorgs));
         }
         state.note_sources((block_mined, reorgs), self.handled);
+        self.handler.show_tip();
+        let state = &self.handler.state;
         let committed = Committed { offset: self.position, metadata: state.to_metadata() };
         // Without a receiver the sequencer has ended, and nobody needs to know.
         let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
@@ -197,6 +199,20 @@ impl Worker {
         if let Some(kind) = EventKind::of_chain(&event) {
             self.handler.parts.metrics.events.of(kind).inc();
         }
+        self.handler.parts.health.board().show_event(Some((message.offset, event.kind().name())));
+        self.handle_event(at, log, message, event).await?;
+        // One that stops the chain is still the one that it is at.
+        self.handler.parts.health.board().show_event(None);
+        Ok(())
+    }
+
+    async fn handle_event(
+        &mut self,
+        at: At,
+        log: &mut DecisionLog,
+        message: &Message,
+        event: Event<'_>,
+    ) -> Result<(), Stop> {
         match event {
             Event::BlockMined(block) => {
                 if self.handler.block_mined(at, log, &block, &message.payload).await? {

@@ -59,6 +59,11 @@ impl Nodes {
         self.lag
     }
 
+    /// The incarnation that is compared with; empty before they are met, and where nothing is forgotten.
+    pub fn known(&self) -> &Incarnation {
+        &self.known
+    }
+
     /// The present incarnation is the one to compare with from now on. Asks until there is an answer.
     ///
     /// # Errors

@@ -111,9 +111,10 @@ fn size_buckets() -> Vec<f64> {
     (0..=16).map(|power| f64::from(1_u32 << power)).collect()
 }
 
-/// From 50 µs (memory) to 10 s (a store in trouble).
+/// From 50 µs (memory) to 60 s (a store in trouble, a drain).
 const SECONDS: &[f64] = &[
-    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 20.0, 60.0,
 ];
 
 /// A field of [`Metrics`](super::Metrics): knows how to make itself.

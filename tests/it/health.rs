@@ -6,7 +6,7 @@ use std::{
 };
 
 use utxo_store::{
-    broker::{Broker, BrokerErrorKind, TopicPartition, partitioner::partition_of},
+    broker::{Broker, BrokerErrorKind, Outage, TopicPartition, partitioner::partition_of},
     engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
     record::{Key, Outcome, Record, TxState},
 };
@@ -20,12 +20,12 @@ use crate::{
 type Trouble = Box<dyn Fn(&Key) -> Option<EngineError> + Send>;
 
 /// An engine that has trouble with some keys.
-struct Troubled {
+pub struct Troubled {
     inner: Arc<dyn RecordEngine>,
     applies: Mutex<Trouble>,
     reads: Mutex<Trouble>,
     /// Is never answered about.
-    hangs: Mutex<Option<Key>>,
+    pub hangs: Mutex<Option<Key>>,
 }
 
 impl Troubled {
@@ -34,7 +34,7 @@ impl Troubled {
         Arc::new(Troubled { inner, applies: none(), reads: none(), hangs: Mutex::default() })
     }
 
-    fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
+    pub fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
         *self.applies.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
     }
 
@@ -89,7 +89,7 @@ impl RecordEngine for Troubled {
 }
 
 /// A world over an engine that can be made to have trouble.
-async fn troubled() -> (World, Arc<Troubled>) {
+pub async fn troubled() -> (World, Arc<Troubled>) {
     let world = World::new().await;
     let engine = Troubled::over(world.memory.clone());
     (world.over(engine.clone()), engine)
@@ -334,5 +334,29 @@ async fn what_is_gone_is_found_once_the_log_answers() {
     assert!(!running.task.is_finished());
     rules.refuse(|_, _| None);
     assert_eq!(reasons_after(5, &running).await, ["partitions_running"]);
+    running.stop().await;
+}
+
+/// That a client lost a broker is no outage while the log answers; where it does not, that is said until it does.
+#[tokio::test(start_paused = true)]
+async fn a_log_that_is_away_is_said_until_it_answers() {
+    let world = World::new().await;
+    let (broker, rules) = TroubledBroker::over(&world);
+    let running = start_on(&world, broker.clone());
+    assert_eq!(reasons_after(5, &running).await, [""; 0]);
+    let notice = |whole| broker.outages.send_replace(Outage { whole, why: "1/1 brokers are down".into() });
+    notice(false);
+    assert_eq!(reasons_after(5, &running).await, [""; 0], "another broker answers");
+    for whole in [false, true] {
+        rules.refuse(|asked, _| (asked == Asked::Topic).then_some(BrokerErrorKind::Retryable));
+        notice(whole);
+        assert_eq!(reasons_after(5, &running).await, ["broker_reachable"]);
+        let why = running.health.ready().reasons["broker_reachable"].clone();
+        assert!(why.contains("the broker does not answer") && why.contains("Topic of txs"), "{why}");
+        assert_eq!(reasons_after(1_500, &running).await, ["broker_reachable"], "nobody has noticed that it is there");
+        assert!(running.health.live().ok, "a restart would not mend it");
+        rules.refuse(|_, _| None);
+        assert_eq!(reasons_after(5, &running).await, [""; 0]);
+    }
     running.stop().await;
 }

@@ -55,6 +55,11 @@ impl Bench {
         Bench { brokers: brokers.to_owned(), suffix, session_timeout_ms: 6_000, _mock: None, directory }
     }
 
+    /// `host:port` of its cluster.
+    pub fn brokers(&self) -> &str {
+        &self.brokers
+    }
+
     /// The whole name of a topic.
     pub fn topic(&self, name: &str) -> String {
         format!("utxo.{name}{}", self.suffix)

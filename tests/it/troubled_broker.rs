@@ -5,10 +5,12 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Polled, Producer, Reader, TopicPartition,
+        Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Polled, Producer, Reader,
+        TopicPartition,
     },
     instance::{self, InstanceParts},
     store::Store,
@@ -23,6 +25,7 @@ pub enum Asked {
     Watermarks,
     Open,
     Next,
+    Topic,
 }
 
 type Refuses = Box<dyn Fn(Asked, &TopicPartition) -> Option<BrokerErrorKind> + Send>;
@@ -55,12 +58,15 @@ impl Rules {
 pub struct TroubledBroker {
     inner: Arc<dyn Broker>,
     rules: Rules,
+    /// What its clients notice.
+    pub outages: watch::Sender<Outage>,
 }
 
 impl TroubledBroker {
     pub fn over(world: &World) -> (Arc<Self>, Rules) {
         let rules = Rules(Arc::new(Mutex::new((Box::new(|_, _| None), Vec::new()))));
-        (Arc::new(TroubledBroker { inner: Arc::new(world.broker.clone()), rules: rules.clone() }), rules)
+        let outages = watch::Sender::default();
+        (Arc::new(TroubledBroker { inner: Arc::new(world.broker.clone()), rules: rules.clone(), outages }), rules)
     }
 }
 
@@ -91,6 +97,7 @@ impl Broker for TroubledBroker {
     }
 
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
+        self.rules.check(Asked::Topic, &TopicPartition { topic: topic.into(), partition: -1 })?;
         self.inner.partitions(topic).await
     }
 
@@ -121,6 +128,10 @@ impl Broker for TroubledBroker {
 
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
         self.inner.create_topics(topics).await
+    }
+
+    fn outages(&self) -> Option<watch::Receiver<Outage>> {
+        Some(self.outages.subscribe())
     }
 }
 

@@ -50,7 +50,9 @@ fn joined(round_trip: Duration) -> (MockCluster, Handle) {
     cluster.slow_down(round_trip);
     cluster.requests();
     let settings = KafkaSettings { session_timeout: Duration::from_secs(60), ..quick(cluster.bootstrap_servers()) };
-    let handle = start(settings.member("group", 64), settings, Source::Group { topics }).unwrap();
+    let handle =
+        start(settings.member("group", 64), settings, Source::Group { topics }, Signs::default(), "test".into())
+            .unwrap();
     (cluster, handle)
 }
 

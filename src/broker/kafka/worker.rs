@@ -21,7 +21,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode},
     message::Message as _,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tracing::warn;
 
 use self::{
@@ -33,7 +33,17 @@ use super::{
     inbox::Shared,
     settings::KafkaSettings,
 };
-use crate::broker::{BrokerError, BrokerErrorKind, TopicPartition};
+use crate::{
+    broker::{BrokerError, BrokerErrorKind, Outage, TopicPartition},
+    heartbeats::{Heart, Heartbeats},
+};
+
+/// Where clients tell what others are to know of them.
+#[derive(Clone, Default)]
+pub(super) struct Signs {
+    pub(super) outages: watch::Sender<Outage>,
+    pub(super) beats: Option<Heartbeats>,
+}
 
 /// How long the thread sleeps when nothing wakes it: librdkafka's wake-up callback alone can miss one.
 const NAP: Duration = Duration::from_millis(20);
@@ -73,8 +83,14 @@ impl Handle {
     }
 }
 
-/// Starts a thread that reads from `source`.
-pub(super) fn start(config: ClientConfig, settings: KafkaSettings, source: Source) -> Result<Handle, BrokerError> {
+/// Starts a thread that reads from `source`; `name` is what operators are told of it.
+pub(super) fn start(
+    config: ClientConfig,
+    settings: KafkaSettings,
+    source: Source,
+    signs: Signs,
+    name: String,
+) -> Result<Handle, BrokerError> {
     let (commands, inbox) = mpsc::channel();
     let (ready, started) = mpsc::channel();
     let shared = Arc::new(Shared::default());
@@ -82,7 +98,7 @@ pub(super) fn start(config: ClientConfig, settings: KafkaSettings, source: Sourc
     let join = thread::Builder::new()
         .name("kafka-consumer".into())
         .spawn(move || {
-            let worker = match Worker::new(&config, settings, source, worker_shared.clone(), inbox) {
+            let worker = match Worker::new(&config, settings, source, worker_shared.clone(), inbox, &signs) {
                 Ok(worker) => worker,
                 // Whoever started us waits for this answer; should it be gone, nobody wants the consumer.
                 Err(error) => return drop(ready.send(Err(error))),
@@ -90,7 +106,7 @@ pub(super) fn start(config: ClientConfig, settings: KafkaSettings, source: Sourc
             if ready.send(Ok(Arc::downgrade(&worker.consumer))).is_ok() {
                 // Without a guard a panic here would leave the async side waiting for ever.
                 let _guard = EndGuard(worker_shared);
-                worker.run();
+                worker.run(signs.beats.map(|beats| beats.heart(name)));
             }
         })
         .map_err(|error| {
@@ -120,6 +136,8 @@ struct Worker {
     slots: BTreeMap<TopicPartition, Slot>,
     topics: BTreeMap<String, Arc<str>>,
     step: Option<Step>,
+    /// Until it leaves: that takes as long as librdkafka takes.
+    heart: Option<Heart>,
 }
 
 impl Worker {
@@ -129,9 +147,11 @@ impl Worker {
         source: Source,
         shared: Arc<Shared>,
         commands: mpsc::Receiver<Command>,
+        signs: &Signs,
     ) -> Result<Self, BrokerError> {
         let failed = |error: KafkaError| translate("start consumer", &settings.brokers, &error);
-        let mut consumer: BaseConsumer<Context> = config.create_with_context(Context::default()).map_err(failed)?;
+        let context = Context::telling(signs.outages.clone());
+        let mut consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(failed)?;
         let me = thread::current();
         consumer.set_nonempty_callback(move || me.unpark());
         let consumer = Arc::new(consumer);
@@ -147,6 +167,7 @@ impl Worker {
             slots: BTreeMap::new(),
             topics: BTreeMap::new(),
             step: None,
+            heart: None,
         };
         if let Source::Manual { partition, offset } = source {
             let tpl = worker.open_slots(&[(partition.clone(), next_epoch(), offset)])?;
@@ -155,8 +176,10 @@ impl Worker {
         Ok(worker)
     }
 
-    fn run(mut self) {
+    fn run(mut self, heart: Option<Heart>) {
+        self.heart = heart;
         loop {
+            self.beat();
             let mut busy = false;
             loop {
                 match self.commands.try_recv() {
@@ -190,6 +213,16 @@ impl Worker {
         }
     }
 
+    fn beat(&self) {
+        self.heart.iter().for_each(Heart::beat);
+    }
+
+    /// The cluster is about to be asked so many things, each of which may take its time.
+    fn asks(&self, questions: u32) {
+        let bound = self.settings.request_timeout * questions;
+        self.heart.iter().for_each(|heart| heart.busy_for(bound));
+    }
+
     /// Errors that heal by themselves are logged; the others go to the async side.
     fn report(&self, error: &KafkaError) {
         let code = error.rdkafka_error_code();
@@ -212,6 +245,7 @@ impl Worker {
 
     /// Leaves the group. Queues go first: a consumer with living queues may never close.
     fn close(mut self, reply: Option<oneshot::Sender<()>>) {
+        self.heart = None;
         self.slots.clear();
         let context = self.consumer.context().clone();
         context.closing.store(true, Ordering::Release);

@@ -15,6 +15,7 @@ use crate::{
     },
     record::Consumed,
     store::{meta::MetaError, nodes::Look, whole::WholeStore},
+    telemetry::CommitFailure,
 };
 
 /// The store may take so long to write down what is consumed; a commit is tried again soon enough.
@@ -71,6 +72,7 @@ impl Pipeline {
             Err(error) => {
                 tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
                 let why = format!("nobody knows whether a node of the store has restarted: {error}");
+                self.parts.metrics.commit_failures.of(CommitFailure::Nodes).inc();
                 self.commits.failed(&self.parts.health, why);
                 Ok(())
             }
@@ -101,6 +103,7 @@ impl Pipeline {
         };
         tracing::warn!(why, "what is consumed cannot be written into the store: nothing is committed");
         let why = format!("what is consumed cannot be written into the store: {why}");
+        self.parts.metrics.commit_failures.of(CommitFailure::Store).inc();
         self.commits.failed(&self.parts.health, why);
         Ok(false)
     }
@@ -193,7 +196,7 @@ impl Pipeline {
             Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "offsets are not committed; tried again");
-                self.parts.metrics.commit_failures.inc();
+                self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();
                 self.commits.failed(&self.parts.health, error);
             }
         }

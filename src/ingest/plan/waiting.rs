@@ -29,7 +29,7 @@ impl Planner {
     pub(super) fn await_parents(&mut self, id: FlightId, remaining: u32) {
         if let Some(flight) = self.get(id) {
             flight.stage = Stage::AwaitingParents { remaining };
-            self.count_waiting(1);
+            self.count_waiting(id, 1);
         }
     }
 
@@ -55,12 +55,20 @@ impl Planner {
                 }
             }
         }
-        self.count_waiting(-1);
+        self.count_waiting(id, -1);
     }
 
-    pub(super) fn count_waiting(&mut self, by: isize) {
+    /// One begins to wait, or goes on; all events of a transaction lie in one partition.
+    pub(super) fn count_waiting(&mut self, id: FlightId, by: isize) {
         self.waiting = self.waiting.saturating_add_signed(by);
         self.parked_max = self.parked_max.max(self.waiting);
+        let Some(number) = self.get(id).and_then(|flight| usize::try_from(flight.origin.partition).ok()) else {
+            return;
+        };
+        if self.waiting_of.len() <= number {
+            self.waiting_of.resize(number + 1, 0);
+        }
+        self.waiting_of[number] = self.waiting_of[number].saturating_add_signed(by);
     }
 
     pub(super) fn park(&mut self, id: FlightId, now_ms: u64) {
@@ -121,7 +129,7 @@ impl Planner {
             self.awaited.entry(parent).or_default().push(id);
         }
         self.parked.insert(id, now_ms + pause);
-        self.count_waiting(1);
+        self.count_waiting(id, 1);
     }
 
     /// What was asked for cannot be stored, and asking again does not help: the transaction stands, and so does whatever waits for it
@@ -138,7 +146,7 @@ impl Planner {
         let was = std::mem::replace(&mut flight.stage, Stage::Halted);
         let halted = (flight.txid, flight.events.clone());
         if was != Stage::Halted {
-            self.count_waiting(1);
+            self.count_waiting(id, 1);
         }
         Some(halted)
     }
@@ -178,7 +186,7 @@ impl Planner {
     /// Tries again what has been parked long enough.
     pub fn retry_due(&mut self, now_ms: u64) {
         while let Some(id) = self.parked.pop_due(now_ms) {
-            self.count_waiting(-1);
+            self.count_waiting(id, -1);
             self.ready.push_back(id);
         }
         self.settle_ready(now_ms);

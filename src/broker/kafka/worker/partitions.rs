@@ -19,7 +19,10 @@ use super::{
     Sought, Worker,
     rebalance::{Context, next_epoch},
 };
-use crate::broker::{Batch, BrokerError, BrokerErrorKind, End, Polled, TopicPartition};
+use crate::{
+    broker::{Batch, BrokerError, BrokerErrorKind, End, Polled, TopicPartition},
+    heartbeats::Heart,
+};
 
 /// A partition that is being read.
 pub(super) struct Slot {
@@ -57,9 +60,11 @@ impl Worker {
     pub(super) fn fill(&mut self) -> bool {
         let mut busy = false;
         for (at, slot) in &mut self.slots {
+            self.heart.iter().for_each(Heart::beat);
             if self.shared.lock().wants(at) {
                 let filled = fill_slot(&self.consumer, &self.settings, at, slot);
                 if let Some(error) = filled.error {
+                    self.heart.iter().for_each(|heart| heart.busy_for(self.settings.request_timeout));
                     let error = out_of_range(&self.consumer, &self.settings, at, slot.position, &error);
                     self.shared.lock().push_event(Err(error));
                     self.shared.ring();
@@ -81,6 +86,7 @@ impl Worker {
         if !self.slots.contains_key(at) {
             return Err(BrokerError::not_assigned("seek", at));
         }
+        self.asks(2);
         let (low, high) = watermarks_of(&self.consumer, at, timeout)?;
         if !(low..=high).contains(&offset) {
             return Err(BrokerError::out_of_range("seek", at, offset, low, high));

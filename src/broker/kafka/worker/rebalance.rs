@@ -18,6 +18,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode},
     types::RDKafkaRespErr,
 };
+use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use super::{
@@ -27,7 +28,10 @@ use super::{
     },
     Worker,
 };
-use crate::broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Polled, TopicPartition};
+use crate::{
+    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Outage, Polled, TopicPartition},
+    text::one_line,
+};
 
 /// The pause before a start position is looked up again.
 const LOOK_UP_PAUSE: Duration = Duration::from_millis(500);
@@ -39,11 +43,17 @@ pub(super) fn next_epoch() -> u64 {
     NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Notes rebalances for the thread to carry out.
-#[derive(Default)]
+/// Notes rebalances for the thread to carry out, and tells of outages.
 pub(in super::super) struct Context {
     pub(super) noted: Mutex<VecDeque<(Change, TopicPartitionList)>>,
     pub(super) closing: AtomicBool,
+    outages: watch::Sender<Outage>,
+}
+
+impl Context {
+    pub(super) fn telling(outages: watch::Sender<Outage>) -> Self {
+        Context { noted: Mutex::default(), closing: AtomicBool::default(), outages }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +65,11 @@ pub(super) enum Change {
 impl ClientContext for Context {
     /// The end of a partition is told like an error. It is none; whoever reads the partition hears of it.
     fn error(&self, error: KafkaError, reason: &str) {
-        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+        let code = error.rdkafka_error_code();
+        if let Some(whole) = code.and_then(outage) {
+            self.outages.send_replace(Outage { whole, why: one_line(reason).into_owned() });
+        }
+        if code != Some(RDKafkaErrorCode::PartitionEOF) {
             error!(%error, reason, "librdkafka");
         }
     }
@@ -72,6 +86,15 @@ impl ConsumerContext for Context {
         } else {
             self.noted.lock().unwrap_or_else(PoisonError::into_inner).push_back((change, tpl.clone()));
         }
+    }
+}
+
+/// Whether an error is one of a cluster that is away, and then whether all of it is.
+fn outage(code: RDKafkaErrorCode) -> Option<bool> {
+    match code {
+        RDKafkaErrorCode::AllBrokersDown => Some(true),
+        RDKafkaErrorCode::BrokerTransportFailure | RDKafkaErrorCode::Resolve => Some(false),
+        _ => None,
     }
 }
 
@@ -213,10 +236,8 @@ impl Worker {
                 return true;
             }
         }
-        if !assigned.is_empty() {
-            info!(partitions = assigned.len(), "assigned");
-            self.shared.lock().push_event(Ok(Polled::Assigned(assigned)));
-        }
+        info!(partitions = assigned.len(), "assigned");
+        self.shared.lock().push_event(Ok(Polled::Assigned(assigned)));
         self.shared.ring();
         true
     }

@@ -1,0 +1,346 @@
+//! The watchdog: none of the waits that are right trips it, and a thread that stands ends a real process.
+
+use std::{
+    fs,
+    io::Read,
+    os::fd::AsRawFd,
+    process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    api::Health,
+    blob::{
+        BlobOptions, BlobStore,
+        fault::{Fault, FaultStore},
+    },
+    broker::{Broker, BrokerErrorKind, Produce},
+    engine::fault::Faults,
+    heartbeats::{Standing, Watch},
+    instance::{self, InstanceParts},
+    record::Key,
+    sequencer::chain_group,
+    store::Store,
+    telemetry::Drain,
+};
+
+use crate::{
+    health::troubled,
+    run::{Bench, Instance, block_on, until},
+    troubled_broker::{Asked, TroubledBroker},
+    world::{GROUP, Running, World, WorldSettings, spend},
+};
+
+const LIMIT: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An instance that a watchdog looks at.
+struct Watched {
+    running: Running,
+    stood: Arc<Mutex<Vec<Standing>>>,
+    looking: JoinHandle<()>,
+}
+
+impl Watched {
+    fn start(world: &World) -> Self {
+        Self::start_on(world, Arc::new(world.broker.clone()))
+    }
+
+    fn start_on(world: &World, broker: Arc<dyn Broker>) -> Self {
+        let shutdown = CancellationToken::new();
+        let store = Store { engine: world.nodes.clone(), ..world.store.clone() };
+        let health = Arc::new(Health::new(world.clock.clone(), Duration::from_secs(600)).watched(Some(LIMIT)));
+        let parts = InstanceParts { broker, health: health.clone(), ..world.parts(&store) };
+        let metrics = parts.metrics.clone();
+        let task = tokio::spawn(instance::run(world.settings.clone(), parts, shutdown.clone()));
+        let stood = Arc::new(Mutex::new(Vec::new()));
+        let (seen, beats) = (stood.clone(), health.beats().clone());
+        let looking = tokio::spawn(async move {
+            let mut watch = Watch::new(&beats, LOOK);
+            loop {
+                tokio::time::sleep(LOOK).await;
+                seen.lock().unwrap().extend(watch.check(beats.now_ms()));
+            }
+        });
+        Watched { running: Running { shutdown, task, health, metrics }, stood, looking }
+    }
+
+    /// Nothing stands for so long, though there are loops to look at.
+    async fn turns_for(&self, seconds: u64) {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        assert_eq!(*self.stood.lock().unwrap(), []);
+        let mut loops: Vec<_> = self.running.health.beats().now().into_iter().map(|heart| heart.name).collect();
+        loops.sort();
+        assert_eq!(loops, ["the pipeline's loop", "the sequencer's loop"]);
+    }
+
+    fn unmet(&self) -> Vec<&'static str> {
+        self.running.health.ready().reasons.keys().copied().collect()
+    }
+
+    async fn kill(self) {
+        self.looking.abort();
+        self.running.kill().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_instance_turns_and_one_whose_commits_are_rare() {
+    let mut world = World::new().await;
+    let hour = Duration::from_secs(3_600);
+    (world.settings.pipeline.commit_interval, world.settings.sequencer.commit_interval) = (hour, hour);
+    let watched = Watched::start(&world);
+    world.seed(1, 1).await;
+    watched.turns_for(600).await;
+    watched.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_trips_nothing() {
+    let (world, engine) = troubled().await;
+    let watched = Watched::start(&world);
+    world.seed(1, 1).await;
+    watched.turns_for(5).await;
+    engine.fail_applies(|_| true);
+    world.seed(2, 1).await;
+    world.mine(1, &[]).await;
+    watched.turns_for(600).await;
+    assert!(watched.unmet().contains(&"store_reachable"), "{:?}", watched.unmet());
+    *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(3, 1).txid));
+    engine.fail_applies(|_| false);
+    world.seed(3, 1).await;
+    watched.turns_for(600).await;
+    watched.kill().await;
+}
+
+/// Nobody knows whether they have forgotten, and whoever takes hold of the chain has to.
+#[tokio::test(start_paused = true)]
+async fn nodes_that_do_not_answer_trip_nothing() {
+    let world = World::forgetful().await;
+    let watched = Watched::start(&world);
+    world.seed(1, 1).await;
+    world.until_consumed().await;
+    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    for group in [GROUP.to_owned(), chain_group(GROUP)] {
+        world.broker.lose_assignments(&group);
+    }
+    watched.turns_for(600).await;
+    assert!(watched.unmet().contains(&"offsets_committed"), "{:?}", watched.unmet());
+    world.nodes.set(Faults::default());
+    world.seed(2, 1).await;
+    world.until_consumed().await;
+    watched.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_halted_partition_and_a_block_that_waits_trip_nothing() {
+    let mut world = World::new().await;
+    world.settings.pipeline.dead_letter_limits.consecutive = 3;
+    let seed = world.seed(1, 1).await;
+    let watched = Watched::start(&world);
+    for _ in 0..20 {
+        world.produce("txs", b"poison", vec![9]).await;
+    }
+    world.mine(1, &[&spend(&[seed.coin(0)], 1, 1)]).await;
+    watched.turns_for(600).await;
+    assert_eq!(watched.unmet(), ["chain_running", "partitions_running"]);
+    watched.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_blob_store_that_is_away_trips_nothing() {
+    let mut world = World::with_settings(WorldSettings::with_blobs(2, 0)).await;
+    let objects = FaultStore::new(world.objects.clone(), 1);
+    let options = BlobOptions { keep: Duration::ZERO, ..BlobOptions::default() };
+    world.store.blobs = Some(BlobStore::new(Arc::new(objects.clone()), options));
+    let seed = world.seed(1, 5).await;
+    let watched = Watched::start(&world);
+    world.until_consumed().await;
+    objects.fail_all(Some(Fault::LostRequest));
+    let paid = spend(&[seed.coin(0), seed.coin(1)], 2, 1);
+    world.validate(&paid).await;
+    world.mine(1, &[&paid]).await;
+    watched.turns_for(600).await;
+    objects.fail_all(None);
+    world.until_consumed().await;
+    watched.kill().await;
+}
+
+/// Who is asked to give its partitions up waits for an answer that does not come, far longer than the limit.
+#[tokio::test(start_paused = true)]
+async fn a_rebalance_that_drains_trips_nothing() {
+    let (mut world, engine) = troubled().await;
+    world.settings.pipeline.drain_timeout = LIMIT * 30;
+    let watched = Watched::start(&world);
+    world.seed(1, 1).await;
+    watched.turns_for(5).await;
+    *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(2, 1).txid));
+    world.seed(2, 1).await;
+    watched.turns_for(5).await;
+    world.broker.rebalance(GROUP);
+    watched.turns_for(100).await;
+    assert_eq!(watched.running.metrics.drain_seconds.of(Drain::Revocation).get_sample_count(), 0);
+    let pipeline = |heart: &Standing| heart.name.contains("pipeline") && heart.doing == Some("a rebalance");
+    assert!(watched.running.health.beats().now().iter().any(pipeline), "it is draining");
+    watched.turns_for(400).await;
+    let drained = watched.running.metrics.drain_seconds.of(Drain::Revocation);
+    assert_eq!((drained.get_sample_count(), drained.get_sample_sum().round()), (1, 300.0));
+    watched.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_cone_over_a_slow_store_trips_nothing() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (first, winner) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 99));
+    let mut cone = vec![first];
+    for tag in 2..30 {
+        let child = spend(&[cone[cone.len() - 1].coin(0)], 1, tag);
+        cone.push(child);
+    }
+    for made in &cone {
+        world.validate(made).await;
+    }
+    let watched = Watched::start(&world);
+    world.until_consumed().await;
+    let slow = Faults { delayed: 1.0, delay_within: Duration::from_secs(15), ..Faults::default() };
+    world.nodes.set(slow);
+    world.validate(&winner).await;
+    world.mine(1, &[&winner]).await;
+    watched.turns_for(120).await;
+    assert!(!world.consumed().await, "it is at it still");
+    watched.turns_for(600).await;
+    world.nodes.set(Faults::default());
+    world.until_consumed().await;
+    watched.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_does_not_answer_trips_nothing() {
+    let world = World::new().await;
+    let (broker, rules) = TroubledBroker::over(&world);
+    let watched = Watched::start_on(&world, broker);
+    watched.turns_for(5).await;
+    let retryable = Some(BrokerErrorKind::Retryable);
+    rules.refuse(move |asked, _| retryable.filter(|_| asked != Asked::Next));
+    world.seed(1, 1).await;
+    world.mine(1, &[]).await;
+    watched.turns_for(600).await;
+    rules.refuse(|_, _| None);
+    world.until_consumed().await;
+    watched.kill().await;
+}
+
+/// The threads of a process with this name.
+fn threads(pid: u32, name: &str) -> Vec<libc::pid_t> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let named = tasks.filter_map(|task| {
+        let task = task.unwrap().path();
+        let is_it = fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name);
+        is_it.then(|| task.file_name().unwrap().to_str().unwrap().parse().unwrap())
+    });
+    named.collect()
+}
+
+/// Stops one thread of a child for as long as the process lives, as a debugger does. `false`: this machine does not allow it.
+fn stop_for_good(thread: libc::pid_t) -> bool {
+    let (told, stopped) = std::sync::mpsc::channel();
+    // Who traces has to stay: with it goes the stop.
+    std::thread::spawn(move || {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        let mut status = 0;
+        // SAFETY: numbers and a place for the answer; it is our own child's thread.
+        unsafe {
+            let seized = libc::ptrace(libc::PTRACE_SEIZE, thread, none, none) == 0
+                && libc::ptrace(libc::PTRACE_INTERRUPT, thread, none, none) == 0
+                && libc::waitpid(thread, &mut status, libc::__WALL) == thread;
+            told.send(seized).unwrap();
+            // Until its end, which is ours to hear first.
+            while seized && libc::waitpid(thread, &mut status, libc::__WALL) == thread && libc::WIFSTOPPED(status) {}
+        }
+    });
+    stopped.recv().unwrap()
+}
+
+#[test]
+fn a_polling_thread_that_stands_ends_the_process_which_says_so() {
+    let bench = Bench::new();
+    let mut instance = bench.start_with(&[("UTXO_STORE__RUN__WATCHDOG_MS", "3000")]);
+    let thread = threads(instance.child.id(), "kafka-consumer")[0];
+    if !stop_for_good(thread) {
+        eprintln!("SKIPPED: a thread that stands: ptrace is not allowed here");
+        return;
+    }
+    assert_eq!(instance.wait().code(), Some(4));
+    let log = fs::read_to_string(bench.path("run.log")).unwrap();
+    let line = log.lines().find(|line| line.contains("has stood still for 3 s")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("the Kafka polling thread of") && line.contains("exit code 4"), "{line}");
+
+    // Nothing is lost: who is started next goes on.
+    bench.seed(20);
+    let mut instance = bench.start();
+    until("everything is committed", || bench.committed() == 20);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+}
+
+/// Whoever reads the log stops: what writes to it waits, with a lock that all others need.
+#[test]
+fn a_log_that_nobody_reads_any_more_ends_the_process() {
+    let bench = Bench::new();
+    let file = bench.path("http-address");
+    let variables = [("UTXO_STORE__RUN__WATCHDOG_MS", "2000")];
+    let mut command = bench.command(&["run", "--http-address-file", file.to_str().unwrap()], &variables);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = child.stderr.take().unwrap();
+    // SAFETY: a number, of a file that is open.
+    assert!(unsafe { libc::fcntl(log.as_raw_fd(), libc::F_SETPIPE_SZ, 4_096) } > 0);
+    let enough = Arc::new(AtomicBool::new(false));
+    let reading = std::thread::spawn({
+        let enough = enough.clone();
+        move || {
+            let mut bytes = [0; 1_024];
+            while !enough.load(Relaxed) && log.read(&mut bytes).is_ok_and(|count| count > 0) {}
+            // Open, and not read.
+            log
+        }
+    });
+    let mut instance = Instance { child, address: String::new() };
+    until("the address is known", || file.exists());
+    instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
+    until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
+    enough.store(true, Relaxed);
+    // Each is a line of the log, and so many halt their partition: the loop says so.
+    let message = Produce {
+        topic: bench.topic("validated-txs"),
+        key: b"poison".to_vec().into(),
+        payload: vec![9].into(),
+        ..Produce::default()
+    };
+    block_on(async { bench.broker().producer().await.unwrap().produce_all(vec![message; 300]).await.unwrap() });
+    let log = reading.join().unwrap();
+    assert_eq!(instance.wait().code(), Some(4));
+    drop(log);
+}
+
+/// A whole process that was stopped (by a debugger, a suspended machine) has not stood still.
+#[test]
+fn a_process_that_is_stopped_and_goes_on_is_not_ended() {
+    let bench = Bench::new();
+    let mut instance = bench.start_with(&[("UTXO_STORE__RUN__WATCHDOG_MS", "2000")]);
+    instance.signal("STOP");
+    std::thread::sleep(Duration::from_secs(5));
+    instance.signal("CONT");
+    bench.seed(20);
+    until("everything is committed", || bench.committed() == 20);
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(instance.child.try_wait().unwrap().is_none());
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+}
