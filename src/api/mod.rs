@@ -130,6 +130,9 @@ fn json(status: StatusCode, answer: &impl Serialize) -> Response {
 }
 
 #[cfg(test)]
+mod deploy_tests;
+
+#[cfg(test)]
 mod tests {
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},

@@ -89,6 +89,7 @@ pub fn consumed_of(committed: &Committed) -> Option<u64> {
 pub fn begins_at(offset: u64) -> Committed {
     let view = PartitionView {
         oldest_unfinished: Some((i64::MIN, offset)),
+        waiting: None,
         read_timestamp_ms: i64::MIN,
         position: offset,
         at_end: false,
