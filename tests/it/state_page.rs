@@ -145,7 +145,7 @@ async fn it_answers_while_the_store_hangs() {
     let mut shown = Value::Null;
     while shown["pipeline"]["in_flight"] != 1 {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        let answer = asked(address, "/state").await;
+        let answer = tokio::time::timeout(Duration::from_secs(30), asked(address, "/state")).await.expect("it answers");
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("application/json"), "{answer}");
         shown = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
     }
