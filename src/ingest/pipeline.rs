@@ -546,13 +546,16 @@ impl Pipeline {
                 self.planner.look_at_own(LONG_WAIT_MS, self.now_ms());
             }
         }
+        let commits = now >= self.next_commit;
+        if commits {
+            self.observe();
+        }
         self.planner.retry_due(self.now_ms());
-        if now >= self.next_commit {
+        if commits {
             self.last_commit = now;
             self.next_commit = now + self.settings.commit_interval;
             self.commit().await?;
             self.planner.keep_apart();
-            self.observe();
             if let Some(error) = self.gone.take() {
                 self.on_gone(error).await?;
             }
