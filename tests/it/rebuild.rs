@@ -4,15 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    broker::{Broker, TopicPartition},
+    broker::{Broker, TopicPartition, partitioner::partition_of},
     engine::{RecordEngine, fault::FaultEngine, memory::MemoryEngine},
+    ingest::proof::MOST_NAMED,
     instance::{self, InstanceError},
     record::{Operation, Rules, TxState},
     store::{Store, meta::MetaError},
+    tx::{Outpoint, Txid},
 };
 
 use crate::regressions::held::Held;
-use crate::world::{GROUP, MAY_FORGET, Made, PARTITIONS, World, spend};
+use crate::world::{Coin, GROUP, MAY_FORGET, Made, PARTITIONS, World, spend};
 
 const RULES: Rules = Rules { retention: 288 };
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -47,11 +49,20 @@ async fn committed(world: &World, group: &str, topic: &str, count: i32) -> Vec<O
     committed.into_iter().map(|committed| Some(committed?.offset).filter(|offset| *offset > 0)).collect()
 }
 
-/// Something at the head of every partition that waits for a parent which never comes. All are of one millisecond: over a
-/// store that may forget, none is proven to wait in vain before the grace.
+/// Many at the head of every partition that wait for parents which never come, and which would lie in other partitions. All are of one
+/// millisecond, and more than a commit names: over a store that may forget, none is proven to wait in vain before the grace.
 async fn hold_up_every_partition(world: &World) {
-    for tag in 0..20 {
-        world.validate(&spend(&[World::partial(200 + tag, 1).coin(0)], 1, tag)).await;
+    let orphan = |number: u32| {
+        let mut txid = [0xEE; 32];
+        txid[..4].copy_from_slice(&number.to_le_bytes());
+        let outpoint = Outpoint { txid: Txid(txid), vout: 0 };
+        let coin = Coin { outpoint, satoshis: 1_000, script: vec![0x51] };
+        (spend(&[coin], 1, number as u8), Txid(txid))
+    };
+    let at = |txid: &Txid| partition_of(&txid.0, PARTITIONS);
+    let orphans = (0..).map(orphan).filter(|(orphan, parent)| at(&orphan.txid) != at(parent));
+    for (orphan, _) in orphans.take(5 * MOST_NAMED) {
+        world.validate(&orphan).await;
     }
 }
 
