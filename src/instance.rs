@@ -207,9 +207,10 @@ pub async fn run(
     } else {
         None
     };
+    // Of what is kept on the stack this is by far the most.
     tokio::select! {
         biased;
-        ended = together(pipeline, sequencer, shutdown) => ended,
+        ended = Box::pin(together(pipeline, sequencer, shutdown)) => ended,
         why = behind(&settings, &parts) => Err(why),
         never = tell_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
     }
@@ -306,7 +307,7 @@ pub async fn rebuild(
     let sequencer = Sequencer::new(SequencerParts { verdicts, ..chain_parts }, mode, chain);
     let report = tokio::select! {
         biased;
-        rebuilt = together(pipeline, Some(sequencer), shutdown.clone()) => rebuilt?,
+        rebuilt = Box::pin(together(pipeline, Some(sequencer), shutdown.clone())) => rebuilt?,
         why = stands => return Err(why),
         why = taken_over(&parts.store, attempt.rebuilder) => return Err(why.into()),
     };
