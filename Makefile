@@ -27,7 +27,7 @@ mutations: setup ## plants known faults and has the simulator find each: FAULTS=
 torture: setup ## instances on Apache Kafka, killed, frozen and started at random: SECONDS=n RATE=n SEED=n STORE=fjall|aerospike
 	@scripts/setup.sh tests
 	@TORTURE_SECONDS="$(or $(SECONDS),900)" STORE="$(or $(STORE),fjall)" RATE="$(or $(RATE),400)" $(if $(SEED),SEED="$(SEED)") \
-		cargo test --locked --all-features --test it torture::for_long -- --ignored --nocapture
+		cargo test --locked $$(scripts/features.sh) --test it torture::for_long -- --ignored --nocapture
 
 lint: setup ## format and lints only
 	@scripts/lint.sh

@@ -13,7 +13,10 @@ use super::{Failure, UsageError, wiring};
 use crate::{
     api::health::{Condition, Health},
     blob::{self, BlobStore, BlobUrl, Intent, objects::Objects},
-    broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
+    broker::{
+        Broker, BrokerError, BrokerErrorKind,
+        kafka::{KafkaBroker, KafkaSettings},
+    },
     clock::Clock,
     config::Config,
     engine::{self, OpenError, StoreUrl},
@@ -33,7 +36,11 @@ pub const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// # Errors
 /// Logging was set up before.
 pub fn logging(config: &Config) -> Result<(), LoggingError> {
-    init_logging(config.log.format, config.log.level.as_str())
+    init_logging(config.log.format, config.log.level.as_str())?;
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
 }
 
 /// Opens the store at `url`, without its blob store, which may take as long as recovering it takes.
@@ -107,15 +114,20 @@ fn named(error: OpenError) -> Failure {
     Failure::new(format!("cannot open the store (store.url): {error}"))
 }
 
-/// Prepares the client of the log; it connects when it is asked for something.
+/// Prepares the client of a Kafka cluster; it connects when it is asked for something.
 ///
 /// # Errors
 /// The settings contradict each other, or librdkafka knows none of that name: that is bad configuration.
+pub fn kafka(settings: KafkaSettings) -> Result<KafkaBroker, UsageError> {
+    KafkaBroker::new(settings).map_err(|error| UsageError(format!("kafka: {error}")))
+}
+
+/// The same, as any log.
+///
+/// # Errors
+/// As [`kafka`].
 pub fn broker(config: &Config) -> Result<Arc<dyn Broker>, UsageError> {
-    match KafkaBroker::new(wiring::kafka(config)) {
-        Ok(broker) => Ok(Arc::new(broker)),
-        Err(error) => Err(UsageError(format!("kafka: {error}"))),
-    }
+    Ok(Arc::new(kafka(wiring::kafka(config))?))
 }
 
 /// Everything that an instance works with.
