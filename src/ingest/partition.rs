@@ -95,9 +95,7 @@ pub fn begins_at(offset: u64) -> Committed {
         at_end: false,
         at_bound: false,
     };
-    // Numbers and flags: nothing that could not be written.
-    let metadata = serde_json::to_string(&Note { view, halted: None }).unwrap_or_default();
-    Committed { offset, metadata }
+    Committed { offset, metadata: Note { view, halted: None }.to_metadata() }
 }
 
 /// Why a partition halts whose beginning retention took before the group had committed anything of it.
