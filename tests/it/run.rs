@@ -100,7 +100,10 @@ impl Bench {
             self.session_timeout_ms,
             self.store_url(),
         );
-        fs::write(&file, text).unwrap();
+        // An instance that was just started may be reading it: it finds the whole of it, never the beginning.
+        let new = file.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, &file).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
         command.args(args).arg("--config").arg(file).env_clear().envs(variables.iter().copied());
         command
