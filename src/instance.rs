@@ -335,7 +335,10 @@ async fn begin_rebuild(parts: &InstanceParts, nodes: &mut Nodes, attempt: Rebuil
             return Err(InstanceError::NotEmpty);
         }
         if is_safe {
-            return claim_blobs(&parts.store, &meta).await.map(drop);
+            claim_blobs(&parts.store, &meta).await?;
+            // Before everything else, so that what is lost on the way is missed at the end.
+            parts.store.plant_sentinels(&meta).await?;
+            return Ok(());
         }
     }
 }
@@ -348,9 +351,13 @@ async fn end_rebuild(
     consumed: &Consumed,
 ) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
+    store.check_sentinels(&store.meta().await?.ok_or(MetaError::Absent)?).await?;
     loop {
         store.end_rebuild(rebuilder, consumed).await?;
         if nodes.outlast().await.map_err(MetaError::from)? {
+            if store.engine.may_lose_parts() {
+                store.note_sentinels().await?;
+            }
             return Ok(());
         }
     }
@@ -512,21 +519,26 @@ fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, In
 
 /// Opens the meta record. As long as the group has committed nothing it may have been written just now, by this instance or
 /// another, and a node may still forget it: records without it would be nobody's. So nothing else begins before it is
-/// safe. Nor before it is safe that the store has blobs: forgotten, an empty place would be taken for a new blob store.
+/// safe. Nor before it is safe that the store has blobs: forgotten, an empty place would be taken for a new blob store. Nor before
+/// its sentinels are.
 async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets: bool) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
     loop {
         let opened = async {
             let meta = parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
-            claim_blobs(&parts.store, &meta).await
+            let has_new_blobs = claim_blobs(&parts.store, &meta).await?;
+            Ok((has_new_blobs, parts.store.plant_sentinels(&meta).await?))
         };
-        let has_new_blobs = match opened.await {
+        let (has_new_blobs, has_new_sentinels) = match opened.await {
             // A node forgot it, just now: perhaps what another instance had written.
             Err(InstanceError::Meta(MetaError::Absent)) => continue,
             opened => opened?,
         };
-        let is_safe = group_has_offsets && !has_new_blobs;
+        let is_safe = group_has_offsets && !has_new_blobs && !has_new_sentinels;
         if is_safe || nodes.outlast().await.map_err(MetaError::from)? {
+            if has_new_sentinels {
+                parts.store.note_sentinels().await?;
+            }
             return Ok(());
         }
     }

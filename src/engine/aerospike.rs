@@ -176,6 +176,10 @@ impl RecordEngine for AerospikeEngine {
         self.inner.may_forget
     }
 
+    fn may_lose_parts(&self) -> bool {
+        true
+    }
+
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         let Inner { client, policies, place, lives, .. } = self.open_inner("incarnation")?;
         lives.ask(client, &policies.admin, &place.namespace).await

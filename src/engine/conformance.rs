@@ -41,6 +41,7 @@ pub const CHECKS: &[Check] = checks![
     states::every_operation_in_every_state,
     states::the_meta_record,
     states::command_records,
+    states::sentinels,
     states::a_batch_of_a_thousand_mixed_rows,
     states::an_empty_batch,
     sequences::random_sequences,

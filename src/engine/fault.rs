@@ -456,6 +456,10 @@ impl RecordEngine for FaultEngine {
         self.inner.may_forget()
     }
 
+    fn may_lose_parts(&self) -> bool {
+        self.inner.may_lose_parts()
+    }
+
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         self.before_read("incarnation", "all nodes").await?;
         self.inner.incarnation().await

@@ -11,6 +11,7 @@ const PAGE: usize = 36;
 const COMMAND: usize = 16;
 const BLOCK: usize = 4;
 const META: usize = 1;
+const SENTINEL: usize = 2;
 
 /// A key as bytes, without an allocation.
 #[derive(Clone, Copy)]
@@ -48,6 +49,10 @@ impl KeyBytes {
                 bytes[0] = b'm';
                 META
             }
+            Key::Sentinel(number) => {
+                bytes[..2].copy_from_slice(&[b's', *number]);
+                SENTINEL
+            }
             Key::Command(id) => {
                 bytes[..COMMAND].copy_from_slice(id);
                 COMMAND
@@ -67,6 +72,7 @@ pub(crate) fn first_bytes(key: &Key) -> u64 {
         Key::Block(id) => u64::from(*id) << 32,
         Key::Meta => u64::from(b'm') << 56,
         Key::Command(id) => id.first_chunk().map_or(0, |first| u64::from_be_bytes(*first)),
+        Key::Sentinel(number) => u64::from(u16::from_be_bytes([b's', *number])) << 48,
     }
 }
 
@@ -84,6 +90,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Key> {
         PAGE => Key::Page(txid(bytes)?, u32::from_be_bytes(bytes.get(32..)?.try_into().ok()?)),
         BLOCK => Key::Block(u32::from_be_bytes(bytes.try_into().ok()?)),
         META => Key::Meta,
+        SENTINEL => Key::Sentinel(bytes[1]),
         COMMAND => Key::Command(bytes.try_into().ok()?),
         _ => return None,
     };
@@ -103,6 +110,7 @@ impl fmt::Display for Key {
             Key::Block(id) => write!(f, "block {id}"),
             Key::Meta => f.write_str("meta record"),
             Key::Command(id) => write!(f, "command {}", hex::encode(id)),
+            Key::Sentinel(number) => write!(f, "sentinel {number}"),
         }
     }
 }
@@ -117,7 +125,8 @@ mod tests {
         let keys = [Key::master(low), Key::Page(low, 1), Key::Page(low, 256), Key::LockRecord(low), Key::master(high)];
         let bytes: Vec<Vec<u8>> = keys.iter().map(|key| KeyBytes::of(key).as_ref().to_vec()).collect();
         assert!(bytes.is_sorted());
-        for key in keys.into_iter().chain([Key::Block(0), Key::Block(u32::MAX), Key::Meta, Key::Command([9; 16])]) {
+        let others = [Key::Block(0), Key::Block(u32::MAX), Key::Meta, Key::Command([9; 16]), Key::Sentinel(255)];
+        for key in keys.into_iter().chain(others) {
             assert_eq!(decode(KeyBytes::of(&key).as_ref()), Some(key));
         }
     }
@@ -136,7 +145,7 @@ mod tests {
     fn what_no_key_encodes_to_is_refused() {
         let mut page_zero = [7; 36];
         page_zero[32..].fill(0);
-        for bytes in [&[][..], &[0], &[0; 5], &[7; 33], &[7; 31], &page_zero] {
+        for bytes in [&[][..], &[0], &[0; 5], b"m7", &[7; 33], &[7; 31], &page_zero] {
             assert_eq!(decode(bytes), None, "{bytes:?}");
         }
     }

@@ -38,6 +38,7 @@ pub struct MemoryEngine {
     rules: Rules,
     shards: Vec<Mutex<Shard>>,
     remembers: Option<Remembers>,
+    may_lose_parts: bool,
     /// How often it has forgotten.
     restarts: AtomicU64,
     closed: AtomicBool,
@@ -67,13 +68,26 @@ impl MemoryEngine {
     /// An empty store.
     pub fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Mutex::default).take(TRANSACTION_SHARDS + 1).collect();
-        MemoryEngine { rules, shards, remembers: None, restarts: AtomicU64::new(0), closed: AtomicBool::new(false) }
+        MemoryEngine {
+            rules,
+            shards,
+            remembers: None,
+            may_lose_parts: false,
+            restarts: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
     }
 
     /// An empty store that can [forget](Self::forget_since) what it acknowledged within `period`: a stand-in for a
     /// database that acknowledges before it syncs. Costs a copy of each page that changes.
     pub fn forgetful(rules: Rules, clock: Clock, period: Duration) -> Self {
         MemoryEngine { remembers: Some(Remembers { clock, period }), ..MemoryEngine::new(rules) }
+    }
+
+    /// The same store, which says that it [may lose parts](RecordEngine::may_lose_parts): a stand-in for a cluster.
+    #[must_use]
+    pub fn in_parts(self) -> Self {
+        MemoryEngine { may_lose_parts: true, ..self }
     }
 
     /// Takes back all changes made at or after `since_ms` (milliseconds since the epoch, by the engine's clock) to the
@@ -132,7 +146,7 @@ impl MemoryEngine {
 fn shard_of(key: &Key) -> usize {
     match key {
         Key::Page(txid, _) | Key::LockRecord(txid) => usize::from(txid.0[0]),
-        Key::Block(_) | Key::Meta | Key::Command(_) => OTHER_SHARD,
+        Key::Block(_) | Key::Meta | Key::Command(_) | Key::Sentinel(_) => OTHER_SHARD,
     }
 }
 
@@ -231,7 +245,7 @@ fn place_of(key: &Key) -> Option<Place> {
     match key {
         Key::Page(txid, page) => Some((*txid, u64::from(*page))),
         Key::LockRecord(txid) => Some((*txid, u64::MAX)),
-        Key::Block(_) | Key::Meta | Key::Command(_) => None,
+        Key::Block(_) | Key::Meta | Key::Command(_) | Key::Sentinel(_) => None,
     }
 }
 
@@ -298,6 +312,10 @@ impl RecordEngine for MemoryEngine {
 
     fn may_forget(&self) -> Duration {
         self.remembers.as_ref().map_or(Duration::ZERO, |remembers| remembers.period)
+    }
+
+    fn may_lose_parts(&self) -> bool {
+        self.may_lose_parts
     }
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {

@@ -150,6 +150,12 @@ pub trait RecordEngine: Send + Sync + 'static {
         Duration::ZERO
     }
 
+    /// Whether its records lie in parts that can be lost one by one: nodes, devices, partitions. The store keeps sentinels
+    /// there.
+    fn may_lose_parts(&self) -> bool {
+        false
+    }
+
     /// The present incarnation of all nodes. What was acknowledged longer than [`may_forget`](Self::may_forget) before a
     /// call that answers with an unchanged value can never be lost. An error means that nobody knows. At most a few
     /// hundred bytes; an engine that forgets nothing need not tell one from another.

@@ -75,6 +75,7 @@ mod tests {
             rebuilder: None,
             partitions: None,
             has_blobs: false,
+            has_sentinels: false,
             consumed: Default::default(),
             replay_floor: Default::default(),
             reorg_floor: 0,

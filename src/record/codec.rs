@@ -65,6 +65,10 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) {
             w.byte(4);
             write_command(command, &mut w);
         }
+        Record::Sentinel(store_id) => {
+            w.byte(5);
+            w.raw(store_id);
+        }
     }
 }
 
@@ -84,6 +88,7 @@ pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
         (2, Key::Block(id)) => Record::Block(read_block(*id, &mut r)?),
         (3, Key::Meta) => Record::Meta(read_meta(&mut r)?),
         (4, Key::Command(id)) => Record::Command(read_command(*id, &mut r)?),
+        (5, Key::Sentinel(_)) => Record::Sentinel(r.array()?),
         _ => return Err(CodecError::Kind),
     };
     if r.0.is_empty() { Ok(record) } else { Err(CodecError::Trailing) }
@@ -178,6 +183,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         rebuilder,
         partitions,
         has_blobs,
+        has_sentinels,
         consumed,
         replay_floor,
         reorg_floor,
@@ -192,7 +198,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.option(frontier.as_ref(), |w, offset| w.number(*offset));
     w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
-    w.byte(u8::from(*has_blobs));
+    w.byte(u8::from(*has_blobs) | u8::from(*has_sentinels) << 1);
     for Consumed { chain, validated } in [consumed, replay_floor] {
         w.number(*chain);
         w.count(validated.len());
@@ -205,7 +211,8 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
 }
 
 fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
-    Ok(MetaRecord {
+    let flags;
+    let meta = MetaRecord {
         store_id: r.array()?,
         layout_version: r.u32()?,
         network: r.text()?,
@@ -216,11 +223,16 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         frontier: r.option(Reader::u64)?,
         rebuilder: r.option(Reader::u64)?,
         partitions: r.option(Reader::u32)?,
-        has_blobs: r.bool()?,
+        has_blobs: {
+            flags = r.byte()?;
+            flags & 1 != 0
+        },
+        has_sentinels: flags & 2 != 0,
         consumed: read_consumed(r)?,
         replay_floor: read_consumed(r)?,
         reorg_floor: r.u32()?,
-    })
+    };
+    if flags < 4 { Ok(meta) } else { Err(CodecError::Field("flag")) }
 }
 
 fn read_consumed(r: &mut Reader) -> Result<Consumed, CodecError> {

@@ -33,6 +33,8 @@ pub enum Key {
     Meta,
     /// What became of a command, by its own id.
     Command([u8; 16]),
+    /// One of the records whose absence tells that a part of the namespace is gone.
+    Sentinel(u8),
 }
 
 impl Key {
@@ -45,7 +47,7 @@ impl Key {
     pub fn txid(&self) -> Option<Txid> {
         match self {
             Key::Page(txid, _) | Key::LockRecord(txid) => Some(*txid),
-            Key::Block(_) | Key::Meta | Key::Command(_) => None,
+            Key::Block(_) | Key::Meta | Key::Command(_) | Key::Sentinel(_) => None,
         }
     }
 }
@@ -63,6 +65,8 @@ pub enum Record {
     Meta(MetaRecord),
     /// See [`CommandRecord`].
     Command(CommandRecord),
+    /// Says which store it belongs to: `store_id` of its [`MetaRecord`].
+    Sentinel([u8; 16]),
 }
 
 impl Record {

@@ -65,6 +65,8 @@ pub enum Operation {
     CreateMeta(Box<MetaRecord>),
     /// Replaces the meta record if it still is what was read. Rare, and two records large: boxed, or every row had their size.
     ReplaceMeta(Box<ReplaceMeta>),
+    /// Writes a sentinel of the store with this id, also over another store's.
+    PutSentinel([u8; 16]),
     /// An operation of the sequencer.
     Sequenced(Stamp, Sequenced),
 }

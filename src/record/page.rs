@@ -565,6 +565,8 @@ pub struct MetaRecord {
     pub partitions: Option<u32>,
     /// It has a blob store, whose mark names `store_id`; for good.
     pub has_blobs: bool,
+    /// Its sentinels are there, and no node can have forgotten them: one that is missing was lost.
+    pub has_sentinels: bool,
     /// At least so much of the log has been consumed into this set; the group commits no more than that.
     pub consumed: Consumed,
     /// Nobody reads from below it into this set again: what was pruned since is recognised for a time only.

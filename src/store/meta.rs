@@ -73,6 +73,17 @@ pub enum MetaError {
          run `replay --rebuild` into an empty set"
     )]
     NamespaceLost,
+    /// Sentinels are missing.
+    #[error(
+        "a part of the namespace is gone: of the store's {all} sentinels, {missing} are missing; if a node of the cluster is away, bring \
+         it back with its data; otherwise stop the group, and run `replay --rebuild` into an empty set"
+    )]
+    PartLost {
+        /// Sentinels that are not there, or another store's.
+        missing: usize,
+        /// Sentinels of a store.
+        all: usize,
+    },
     /// There are records that belong to nobody.
     #[error(
         "the set holds records but no meta record: it belongs to another program, or part of the namespace was lost; \
@@ -218,7 +229,7 @@ impl Store {
             None if group_has_offsets => return Err(MetaError::NamespaceLost),
             None => self.create_meta(&expected, store_id, None).await?,
         };
-        self.may_be_worked_on(&meta, &expected)?;
+        self.may_be_worked_on(&meta, &expected).await?;
         if meta.retention == expected.retention {
             return Ok(meta);
         }
@@ -236,19 +247,20 @@ impl Store {
         group_has_offsets: bool,
     ) -> Result<Option<MetaRecord>, MetaError> {
         match self.meta().await? {
-            Some(meta) => self.may_be_worked_on(&meta, &expected).map(|()| Some(meta)),
+            Some(meta) => self.may_be_worked_on(&meta, &expected).await.map(|()| Some(meta)),
             None if group_has_offsets => Err(MetaError::NamespaceLost),
             None if self.holds_records().await? => Err(MetaError::Unowned),
             None => Ok(None),
         }
     }
 
-    fn may_be_worked_on(&self, meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError> {
+    async fn may_be_worked_on(&self, meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError> {
         check(meta, expected)?;
-        match meta.frontier {
-            Some(frontier) => Err(MetaError::Unfinished { frontier }),
-            None => self.check_blobs(meta),
+        if let Some(frontier) = meta.frontier {
+            return Err(MetaError::Unfinished { frontier });
         }
+        self.check_blobs(meta)?;
+        if meta.has_sentinels { self.check_sentinels(meta).await } else { Ok(()) }
     }
 
     /// Whether bodies that this store may have outside its records can be read.
@@ -421,6 +433,7 @@ impl Store {
             rebuilder: rebuild.map(|rebuild| rebuild.rebuilder),
             partitions: None,
             has_blobs: false,
+            has_sentinels: false,
             consumed: Consumed::default(),
             replay_floor: Consumed::default(),
             reorg_floor: 0,

@@ -13,6 +13,7 @@ pub mod prune;
 pub mod queries;
 pub mod read;
 pub mod recovery;
+pub mod sentinels;
 pub mod stats;
 pub mod trouble;
 pub mod verify;

@@ -93,6 +93,10 @@ impl RecordEngine for WatchedEngine {
         self.engine.may_forget()
     }
 
+    fn may_lose_parts(&self) -> bool {
+        self.engine.may_lose_parts()
+    }
+
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         let result = self.engine.incarnation().await;
         self.count(&result);

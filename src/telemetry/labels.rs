@@ -184,7 +184,7 @@ impl From<&Operation> for OperationKind {
             Operation::ClearCreating => OperationKind::ClearCreating,
             Operation::SetPageSpent { .. } | Operation::SetDeleteAtHeight(_) => OperationKind::Housekeeping,
             Operation::AcquireLockRecord { .. } | Operation::ReleaseLockRecord { .. } => OperationKind::LockRecord,
-            Operation::CreateMeta(_) | Operation::ReplaceMeta(_) => OperationKind::Meta,
+            Operation::CreateMeta(_) | Operation::ReplaceMeta(_) | Operation::PutSentinel(_) => OperationKind::Meta,
             Operation::Sequenced(
                 _,
                 Sequenced::SetMined { .. } | Sequenced::WasMined(_) | Sequenced::UnsetMined { .. },

@@ -19,7 +19,7 @@ use utxo_store::{
 
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
-    commands, demo, pipeline,
+    commands, demo, group_store, pipeline,
     pruning::{self, RETENTION},
     rebuild, reorgs,
     world::{self, Made, World, WorldSettings},
@@ -316,6 +316,30 @@ async fn a_full_namespace_is_waited_for() {
     assert!(!is_named());
     running.stop().await;
     world.check("a full namespace").await;
+}
+
+/// What a device or a node takes with it is missed at a start, whatever else is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_of_the_namespace_that_is_gone_is_missed_at_a_start() {
+    let Some(server) = AerospikeServer::start() else { return };
+    let (mut world, settings) = (World::with_settings(WorldSettings::calm()).await, server.settings());
+    let engine = AerospikeEngine::open(&settings, world.store.settings.rules).await.unwrap();
+    world.settings.durability_lag = Some(engine.may_forget() + Duration::from_millis(100));
+    let world = world.over(Arc::new(engine));
+    world.seed(1, 2).await;
+    for _ in 0..2 {
+        let running = world.start();
+        tokio::time::timeout(Duration::from_secs(60), world.until_consumed()).await.unwrap();
+        running.stop().await;
+    }
+    let client = aerospike::Client::new(&Default::default(), &settings.hosts).await.unwrap();
+    for number in [0_u8, 77, 255] {
+        let user_key = aerospike::Value::Blob([b"sentinel", &[number][..]].concat());
+        let key = aerospike::Key::new(&*settings.namespace, format!("{}_meta", settings.set), user_key).unwrap();
+        assert!(client.delete(&Default::default(), &key).await.unwrap(), "sentinel {number}");
+    }
+    let why = group_store::refused(&world, &world.store).await.to_string();
+    assert!(why.contains("of the store's 256 sentinels, 3 are missing") && why.contains("replay --rebuild"), "{why}");
 }
 
 /// The same for as long as the server lives, an error while it does not answer, and another one afterwards.

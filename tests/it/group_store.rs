@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     engine::memory::MemoryEngine,
     instance::{self, InstanceError},
-    record::{Rules, TxState},
+    record::{Key, MetaRecord, Rules, TxState},
     store::{Store, meta::MetaError},
 };
 
@@ -25,7 +25,7 @@ async fn rebuild(world: &World) -> Store {
 }
 
 /// Why an instance over this store ends.
-async fn refused(world: &World, store: &Store) -> InstanceError {
+pub async fn refused(world: &World, store: &Store) -> InstanceError {
     let run = instance::run(world.settings.clone(), world.parts(store), CancellationToken::new());
     tokio::time::timeout(Duration::from_secs(600), run).await.expect("it ends").unwrap_err()
 }
@@ -87,6 +87,32 @@ async fn a_rebuild_that_its_group_has_left_behind_is_refused() {
     assert!(matches!(&error, InstanceError::Meta(MetaError::Behind { .. })), "{error}");
     assert_eq!(digest(&rebuilt).await, before);
     world.run_until_consumed().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_lost_a_part_is_refused_and_one_without_sentinels_is_given_some() {
+    let world = World::new().await;
+    live_through(&world).await;
+    let engine = Arc::new(MemoryEngine::new(Rules { retention: 288 }).in_parts());
+    let store = Store::new(engine.clone(), world.store.settings);
+    instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await.unwrap();
+    assert!(store.meta().await.unwrap().unwrap().has_sentinels, "a rebuild has them");
+    let lose = || engine.put(Key::Sentinel(9), None);
+    lose();
+    let error = refused(&world, &store).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::PartLost { missing: 1, all: 256 })), "{error}");
+
+    // As if it had been made before there were any.
+    store.change_meta(|meta| Ok(MetaRecord { has_sentinels: false, ..meta })).await.unwrap();
+    let moved = world.beside(engine.clone());
+    let running = moved.start();
+    while !store.meta().await.unwrap().unwrap().has_sentinels {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    moved.until_consumed().await;
+    running.stop().await;
+    lose();
+    assert!(matches!(refused(&world, &store).await, InstanceError::Meta(MetaError::PartLost { .. })));
 }
 
 #[tokio::test(start_paused = true)]

@@ -346,6 +346,7 @@ fn name_of(operation: &Operation) -> &'static str {
         Operation::ReleaseLockRecord { .. } => "release lock record",
         Operation::CreateMeta(_) => "create meta record",
         Operation::ReplaceMeta(_) => "replace meta record",
+        Operation::PutSentinel(_) => "put sentinel",
         Operation::Sequenced(..) => "sequenced operation",
     }
 }

@@ -26,6 +26,7 @@ pub fn encode(key: &Key, record: &Record) -> Bins {
         Record::Block(block) => others::encode_block(block),
         Record::Meta(meta) => others::encode_meta(meta),
         Record::Command(command) => others::encode_command(command),
+        Record::Sentinel(store_id) => others::encode_sentinel(store_id),
     }
 }
 
@@ -41,6 +42,7 @@ pub fn decode(key: &Key, bins: IndexMap<String, Value>) -> Result<Record, BadRec
         Key::Block(id) => Record::Block(others::decode_block(*id, &mut bins)?),
         Key::Meta => Record::Meta(others::decode_meta(&mut bins)?),
         Key::Command(id) => Record::Command(others::decode_command(*id, &mut bins)?),
+        Key::Sentinel(_) => Record::Sentinel(others::decode_sentinel(&mut bins)?),
     })
 }
 

@@ -10,6 +10,7 @@ const LOCK_RECORD: u32 = u32::MAX;
 /// Pages of the reference system do not say their number, and a scan returns digests: so many are tried.
 const MOST_PAGES: u32 = 1 << 18;
 const META: &[u8] = b"meta";
+const SENTINEL: &[u8] = b"sentinel";
 
 /// The place of a store: a namespace and four sets.
 #[derive(Debug, Clone)]
@@ -19,7 +20,7 @@ pub struct Place {
     pub transactions: String,
     /// Block records.
     pub blocks: String,
-    /// The meta record.
+    /// The meta record, and the sentinels.
     pub meta: String,
     /// Command records.
     pub commands: String,
@@ -45,6 +46,7 @@ impl Place {
             Key::LockRecord(txid) => (&self.transactions, numbered(txid, LOCK_RECORD)),
             Key::Block(id) => (&self.blocks, id.to_be_bytes().to_vec()),
             Key::Meta => (&self.meta, META.to_vec()),
+            Key::Sentinel(number) => (&self.meta, [SENTINEL, &[*number]].concat()),
             Key::Command(id) => (&self.commands, id.to_vec()),
         };
         ServerKey::new(self.namespace.as_str(), set.as_str(), Value::Blob(user_key))
@@ -78,6 +80,21 @@ mod tests {
         }
         let last = Key::Page(txid, u32::MAX - 1);
         assert_eq!(place.key_of(txid, Some(u32::MAX - 1), place.server_key(&last).unwrap().digest()), Some(last));
+    }
+
+    /// A partition is 12 bits of the digest.
+    #[test]
+    fn sentinels_lie_in_many_partitions() {
+        let place = Place::new("test", "txmeta");
+        let partition = |number| {
+            let digest = place.server_key(&Key::Sentinel(number)).unwrap().digest();
+            u16::from_le_bytes([digest[0], digest[1]]) & 0x0FFF
+        };
+        let partitions: std::collections::BTreeSet<u16> = (0..=u8::MAX).map(partition).collect();
+        assert!(partitions.len() > 230, "{}", partitions.len());
+        // Of 64 neighbours in 4,096 hardly any is without: a range of partitions that is lost holds one.
+        let without = (0..64).filter(|range| !partitions.iter().any(|partition| partition / 64 == *range)).count();
+        assert!(without <= 4, "{without}");
     }
 
     #[test]

@@ -104,6 +104,7 @@ pub mod meta {
     pub const REBUILDER: &str = "rebuilder";
     pub const PARTITIONS: &str = "partitions";
     pub const HAS_BLOBS: &str = "hasBlobs";
+    pub const HAS_SENTINELS: &str = "hasSentinels";
     /// Of the chain; absent: 0.
     pub const CONSUMED_CHAIN: &str = "chainNext";
     /// Partition, offset, partition, offset …

@@ -206,6 +206,7 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         rebuilder: None,
         partitions: None,
         has_blobs: false,
+        has_sentinels: false,
         consumed: Consumed::default(),
         replay_floor: Default::default(),
         reorg_floor: 0,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{Bench, RULES, fixtures::*};
 use crate::{
-    engine::Row,
+    engine::{Row, Set},
     record::{self, *},
     tx::Txid,
 };
@@ -280,6 +280,23 @@ pub(super) async fn command_records(bench: Bench) {
         bench.apply_as(&mut model, &[command(id, 4, refused("too late"))]).await;
     }
     model.check_records(&bench).await;
+}
+
+/// Each is a record of its own, and in no scan.
+pub(super) async fn sentinels(bench: Bench) {
+    let mut model = Model::default();
+    for number in 0..=u8::MAX {
+        model.records.insert(Key::Sentinel(number), bench.read_one(Key::Sentinel(number)).await);
+    }
+    for store_id in [[1; 16], [1; 16], [2; 16]] {
+        let put = |number| Row { key: Key::Sentinel(number), operation: Operation::PutSentinel(store_id) };
+        bench.apply_as(&mut model, &(0..=u8::MAX).map(put).collect::<Vec<_>>()).await;
+        model.check_records(&bench).await;
+    }
+    for set in [Set::Transactions, Set::Blocks] {
+        let scanned = bench.scan(set, 1_000).await;
+        assert!(!scanned.iter().any(|(key, _)| matches!(key, Key::Sentinel(_))), "{}: a sentinel", bench.check);
+    }
 }
 
 fn refused(code: &str) -> CommandResult {

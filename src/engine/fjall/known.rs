@@ -80,7 +80,7 @@ impl Known {
 fn transaction(key: &Key) -> Option<&Txid> {
     match key {
         Key::Page(txid, _) | Key::LockRecord(txid) => Some(txid),
-        Key::Block(_) | Key::Meta | Key::Command(_) => None,
+        Key::Block(_) | Key::Meta | Key::Command(_) | Key::Sentinel(_) => None,
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `records` | see [`crate::engine::key`] | see [`crate::record::codec`] |
 //! | `blocks` | block id, big-endian | the same |
 //! | `meta` | `m` | the same |
+//! | `meta` | command id; `s` ‖ number of a sentinel | the same |
 //! | `meta` | `layout` | [`super::open`] |
 //! | `index_*` | value, 8 bytes big-endian ‖ key | nothing |
 
@@ -40,7 +41,7 @@ impl Tables {
         match key {
             Key::Page(..) | Key::LockRecord(_) => &self.records,
             Key::Block(_) => &self.blocks,
-            Key::Meta | Key::Command(_) => &self.meta,
+            Key::Meta | Key::Command(_) | Key::Sentinel(_) => &self.meta,
         }
     }
 

@@ -166,14 +166,14 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
     let meta = (
         any::<[u8; 16]>(),
         any::<[u32; 5]>(),
-        any::<(String, Option<[u8; 32]>, [Option<u64>; 2], Option<u32>, bool)>(),
+        any::<(String, Option<[u8; 32]>, [Option<u64>; 2], Option<u32>, bool, bool)>(),
         any::<(u64, BTreeMap<u32, u64>)>(),
     )
         .prop_map(
             |(
                 store_id,
                 numbers,
-                (network, chain_id, [frontier, rebuilder], partitions, has_blobs),
+                (network, chain_id, [frontier, rebuilder], partitions, has_blobs, has_sentinels),
                 (chain, validated),
             )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor] = numbers;
@@ -189,6 +189,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     rebuilder,
                     partitions,
                     has_blobs,
+                    has_sentinels,
                     consumed: Consumed { chain, validated },
                     replay_floor: Default::default(),
                     reorg_floor,
@@ -212,6 +213,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
         1 => block,
         1 => meta,
         1 => command,
+        1 => any::<(u8, [u8; 16])>().prop_map(|(number, id)| (Key::Sentinel(number), Record::Sentinel(id))),
     ]
 }
 
@@ -239,13 +241,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(mut bytes in vec(any::<u8>(), 0..200), kind in 0..6_u8) {
-        for key in [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta, Key::Command([1; 16])] {
+    fn no_bytes_panic(mut bytes in vec(any::<u8>(), 0..200), kind in 0..7_u8) {
+        for key in [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta, Key::Command([1; 16]), Key::Sentinel(1)] {
             let _ = decode(&key, bytes.clone().into());
         }
         if let [version, of, ..] = &mut bytes[..] {
             (*version, *of) = (VERSION, kind);
-            let key = [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta, Key::Command([1; 16])];
+            let key = [Key::master(Txid::default()), Key::LockRecord(Txid::default()), Key::Block(1), Key::Meta, Key::Command([1; 16]), Key::Sentinel(1)];
             key.iter().for_each(|key| drop(decode(key, bytes.clone().into())));
         }
     }

@@ -14,7 +14,9 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>) -> Result<Effect, Re
     match key {
         Key::Page(_, 0) => put_stub(key, record, Verdict::Pending, None),
         Key::Page(txid, number) => Ok(put(record, Page { number: *number, ..Page::empty(*txid) })),
-        Key::LockRecord(_) | Key::Block(_) | Key::Meta | Key::Command(_) => Err(Rejection::Unexpected),
+        Key::LockRecord(_) | Key::Block(_) | Key::Meta | Key::Command(_) | Key::Sentinel(_) => {
+            Err(Rejection::Unexpected)
+        }
     }
 }
 
@@ -28,7 +30,9 @@ pub(super) fn put_stub(
     let txid = match key {
         Key::Page(txid, 0) => *txid,
         Key::Page(..) => return Err(Rejection::NotFound),
-        Key::LockRecord(_) | Key::Block(_) | Key::Meta | Key::Command(_) => return Err(Rejection::Unexpected),
+        Key::LockRecord(_) | Key::Block(_) | Key::Meta | Key::Command(_) | Key::Sentinel(_) => {
+            return Err(Rejection::Unexpected);
+        }
     };
     Ok(put(record, Page { delete_at_height, ..Page::stub(txid, verdict) }))
 }

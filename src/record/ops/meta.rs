@@ -1,4 +1,4 @@
-//! `CreateMeta`, `ReplaceMeta`.
+//! `CreateMeta`, `ReplaceMeta`, `PutSentinel`.
 
 use crate::record::{Key, MetaRecord, Record, Rejection, Reply};
 
@@ -31,6 +31,19 @@ pub(super) fn replace(
     }
 }
 
+pub(super) fn put_sentinel(key: &Key, record: &mut Option<Record>, store_id: &[u8; 16]) -> Result<Effect, Rejection> {
+    match (key, &*record) {
+        (Key::Sentinel(_), Some(Record::Sentinel(there))) if there == store_id => {
+            Ok(Effect::already(Reply::None, false))
+        }
+        (Key::Sentinel(_), None | Some(Record::Sentinel(_))) => {
+            *record = Some(Record::Sentinel(*store_id));
+            Ok(Effect::applied(Reply::None))
+        }
+        _ => Err(Rejection::Unexpected),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +63,7 @@ mod tests {
             rebuilder: None,
             partitions: None,
             has_blobs: false,
+            has_sentinels: false,
             consumed: Default::default(),
             replay_floor: Default::default(),
             reorg_floor: 0,
@@ -63,6 +77,18 @@ mod tests {
         assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0).into())).outcome, already(Reply::None));
         assert_eq!(refused(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(1).into()))), Rejection::Unexpected);
         assert_eq!(refused(on_master(&mut None, &Operation::CreateMeta(meta(1).into()))), Rejection::Unexpected);
+    }
+
+    #[test]
+    fn a_sentinel_is_of_whoever_wrote_it_last() {
+        let (key, mut record) = (Key::Sentinel(9), None);
+        let put = |id| Operation::PutSentinel([id; 16]);
+        for (id, outcome) in [(1, applied(Reply::None)), (1, already(Reply::None)), (2, applied(Reply::None))] {
+            assert_eq!(on(&key, &mut record, &put(id)).outcome, outcome);
+            assert_eq!(record, Some(Record::Sentinel([id; 16])));
+        }
+        assert_eq!(refused(on(&Key::Meta, &mut None, &put(1))), Rejection::Unexpected);
+        assert_eq!(refused(on(&key, &mut Some(Record::Meta(meta(0))), &put(1))), Rejection::Unexpected);
     }
 
     #[test]

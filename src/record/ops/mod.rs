@@ -68,6 +68,7 @@ pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &
         Operation::ReleaseLockRecord { owner } => lock_record::release(record, *owner),
         Operation::CreateMeta(meta) => meta::create(key, record, meta),
         Operation::ReplaceMeta(replace) => meta::replace(record, &replace.expected, &replace.new),
+        Operation::PutSentinel(store_id) => meta::put_sentinel(key, record, store_id),
         Operation::Sequenced(stamp, operation) => sequenced(rules, key, record, *stamp, operation),
     };
     effect_of(result)

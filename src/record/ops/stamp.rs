@@ -32,7 +32,7 @@ pub(super) fn write(record: Option<&mut Record>, stamp: Stamp) -> bool {
         Record::Page(page) => Arc::make_mut(page).chain_pos = Some(stamp),
         Record::Block(block) => block.chain_pos = Some(stamp),
         Record::Command(command) => command.chain_pos = Some(stamp),
-        Record::LockRecord(_) | Record::Meta(_) => return false,
+        Record::LockRecord(_) | Record::Meta(_) | Record::Sentinel(_) => return false,
     }
     true
 }
@@ -42,7 +42,7 @@ fn stamp_of(record: &Record) -> Option<Stamp> {
         Record::Page(page) => page.chain_pos,
         Record::Block(block) => block.chain_pos,
         Record::Command(command) => command.chain_pos,
-        Record::LockRecord(_) | Record::Meta(_) => None,
+        Record::LockRecord(_) | Record::Meta(_) | Record::Sentinel(_) => None,
     }
 }
 

@@ -106,6 +106,14 @@ pub fn decode_command(id: [u8; 16], bins: &mut Fields) -> Result<CommandRecord, 
     })
 }
 
+pub fn encode_sentinel(store_id: &[u8; 16]) -> Bins {
+    vec![(meta::STORE_ID, Value::Blob(store_id.to_vec()))]
+}
+
+pub fn decode_sentinel(bins: &mut Fields) -> Result<[u8; 16], BadRecord> {
+    bins.array(meta::STORE_ID)
+}
+
 pub fn encode_meta(record: &MetaRecord) -> Bins {
     let mut bins = vec![
         (meta::STORE_ID, Value::Blob(record.store_id.to_vec())),
@@ -129,6 +137,9 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     }
     if record.has_blobs {
         bins.push((meta::HAS_BLOBS, Value::Bool(true)));
+    }
+    if record.has_sentinels {
+        bins.push((meta::HAS_SENTINELS, Value::Bool(true)));
     }
     if record.reorg_floor > 0 {
         bins.push((meta::REORG_FLOOR, int(record.reorg_floor)));
@@ -161,6 +172,7 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         rebuilder: bins.optional(meta::REBUILDER)?,
         partitions: bins.optional(meta::PARTITIONS)?,
         has_blobs: bins.flag(meta::HAS_BLOBS)?,
+        has_sentinels: bins.flag(meta::HAS_SENTINELS)?,
         consumed: decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?,
         replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
         reorg_floor: bins.number(meta::REORG_FLOOR)?,

@@ -151,10 +151,12 @@ fn other_records_come_back() {
         rebuilder: Some(u64::MAX >> 1),
         partitions: Some(64),
         has_blobs: true,
+        has_sentinels: true,
         consumed,
         ..meta(8)
     };
     comes_back(Key::Meta, &Record::Meta(later));
+    comes_back(Key::Sentinel(255), &Record::Sentinel([7; 16]));
     let refused = CommandResult::Refused { code: "FROZEN".into(), message: "slot 0".into() };
     for result in [CommandResult::Applied, CommandResult::AlreadyApplied, refused] {
         let chain_pos = Some(crate::record::Stamp { offset: 4, phase: crate::record::Phase::Apply });
