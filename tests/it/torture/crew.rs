@@ -27,6 +27,8 @@ pub trait Crew {
     fn kill_all(&mut self);
     /// Freezes it, or has it go on: for others it is as good as dead, and does not know. Answers whether there was one.
     fn freeze(&mut self, slot: usize, frozen: bool) -> bool;
+    /// The process that it is, or is in.
+    fn process(&self, slot: usize) -> Option<u32>;
     /// Fails where one has ended by itself.
     fn look(&mut self);
     /// Tells all to end in order, and waits for that.
@@ -94,6 +96,18 @@ impl<'g> Processes<'g> {
     }
 }
 
+impl Processes<'_> {
+    /// Waits until every instance has ended by itself, with an error.
+    pub fn wait_until_all_have_failed(&mut self) {
+        for slot in 0..INSTANCES {
+            let Some(mut member) = self.members[slot].take() else { continue };
+            wait(&mut member.child, &member.log);
+            let status = member.child.wait().unwrap();
+            assert_eq!(status.code(), Some(1), "{}", end_of(&member.log));
+        }
+    }
+}
+
 impl Crew for Processes<'_> {
     fn start(&mut self, slot: usize) -> bool {
         if self.members[slot].as_mut().is_some_and(|member| !member.has_ended()) {
@@ -126,6 +140,10 @@ impl Crew for Processes<'_> {
     fn freeze(&mut self, slot: usize, frozen: bool) -> bool {
         let member = self.members[slot].as_mut().filter(|member| !member.is_stopping);
         member.inspect(|member| signal(&member.child, if frozen { "STOP" } else { "CONT" })).is_some()
+    }
+
+    fn process(&self, slot: usize) -> Option<u32> {
+        self.members[slot].as_ref().map(|member| member.child.id())
     }
 
     fn look(&mut self) {
@@ -209,6 +227,10 @@ impl Crew for Host<'_> {
     fn freeze(&mut self, _: usize, frozen: bool) -> bool {
         let member = self.member.as_ref();
         member.inspect(|member| signal(&member.child, if frozen { "STOP" } else { "CONT" })).is_some()
+    }
+
+    fn process(&self, _: usize) -> Option<u32> {
+        self.member.as_ref().map(|member| member.child.id())
     }
 
     fn look(&mut self) {

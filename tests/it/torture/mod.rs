@@ -8,7 +8,9 @@
 mod crew;
 mod host;
 mod judge;
+mod kills;
 mod load;
+mod soak;
 
 use std::{
     collections::BTreeMap,
@@ -26,6 +28,7 @@ use utxo_store::{
 use self::{
     crew::{Crew, Host, INSTANCES, Processes},
     load::{Author, Sent},
+    soak::Watch,
 };
 use crate::{
     aerospike_server::AerospikeServer,
@@ -37,6 +40,15 @@ pub const PARTITIONS: i32 = 6;
 /// Between two ticks of the load.
 const TICK: Duration = Duration::from_millis(50);
 
+/// A number of the environment.
+fn asked(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+fn asked_seed() -> u64 {
+    asked("SEED", Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id()))
+}
+
 /// How long, how much, and which.
 #[derive(Debug, Clone, Copy)]
 struct Size {
@@ -44,35 +56,29 @@ struct Size {
     /// Moments of the load a second.
     rate: u64,
     seed: u64,
+    /// The first instance is never killed, nor told to stop: a soak watches it.
+    spares_first: bool,
 }
 
 impl Size {
     /// As the environment says.
     fn asked() -> Self {
-        let number = |name: &str, otherwise| {
-            std::env::var(name)
-                .map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
-        };
-        let random = || Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id());
-        let seed = if std::env::var("SEED").is_ok() { number("SEED", 0) } else { random() };
-        Size { time: Duration::from_secs(number("TORTURE_SECONDS", 900)), rate: number("RATE", 400), seed }
+        Size {
+            time: Duration::from_secs(asked("TORTURE_SECONDS", 900)),
+            rate: asked("RATE", 400),
+            seed: asked_seed(),
+            spares_first: false,
+        }
     }
 
     fn short(seed: u64) -> Self {
-        Size { time: Duration::from_secs(20), rate: 300, seed }
+        Size { time: Duration::from_secs(20), rate: 300, seed, spares_first: false }
     }
 }
 
-/// What is written, until it is enough.
-struct Load {
-    counts: BTreeMap<&'static str, u64>,
-    transactions: usize,
-    messages: u64,
-}
-
-/// Produces at a steady rate. A message that may have been written is written again: repeats do no harm.
-fn produce(bench: &Bench, size: Size, is_enough: &AtomicBool) -> Load {
-    let mut author = Author::new(size.seed);
+/// Produces at a steady rate until it is enough, and then what was put off; answers how many messages that were. A message that may have
+/// been written is written again: repeats do no harm.
+fn produce(bench: &Bench, author: &mut Author, rate: u64, is_enough: &AtomicBool) -> u64 {
     let mut messages = 0;
     block_on(async {
         let broker = bench.broker();
@@ -80,7 +86,7 @@ fn produce(bench: &Bench, size: Size, is_enough: &AtomicBool) -> Load {
         let (started, mut moments) = (Instant::now(), 0);
         while !is_enough.load(Ordering::Relaxed) {
             // What an absent broker held up is not caught up with at once.
-            let due = (started.elapsed().as_millis() as u64 * size.rate / 1_000).min(moments + size.rate);
+            let due = (started.elapsed().as_millis() as u64 * rate / 1_000).min(moments + rate);
             while moments < due {
                 moments += 1;
                 messages += send(bench, producer.as_ref(), author.next()).await;
@@ -89,7 +95,23 @@ fn produce(bench: &Bench, size: Size, is_enough: &AtomicBool) -> Load {
         }
         messages += send(bench, producer.as_ref(), author.last()).await;
     });
-    Load { transactions: author.transactions(), counts: author.counts, messages }
+    messages
+}
+
+/// Does something while there is load; answers how many messages that was as well.
+fn under_load<T>(
+    bench: &Bench,
+    author: &mut Author,
+    rate: u64,
+    work: impl FnOnce() -> T,
+) -> (u64, std::thread::Result<T>) {
+    let is_enough = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let producing = scope.spawn(|| produce(bench, author, rate, &is_enough));
+        let done = panic::catch_unwind(AssertUnwindSafe(work));
+        is_enough.store(true, Ordering::Relaxed);
+        (producing.join().unwrap(), done)
+    })
 }
 
 async fn send(bench: &Bench, producer: &dyn Producer, all: Vec<Sent>) -> u64 {
@@ -111,7 +133,12 @@ async fn send(bench: &Bench, producer: &dyn Producer, all: Vec<Sent>) -> u64 {
 }
 
 /// Does something to somebody every few seconds, until the time is over; then all run.
-fn torment(crew: &mut dyn Crew, kafka: &mut KafkaServer, size: Size) -> BTreeMap<&'static str, u64> {
+fn torment(
+    crew: &mut dyn Crew,
+    kafka: &mut KafkaServer,
+    size: Size,
+    mut looking: impl FnMut(&dyn Crew),
+) -> BTreeMap<&'static str, u64> {
     let mut dice = Seeded::new(size.seed ^ u64::from_be_bytes(*b"tormentr"));
     let mut counts = BTreeMap::new();
     let mut frozen: Option<(usize, Instant)> = None;
@@ -125,6 +152,7 @@ fn torment(crew: &mut dyn Crew, kafka: &mut KafkaServer, size: Size) -> BTreeMap
     while started.elapsed() < size.time {
         std::thread::sleep(Duration::from_millis(100 + dice.below(most)));
         crew.look();
+        looking(crew);
         if let Some((slot, until)) = frozen
             && until <= Instant::now()
         {
@@ -136,7 +164,9 @@ fn torment(crew: &mut dyn Crew, kafka: &mut KafkaServer, size: Size) -> BTreeMap
         if frozen.is_some_and(|(other, _)| other == slot) {
             continue;
         }
+        let is_spared = size.spares_first && slot == 0;
         match dice.below(100) {
+            0..38 if is_spared => {}
             0..25 => count("killed", crew.kill(slot)),
             25..38 => count("stopped in order", crew.stop(slot)),
             38..46 if frozen.is_none() && crew.freeze(slot, true) => {
@@ -145,7 +175,7 @@ fn torment(crew: &mut dyn Crew, kafka: &mut KafkaServer, size: Size) -> BTreeMap
                 let seconds = *dice.pick(&[1, 4, 9, 14]);
                 frozen = Some((slot, Instant::now() + Duration::from_secs(seconds)));
             }
-            46..48 if frozen.is_none() => {
+            46..48 if frozen.is_none() && !size.spares_first => {
                 count("all killed at once", true);
                 crew.kill_all();
             }
@@ -173,6 +203,8 @@ pub struct Ground {
     live: Vec<String>,
     /// Where a rebuild goes, as arguments of `replay`.
     rebuilt: Vec<String>,
+    /// A node of the store was killed: what the model can say of the logs then holds.
+    has_forgotten: bool,
 }
 
 impl Ground {
@@ -182,7 +214,8 @@ impl Ground {
         let partitions = PARTITIONS.to_string();
         let mut create = bench.command(&["topics", "create", "--partitions", &partitions], &[]);
         assert!(create.stdout(Stdio::null()).status().unwrap().success());
-        let mut ground = Ground { bench, variables: Vec::new(), live: Vec::new(), rebuilt: Vec::new() };
+        let mut ground =
+            Ground { bench, variables: Vec::new(), live: Vec::new(), rebuilt: Vec::new(), has_forgotten: false };
         for (key, value) in [
             ("STORE__NETWORK", "regtest"),
             ("PRUNE__ENABLED", "false"),
@@ -195,7 +228,9 @@ impl Ground {
     }
 
     fn set(&mut self, key: &str, value: &str) {
-        self.variables.push((format!("UTXO_STORE__{key}"), value.to_owned()));
+        let key = format!("UTXO_STORE__{key}");
+        self.variables.retain(|(other, _)| *other != key);
+        self.variables.push((key, value.to_owned()));
     }
 
     fn fjall(kafka: &KafkaServer) -> Self {
@@ -208,14 +243,31 @@ impl Ground {
     /// Records of few slots: most transactions of the load take several.
     fn aerospike(kafka: &KafkaServer, server: &AerospikeServer) -> Self {
         let mut ground = Ground::on(kafka);
-        let blobs = |name| format!("file://{}", ground.bench.path(name).display());
-        let ((url, blobs), rebuilt) = ((server.url(), blobs("blobs")), (server.url(), blobs("blobs-rebuilt")));
-        ground.set("STORE__URL", &url);
-        ground.set("STORE__BLOBS__URL", &blobs);
         ground.set("STORE__UTXO_BATCH_SIZE", "4");
-        ground.live = arguments([("--store", url), ("--blobs", blobs)]);
-        ground.rebuilt = arguments([("--store", rebuilt.0), ("--blobs", rebuilt.1)]);
+        ground.goes_to(server.url(), "blobs");
+        ground.will_be_rebuilt_in(server.url(), "blobs-rebuilt");
         ground
+    }
+
+    /// The store that is worked on.
+    fn goes_to(&mut self, url: String, blobs: &str) {
+        let blobs = format!("file://{}", self.bench.path(blobs).display());
+        self.set("STORE__URL", &url);
+        self.set("STORE__BLOBS__URL", &blobs);
+        self.live = arguments([("--store", url), ("--blobs", blobs)]);
+    }
+
+    fn will_be_rebuilt_in(&mut self, url: String, blobs: &str) {
+        let blobs = format!("file://{}", self.bench.path(blobs).display());
+        self.rebuilt = arguments([("--store", url), ("--blobs", blobs)]);
+    }
+
+    /// What was rebuilt is the store from now on.
+    fn goes_to_the_rebuilt(&mut self) {
+        self.live = std::mem::take(&mut self.rebuilt);
+        let [_, url, _, blobs] = self.live.clone().try_into().unwrap();
+        self.set("STORE__URL", &url);
+        self.set("STORE__BLOBS__URL", &blobs);
     }
 
     /// The program, as it is configured here.
@@ -231,31 +283,38 @@ fn arguments<const N: usize>(named: [(&str, String); N]) -> Vec<String> {
 
 fn torture(ground: &Ground, kafka: &mut KafkaServer, crew: &mut dyn Crew, size: Size) {
     eprintln!("torture: {size:?}");
-    let is_enough = AtomicBool::new(false);
-    let (load, done) = std::thread::scope(|scope| {
-        let producing = scope.spawn(|| produce(&ground.bench, size, &is_enough));
-        let done = panic::catch_unwind(AssertUnwindSafe(|| torment(crew, kafka, size)));
-        is_enough.store(true, Ordering::Relaxed);
-        (producing.join().unwrap(), done)
+    let mut author = Author::new(size.seed);
+    let mut watch = Watch::new(size.time);
+    let (messages, done) = under_load(&ground.bench, &mut author, size.rate, || {
+        torment(crew, kafka, size, |crew| {
+            if size.spares_first {
+                watch.look(ground, crew)
+            }
+        })
     });
-    let Load { counts, transactions, messages } = load;
-    eprintln!("{transactions} transactions in {messages} messages: {counts:?}");
+    eprintln!("{} transactions in {messages} messages: {:?}", author.transactions(), author.counts);
     let judged = done.and_then(|done| {
         eprintln!("instances: {done:?}");
         panic::catch_unwind(AssertUnwindSafe(|| {
             judge::wait_until_all_is_handled(ground, crew);
             crew.stop_all();
             judge::judge(ground);
+            if size.spares_first {
+                watch.judge(ground);
+            }
         }))
     });
-    if let Err(why) = judged {
-        eprintln!("this was the torture with seed {}, in {}", size.seed, ground.bench.directory.path().display());
-        // For whoever wants to look: HOLD=1.
-        while std::env::var("HOLD").is_ok() {
-            std::thread::sleep(Duration::from_secs(1));
-        }
-        panic::resume_unwind(why);
+    judged.unwrap_or_else(|why| give_up(ground, size.seed, why));
+}
+
+/// Something failed.
+fn give_up(ground: &Ground, seed: u64, why: Box<dyn std::any::Any + Send>) -> ! {
+    eprintln!("this was seed {seed}, in {}", ground.bench.directory.path().display());
+    // For whoever wants to look: HOLD=1.
+    while std::env::var("HOLD").is_ok() {
+        std::thread::sleep(Duration::from_secs(1));
     }
+    panic::resume_unwind(why)
 }
 
 fn on_fjall(kafka: &mut KafkaServer, size: Size) {
