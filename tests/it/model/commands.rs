@@ -178,7 +178,7 @@ impl Replay<'_> {
                     ));
                 }
                 self.commands.entry(id).or_insert(Executed::new(&command.action, executed_at, &result));
-                self.told.push((subject, self.at, OutcomeKind::Command { id, result }));
+                self.tell(subject, OutcomeKind::Command { id, result });
             }
             other => self.complain(format!("{:?} leads to {other:?}", command.action)),
         }

@@ -8,22 +8,34 @@ use utxo_store::{
     tx::{Outpoint, Txid},
 };
 
-use super::{
-    history::{History, Standing},
-    replay::Replay,
-};
+use super::{history::Standing, replay::Replay};
 
 impl Replay<'_> {
     /// They fall, and what descends from them: real descendants only, and all that are live.
     pub fn fell(&mut self, height: u32, roots: Vec<(Txid, Reason)>, winner: Option<Txid>) -> Vec<(Txid, bool)> {
-        let before = self.history.clone();
-        let mut fallen: BTreeSet<Txid> = winner.into_iter().collect();
+        let mut fallen: BTreeSet<Txid> = winner.into_iter().chain(roots.iter().map(|(txid, _)| *txid)).collect();
+        // All are looked at as everything stood before the first of them fell.
+        let members = self.members(height, &mut fallen, winner);
         let mut fell = Vec::new();
+        for (txid, _) in &roots {
+            fell.push((*txid, self.history.is_live(txid)));
+        }
         for (txid, reason) in roots {
-            fallen.insert(txid);
-            fell.push((txid, before.is_live(&txid)));
             self.lose(txid, reason, height);
         }
+        for ConeMember { txid, parent, live } in members {
+            if live {
+                self.history.pin(&txid);
+            }
+            fell.push((txid, live));
+            self.lose(txid, Reason::ConflictingParent { parent }, height);
+        }
+        fell
+    }
+
+    /// The members that the decisions name, each once, checked; adds them to what has fallen.
+    fn members(&mut self, height: u32, fallen: &mut BTreeSet<Txid>, winner: Option<Txid>) -> Vec<ConeMember> {
+        let mut all = Vec::new();
         while let Some(body) = self.step() {
             let DecisionBody::Cone { members, height: at } = body else {
                 self.complain(format!("{body:?} stands inside a cone"));
@@ -33,48 +45,40 @@ impl Replay<'_> {
                 self.complain(format!("a cone is at height {at}, its verdict at {height}"));
             }
             if members.is_empty() {
-                self.check_cone(&before, &fallen, winner);
-                return fell;
+                self.check_cone(fallen, winner);
+                return all;
             }
             for member in members {
-                if self.check_member(&before, &fallen, &member) && fallen.insert(member.txid) {
-                    if member.live {
-                        self.history.pin(&member.txid);
-                    }
-                    fell.push((member.txid, member.live));
-                    self.lose(member.txid, Reason::ConflictingParent { parent: member.parent }, height);
+                self.check_member(fallen, &member);
+                if fallen.insert(member.txid) {
+                    all.push(member);
                 }
             }
         }
         self.complain("a cone has no end");
-        fell
+        all
     }
 
-    pub fn check_member(&mut self, before: &History, fallen: &BTreeSet<Txid>, member: &ConeMember) -> bool {
+    fn check_member(&mut self, fallen: &BTreeSet<Txid>, member: &ConeMember) {
         let ConeMember { txid, parent, live } = member;
-        let mut wrong = |what: &str| self.complain(format!("the cone names {txid} under {parent}, {what}"));
-        if !fallen.contains(parent) {
-            wrong("which did not fall");
+        let history = &self.history;
+        let wrongs = [
+            (!fallen.contains(parent), "which did not fall"),
+            (!history.inputs(txid).iter().any(|input| input.txid == *parent), "which it does not spend"),
+            (*live && !history.is_live(txid), "as live, and it was not"),
+            (!*live && history.is_live(txid), "as not live, and it was"),
+            (history.is_mined(txid), "and it is mined"),
+        ];
+        for (_, what) in wrongs.iter().filter(|(is_wrong, _)| *is_wrong) {
+            self.complain(format!("the cone names {txid} under {parent}, {what}"));
         }
-        if !before.inputs(txid).iter().any(|input| input.txid == *parent) {
-            wrong("which it does not spend");
-        }
-        if *live != before.is_live(txid) {
-            wrong(if *live { "as live, and it was not" } else { "as not live, and it was" });
-        }
-        if before.is_mined(txid) {
-            wrong("and it is mined");
-        }
-        true
     }
 
-    pub fn check_cone(&mut self, before: &History, fallen: &BTreeSet<Txid>, winner: Option<Txid>) {
-        let certain = |txid: &Txid| before.standing(txid) == Some(Standing::Live);
-        let left: Vec<Txid> =
-            before.fates.keys().filter(|txid| certain(txid) && !fallen.contains(txid)).copied().collect();
-        for txid in left {
-            let under = |input: &Outpoint| fallen.contains(&input.txid) && Some(input.txid) != winner;
-            if before.inputs(&txid).iter().any(under) {
+    fn check_cone(&mut self, fallen: &BTreeSet<Txid>, winner: Option<Txid>) {
+        let parents = fallen.iter().filter(|txid| Some(**txid) != winner);
+        let children: BTreeSet<Txid> = parents.flat_map(|parent| self.history.facts.children(parent)).collect();
+        for txid in children.difference(fallen) {
+            if self.history.standing(txid) == Some(Standing::Live) {
                 self.complain(format!("the cone leaves out {txid}, which is live and descends from it"));
             }
         }
@@ -92,9 +96,9 @@ impl Replay<'_> {
     }
 
     pub fn tell(&mut self, txid: Txid, kind: OutcomeKind) {
-        let outcome = (txid, self.at, kind);
-        if !self.told.contains(&outcome) {
-            self.told.push(outcome);
+        let kinds = self.told.entry((self.at, txid)).or_default();
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
         }
     }
 

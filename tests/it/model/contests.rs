@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use utxo_store::{
-    event::{Contest, DeadLetter, DeadLetterClass, Event, OutcomeEvent},
+    event::{Contest, DeadLetter, DeadLetterClass, Event, OutcomeEvent, OutcomeKind},
     record::Reason,
     tx::Txid,
 };
 
 use super::{
-    Logged, Place,
+    Logged, Logs, Place,
     facts::{Second, Version},
     history::{Standing, is_at},
     replay::Replay,
@@ -193,6 +193,7 @@ impl Replay<'_> {
                 }
             }
         }
+        let sources = Sources::of(logs);
         for logged in &logs.dead_letters {
             let letter = match DeadLetter::from_headers(&logged.message.headers) {
                 Ok(letter) => letter,
@@ -211,7 +212,7 @@ impl Replay<'_> {
                 Some(class) => self.complain_of(&about, format!("is {:?}, and must be {class:?}", letter.class)),
                 None => self.complain_of(&about, format!("{:?} is not explained: {}", letter.class, letter.message)),
             }
-            let source = self.source(&letter.topic, letter.partition, letter.offset);
+            let source = sources.find(&buried);
             let same = |source: &&Logged| {
                 let (ours, theirs) = (&source.message, &logged.message);
                 (&ours.key, &ours.payload, ours.timestamp_ms) == (&theirs.key, &theirs.payload, letter.timestamp_ms)
@@ -225,8 +226,8 @@ impl Replay<'_> {
         let there: BTreeSet<Buried> = letters.map(|letter| (letter.topic, letter.partition, letter.offset)).collect();
         // What contradicts what is stored does not once that is pruned.
         let may_be_left_out = |buried: &Buried, class: &DeadLetterClass| {
-            let source = self.source(&buried.0, buried.1, buried.2);
-            let about = source.and_then(|source| Some(Txid(source.message.key.as_ref().try_into().ok()?)));
+            let about =
+                sources.find(buried).and_then(|source| Some(Txid(source.message.key.as_ref().try_into().ok()?)));
             *class == DeadLetterClass::SeedMismatch && about.is_some_and(|txid| self.history.may_be_pruned(&txid))
         };
         let left_out: Vec<Buried> = expected
@@ -239,25 +240,10 @@ impl Replay<'_> {
         }
     }
 
-    fn source(&self, topic: &str, partition: i32, offset: u64) -> Option<&Logged> {
-        let logs = self.logs;
-        let topics = logs.topics.as_ref();
-        let named =
-            |name: fn(&utxo_store::sequencer::SequencerTopics) -> &String| topics.map(name).is_some_and(|n| n == topic);
-        let messages = match () {
-            () if topic == logs.validated_topic => &logs.validated,
-            () if named(|topics| &topics.chain) => &logs.chain,
-            () if named(|topics| &topics.block_mined) => &logs.block_mined,
-            () if named(|topics| &topics.reorgs) => &logs.reorgs,
-            () => return None,
-        };
-        messages.iter().find(|logged| (logged.partition, logged.message.offset) == (partition, offset))
-    }
-
     /// All that must be told is told, and nothing else.
     fn check_outcomes(&mut self) {
         let told = std::mem::take(&mut self.told);
-        let mut missing: Vec<bool> = vec![true; told.len()];
+        let mut heard: BTreeMap<(u64, Txid), Vec<OutcomeKind>> = BTreeMap::new();
         let logs = self.logs;
         for logged in &logs.outcomes {
             let about = format!("outcome {}/{}", logged.partition, logged.message.offset);
@@ -266,14 +252,15 @@ impl Replay<'_> {
                 self.complain_of(about, "is no outcome");
                 continue;
             };
-            let outcome = (txid, chain_offset, kind);
-            match told.iter().position(|told| *told == outcome) {
-                Some(place) => missing[place] = false,
-                None => self.complain_of(about, format!("tells what never became of it: {outcome:?}")),
+            let subject = (chain_offset, txid);
+            if !told.get(&subject).is_some_and(|kinds| kinds.contains(&kind)) {
+                self.complain_of(about, format!("tells what never became of it: {txid} at {chain_offset}: {kind:?}"));
             }
+            heard.entry(subject).or_default().push(kind);
         }
-        for ((txid, offset, kind), missing) in told.into_iter().zip(missing) {
-            if missing {
+        for (subject @ (offset, txid), kinds) in told {
+            let heard = heard.remove(&subject).unwrap_or_default();
+            for kind in kinds.into_iter().filter(|kind| !heard.contains(kind)) {
                 self.complain_of(txid, format!("nobody is told what chain offset {offset} made of it: {kind:?}"));
             }
         }
@@ -298,6 +285,24 @@ impl Replay<'_> {
         if handled != due {
             self.complain_of("the chain", format!("has handled {handled} blocks and reorgs of {due}"));
         }
+    }
+}
+
+/// Messages that a dead letter may be about.
+struct Sources<'l>(BTreeMap<Buried, &'l Logged>);
+
+impl<'l> Sources<'l> {
+    fn of(logs: &'l Logs) -> Self {
+        let topics = logs.topics.iter().flat_map(|topics| {
+            [(&topics.chain, &logs.chain), (&topics.block_mined, &logs.block_mined), (&topics.reorgs, &logs.reorgs)]
+        });
+        let all = topics.chain([(&logs.validated_topic, &logs.validated)]);
+        let named = |topic: &String, logged: &Logged| (topic.clone(), logged.partition, logged.message.offset);
+        Sources(all.flat_map(|(topic, all)| all.iter().map(move |logged| (named(topic, logged), logged))).collect())
+    }
+
+    fn find(&self, buried: &Buried) -> Option<&'l Logged> {
+        self.0.get(buried).copied()
     }
 }
 

@@ -165,6 +165,12 @@ impl Facts {
         }
     }
 
+    /// Transactions that spend an output of this one.
+    pub fn children(&self, parent: &Txid) -> impl Iterator<Item = Txid> + use<'_> {
+        let of = |vout| Outpoint { txid: *parent, vout };
+        self.spenders.range(of(0)..=of(u32::MAX)).flat_map(|(_, spenders)| spenders.iter().map(|spender| spender.txid))
+    }
+
     /// Whether a slot may name this transaction, be it only for a while.
     pub fn may_be_named(&self, txid: &Txid, outpoint: &Outpoint) -> bool {
         let of = |spender: &SpendingData| spender.txid == *txid;

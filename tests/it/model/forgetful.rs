@@ -209,7 +209,7 @@ impl Replay<'_> {
         if let Action::Unspend { spender, .. } = command.action {
             self.mentioned.insert(spender);
         }
-        self.told.push((txid, self.at, OutcomeKind::Command { id, result }));
+        self.tell(txid, OutcomeKind::Command { id, result });
         self.expect_closed();
     }
 

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use utxo_store::{
     event::{Action, DecidedInput, Decision, DecisionBody, Event, OutcomeKind},
     record::Reason,
@@ -51,8 +52,8 @@ pub struct Replay<'l> {
     pub reconsidered: BTreeMap<Txid, u64>,
     /// Hashes of the bodies that contests have named.
     pub contested_bodies: BTreeMap<Txid, BTreeSet<[u8; 32]>>,
-    /// What validators and clients must have been told.
-    pub told: Vec<(Txid, u64, OutcomeKind)>,
+    /// What validators and clients must have been told, by chain offset and transaction.
+    pub told: BTreeMap<(u64, Txid), Vec<OutcomeKind>>,
     /// Events that the sequencer must have buried.
     pub buried: BTreeSet<Place>,
     /// Commands so far, by id: where each was executed, and what became of it.
@@ -61,6 +62,10 @@ pub struct Replay<'l> {
     pub ever_contested: BTreeSet<Txid>,
     /// Messages of the chain that are no event that belongs there.
     pub chain_poison: BTreeSet<u64>,
+    /// When a block first brings each coinbase, ms since the epoch, by its bytes.
+    pub brought: BTreeMap<Bytes, i64>,
+    /// The first message of each key of the validated topic.
+    pub came: BTreeMap<Bytes, Place>,
     pub complaints: Vec<Complaint>,
 }
 
@@ -92,11 +97,13 @@ impl<'l> Replay<'l> {
             chances: Vec::new(),
             reconsidered: BTreeMap::new(),
             contested_bodies: BTreeMap::new(),
-            told: Vec::new(),
+            told: BTreeMap::new(),
             buried: BTreeSet::new(),
             commands: BTreeMap::new(),
             ever_contested: BTreeSet::new(),
             chain_poison: BTreeSet::new(),
+            brought: brought(logs),
+            came: came(logs),
             complaints: Vec::new(),
         }
     }
@@ -251,6 +258,31 @@ impl<'l> Replay<'l> {
             self.expect_closed();
         }
     }
+}
+
+fn brought(logs: &Logs) -> BTreeMap<Bytes, i64> {
+    let mut first: BTreeMap<Bytes, i64> = BTreeMap::new();
+    for Logged { message, .. } in logs.block_mined.iter().chain(&logs.reorgs) {
+        let blocks = match Event::decode(&message.payload) {
+            Ok(Event::BlockMined(mined)) => vec![mined.block],
+            Ok(Event::Reorg(reorg)) => reorg.disconnected.into_iter().chain(reorg.connected).collect(),
+            _ => Vec::new(),
+        };
+        for block in blocks {
+            let least = first.entry(message.payload.slice_ref(block.coinbase)).or_insert(i64::MAX);
+            *least = message.timestamp_ms.min(*least);
+        }
+    }
+    first
+}
+
+fn came(logs: &Logs) -> BTreeMap<Bytes, Place> {
+    let mut first: BTreeMap<Bytes, Place> = BTreeMap::new();
+    for logged in &logs.validated {
+        let least = first.entry(logged.message.key.clone()).or_insert(logged.place());
+        *least = logged.place().min(*least);
+    }
+    first
 }
 
 /// Parts of one decision that stand directly behind each other, from the first to the last, are that decision; others are

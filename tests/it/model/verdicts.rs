@@ -204,8 +204,8 @@ impl Replay<'_> {
         }
         let fate = self.history.fate(&txid);
         (fate.standing, fate.accepted) = (Standing::Live, true);
-        for children in self.noted.values_mut() {
-            children.remove(&txid);
+        for input in self.history.inputs(&txid) {
+            self.noted.get_mut(&input.txid).map(|children| children.remove(&txid));
         }
         self.tell(txid, OutcomeKind::Accepted);
         self.after_verdict(Some(txid), &fell);
@@ -308,16 +308,9 @@ impl Replay<'_> {
             Some(Origin::Validated(versions)) => versions.iter().all(|version| order(&version.place) > event),
             // It comes with its block, which may come behind its children.
             Some(Origin::Block { body, .. }) => {
-                let brings = |payload: &[u8]| payload.windows(body.len()).any(|window| window == body.as_ref());
-                let told = self.logs.block_mined.iter().chain(&self.logs.reorgs);
-                let mut told = told.filter(|logged| brings(&logged.message.payload));
-                told.all(|logged| logged.message.timestamp_ms > position.timestamp_ms)
+                self.brought.get(body).is_none_or(|first_ms| *first_ms > position.timestamp_ms)
             }
-            Some(Origin::Seeded { .. }) => self
-                .logs
-                .validated
-                .iter()
-                .all(|logged| logged.message.key.as_ref() != parent.0 || order(&logged.place()) > event),
+            Some(Origin::Seeded { .. }) => self.came.get(&parent.0[..]).is_none_or(|first| order(first) > event),
         }
     }
 }
