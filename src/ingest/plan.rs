@@ -163,6 +163,8 @@ pub struct Planner {
     /// Parked flights by the absent parent they wait for: its arrival here wakes them.
     awaited: TxidMap<Vec<FlightId>>,
     parked: Parked,
+    /// Who was parked and tries again now.
+    trying: Vec<FlightId>,
     actions: VecDeque<Action>,
     /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
     ready: VecDeque<FlightId>,
@@ -191,6 +193,7 @@ impl Planner {
             by_txid: TxidMap::default(),
             awaited: TxidMap::default(),
             parked: Parked::default(),
+            trying: Vec::new(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             waiting: 0,
@@ -588,6 +591,7 @@ impl Planner {
         self.by_txid.clear();
         self.awaited.clear();
         self.parked = Parked::default();
+        self.trying.clear();
         self.actions.clear();
         self.ready.clear();
         self.ended = Ended::default();

@@ -531,12 +531,16 @@ fn what_stands_behind_a_flight_is_revoked_with_its_partition() {
 /// Answers whatever is asked: nothing is there.
 fn nothing_is_there(planner: &mut Planner, now_ms: u64) {
     while let Some(action) = planner.next_action() {
-        match action {
-            Action::Apply(token, _) => planner.outcome(token, Outcome::Rejected(Rejection::NotFound), now_ms),
-            Action::ReadOwn(id, _) => planner.own_record(id, None, now_ms),
-            Action::ReadParent(id, group, _) => planner.parent_record(id, group, None, now_ms),
-            other => panic!("{other:?}"),
-        }
+        it_is_not_there(planner, action, now_ms);
+    }
+}
+
+fn it_is_not_there(planner: &mut Planner, action: Action, now_ms: u64) {
+    match action {
+        Action::Apply(token, _) => planner.outcome(token, Outcome::Rejected(Rejection::NotFound), now_ms),
+        Action::ReadOwn(id, _) => planner.own_record(id, None, now_ms),
+        Action::ReadParent(id, group, _) => planner.parent_record(id, group, None, now_ms),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -580,16 +584,37 @@ fn the_more_wait_the_longer_each_pauses() {
         let mut now_ms = 0;
         for _ in 0..8 {
             now_ms += SETTINGS.retry_max_ms;
-            planner.retry_due(now_ms);
-            nothing_is_there(&mut planner, now_ms);
+            while planner.next_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
+                planner.retry_due(now_ms);
+                nothing_is_there(&mut planner, now_ms);
+            }
         }
         let mut pauses = Vec::new();
         while let Some(due_ms) = planner.next_due_ms().filter(|due_ms| *due_ms <= now_ms + SETTINGS.retry_max_ms) {
             pauses.push(due_ms - now_ms);
             planner.retry_due(due_ms);
+            nothing_is_there(&mut planner, now_ms + SETTINGS.retry_max_ms);
         }
         assert_eq!(pauses.last(), Some(&longest), "{count} wait: {pauses:?}");
     }
+}
+
+#[test]
+fn who_tries_again_waits_for_the_answers_to_those_before() {
+    let mut planner = many_that_wait(150);
+    let due_ms = planner.next_due_ms().unwrap();
+    let mut tries = Vec::new();
+    while planner.next_due_ms() == Some(due_ms) {
+        planner.retry_due(due_ms);
+        let all = actions(&mut planner);
+        assert_eq!(planner.next_due_ms().filter(|_| all.len() == 64), None, "not before an answer");
+        planner.retry_due(due_ms);
+        assert!(planner.next_action().is_none());
+        tries.push(all.len());
+        all.into_iter().for_each(|action| it_is_not_there(&mut planner, action, due_ms));
+        nothing_is_there(&mut planner, due_ms);
+    }
+    assert_eq!(tries, [64, 64, 22]);
 }
 
 #[test]

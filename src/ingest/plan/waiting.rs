@@ -20,6 +20,10 @@ const TRIES_A_SECOND: u64 = 5_000;
 /// … which is this part of the longest: shorter, they would try more than they wait.
 const SOON: u64 = 8;
 
+/// Tries that may be unanswered at once. A store that is slow would otherwise be given the more the slower it is, before everything that
+/// those who try wait for.
+const TRIES_AT_ONCE: usize = 64;
+
 /// The pause, in ms, with which so many are tried as often as all together may be.
 fn pause_of(parked: usize) -> u64 {
     (parked as u64).saturating_mul(1_000) / TRIES_A_SECOND
@@ -183,13 +187,25 @@ impl Planner {
         self.at_bound.remove(&partition);
     }
 
-    /// Tries again what has been parked long enough.
+    /// Tries again what has been parked long enough: not all at once, where they are many.
     pub fn retry_due(&mut self, now_ms: u64) {
-        while let Some(id) = self.parked.pop_due(now_ms) {
+        let mut trying = std::mem::take(&mut self.trying);
+        trying.retain(|id| self.is_answering(*id));
+        while trying.len() < TRIES_AT_ONCE
+            && let Some(id) = self.parked.pop_due(now_ms)
+        {
             self.count_waiting(id, -1);
             self.ready.push_back(id);
+            trying.push(id);
         }
+        self.trying = trying;
         self.settle_ready(now_ms);
+    }
+
+    /// Whether one that tries again has not come to its end, nor to wait once more.
+    fn is_answering(&self, id: FlightId) -> bool {
+        let flight = self.flights.get(id.index as usize).and_then(Option::as_ref).filter(|flight| flight.id == id);
+        flight.is_some_and(|flight| !flight.waits() && flight.stage != Stage::Halted)
     }
 
     /// Gives memory of their own to those that have waited since the last look: one that waits would hold the whole batch that it was
@@ -218,9 +234,10 @@ impl Planner {
         self.settle_ready(now_ms);
     }
 
-    /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it.
+    /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it; `None`: not before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
-        self.parked.next_due_ms()
+        let is_full = self.trying.len() >= TRIES_AT_ONCE && self.trying.iter().all(|id| self.is_answering(*id));
+        self.parked.next_due_ms().filter(|_| !is_full)
     }
 
     /// Those that have been seen to wait for so long, or have since they last looked at their own records: not all, where
