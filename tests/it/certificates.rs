@@ -38,22 +38,29 @@ impl Certificates {
         }
         for who in ["server", "client"] {
             openssl(at, &format!("req -nodes -subj /CN={who} -keyout {who}.key -out {who}.csr"));
-            openssl(
-                at,
-                &format!(
-                    "x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 \
-                                  -extfile openssl.cnf -extensions {who} -out {who}.crt"
-                ),
-            );
         }
+        made.sign("client", "ca");
+        made.serve_by("ca");
         openssl(
             at,
             &format!("pkcs8 -topk8 -v2 aes256 -passout pass:{KEY_PASSWORD} -in client.key -out client.encrypted.key"),
         );
-        // As Kafka takes it: the key and then its chain.
-        let parts = ["server.key", "server.crt", "ca.pem"].map(|part| fs::read_to_string(at.join(part)).unwrap());
-        fs::write(at.join("server.pem"), parts.concat()).unwrap();
         Some(made)
+    }
+
+    /// A new certificate for a server, by this authority, in the place of the last.
+    pub fn serve_by(&self, authority: &str) {
+        self.sign("server", authority);
+        // As Kafka takes it: the key and then its chain.
+        let parts = ["server.key", "server.crt", &format!("{authority}.pem")];
+        let parts = parts.map(|part| fs::read_to_string(self.path(part)).unwrap());
+        fs::write(self.path("server.pem"), parts.concat()).unwrap();
+    }
+
+    fn sign(&self, who: &str, authority: &str) {
+        let by = format!("-CA {authority}.pem -CAkey {authority}.key -CAcreateserial -days 30");
+        let as_who = format!("-extfile openssl.cnf -extensions {who} -out {who}.crt");
+        openssl(self.0.path(), &format!("x509 -req -in {who}.csr {by} {as_who}"));
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

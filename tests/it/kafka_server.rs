@@ -81,12 +81,17 @@ impl KafkaServer {
 
     /// The same, with these lines behind its properties.
     pub fn own_with(lines: &str) -> Option<Self> {
+        Self::own_as(&Setup { lines, ..Setup::default() })
+    }
+
+    /// The same, set up otherwise.
+    pub fn own_as(setup: &Setup<'_>) -> Option<Self> {
         can_be_had()
             .then(|| {
-                let (own, ports) = prepare(&Setup { lines, ..Setup::default() });
-                let data = own.path().to_owned();
-                let bootstrap_servers = address(ports[0]);
-                KafkaServer { keeper: spawn(&data, None), bootstrap_servers, ports: Vec::new(), data, _own: Some(own) }
+                let (own, ports) = prepare(setup);
+                let (data, bootstrap_servers) = (own.path().to_owned(), address(ports[0]));
+                let ports = ports[1..].to_vec();
+                KafkaServer { keeper: spawn(&data, None), bootstrap_servers, ports, data, _own: Some(own) }
             })
             .inspect(|server| server.wait_until_it_answers())
     }
@@ -105,6 +110,12 @@ impl KafkaServer {
     pub fn kill(&mut self) {
         drop(self.keeper.stdin.take());
         self.keeper.wait().unwrap();
+    }
+
+    /// Changes its properties, for its next start.
+    pub fn reconfigure(&self, change: impl FnOnce(String) -> String) {
+        let properties = self.data.join(PROPERTIES);
+        fs::write(&properties, change(fs::read_to_string(&properties).unwrap())).unwrap();
     }
 
     /// Starts it again where it was, with what it has.

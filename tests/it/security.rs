@@ -14,6 +14,7 @@ use crate::{
     certificates::{Certificates, KEY_PASSWORD},
     demo,
     kafka_server::{KafkaServer, Setup},
+    planted_secrets::PAGES,
     run::{Bench, assert_refused, last_line, until},
 };
 
@@ -41,10 +42,15 @@ impl Secured {
     /// The one that the tests of a run share; `None`, with a loud line, when Java, Maven, `openssl` or the feature are missing.
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Secured>> = OnceLock::new();
-        SHARED.get_or_init(Self::start).as_ref()
+        SHARED.get_or_init(|| Self::with(KafkaServer::lasting)).as_ref()
     }
 
-    fn start() -> Option<Self> {
+    /// One of a test's own, which it may kill.
+    pub fn own() -> Option<Self> {
+        Self::with(KafkaServer::own_as)
+    }
+
+    fn with(start: impl FnOnce(&Setup<'_>) -> Option<KafkaServer>) -> Option<Self> {
         if !HAS_TLS {
             eprintln!("SKIPPED: tests on brokers over TLS: built without the feature tls");
             return None;
@@ -69,7 +75,7 @@ impl Secured {
             );
         }
         let users = ["SCRAM-SHA-256", "SCRAM-SHA-512"].map(|it| format!("{it}=[name={USER},password={PASSWORD}]"));
-        let server = KafkaServer::lasting(&Setup {
+        let server = start(&Setup {
             lines: &lines,
             listeners: &[("LOGINS", "SASL_SSL"), ("OPEN", "SASL_PLAINTEXT"), ("MUTUAL", "SSL")],
             users: &users.each_ref().map(String::as_str),
@@ -300,4 +306,52 @@ fn files_that_are_no_certificates_and_a_key_under_another_password_are_bad_confi
             assert!(last_line(&output).contains(words) && !told.contains("planted-"), "{told}");
         }
     }
+}
+
+/// Who was let in goes on: a broker that comes back with what is not believed, or that no longer takes the login, is one that is away until
+/// it is put right. Who starts meanwhile is refused.
+#[test]
+fn a_running_instance_outlasts_brokers_that_turn_it_away() {
+    const OTHER: &str = "planted-other-password-2b4d";
+    let Some(mut secured) = Secured::own() else { return };
+    let ca = secured.file("ca.pem");
+    let login = [("MECHANISM", "PLAIN"), ("USERNAME", USER), ("PASSWORD", PASSWORD), ("CA_FILE", ca.as_str())];
+    let variables = secured.by(Listener::SaslSsl, "localhost", &login);
+    let bench = Bench::on(secured.server.bootstrap_servers());
+    bench.create_topics();
+    let mut instance = bench.start_with(&borrowed(&variables));
+    bench.seed(50);
+    until("everything is committed", || bench.committed() == 50);
+    let elsewhere = [&borrowed(&variables)[..], &[("UTXO_STORE__STORE__URL", "memory://")]].concat();
+    for (authority, password, words) in
+        [("stranger", PASSWORD, "kafka.security.ca_file"), ("ca", OTHER, "username and password")]
+    {
+        secured.server.kill();
+        secured.certificates.serve_by(authority);
+        let user = |password: &str| format!("user_{USER}=\"{password}\"");
+        secured.server.reconfigure(|text| text.replace(&user(PASSWORD), &user(password)));
+        secured.server.start_again();
+        until("it says why it is turned away", || {
+            let answer = instance.get("/health/ready");
+            answer.starts_with("HTTP/1.1 503") && answer.contains("\"broker_reachable\":") && answer.contains(words)
+        });
+        assert!(instance.get("/health/live").starts_with("HTTP/1.1 200"), "a restart would not mend it");
+        for page in PAGES.map(|path| instance.get(path)) {
+            assert!(!page.contains("planted-"), "{page}");
+        }
+        assert_refused(bench.command(&["run"], &elsewhere), &[words]);
+        std::thread::sleep(Duration::from_secs(5));
+        assert!(instance.child.try_wait().unwrap().is_none(), "{words}");
+        secured.server.reconfigure(|text| text.replace(&user(password), &user(PASSWORD)));
+    }
+    secured.server.kill();
+    secured.certificates.serve_by("ca");
+    secured.server.start_again();
+    until("it is ready again", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
+    bench.seed(70);
+    until("what came since is committed as well", || bench.committed() == 120);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    let log = fs::read_to_string(bench.path("run.log")).unwrap();
+    assert!(log.contains("certificate verify failed") && !log.contains("planted-"), "{log}");
 }

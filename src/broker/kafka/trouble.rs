@@ -1,4 +1,7 @@
 //! Why brokers and a client do not come together: librdkafka tells it beside its answers, which only say that nobody was there.
+//!
+//! A cluster that has never answered and turns the client away refuses it: no repeat mends that. One that has is away, whatever it says
+//! now: a broker that comes back knows its users late, and one with a wrong certificate gets a right one.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -58,15 +61,26 @@ impl ClientContext for Trouble {
 
 impl ConsumerContext for Trouble {}
 
-/// What an operator has to mend, where a repeat does not.
+/// Alerts of TLS by which a broker refuses our certificate, or that there is none.
+const ALERTS: &[&str] = &[
+    "alert certificate",
+    "alert bad certificate",
+    "alert unsupported certificate",
+    "alert unknown ca",
+    "alert access denied",
+    "alert decrypt error",
+    "alert handshake failure",
+];
+
+/// What an operator has to mend, where a repeat does not. A connection that only breaks, in the middle of a handshake too, is none of that.
 fn remedy(code: Code, reason: &str) -> Option<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| reason.contains(word));
     match code {
         Code::Authentication | Code::SaslAuthenticationFailed => Some(LOGIN),
         // What a broker makes of our certificate, or of its absence, may come behind the handshake.
-        Code::SSL | Code::BrokerTransportFailure if says(&["alert"]) => Some(CERTIFICATE),
+        Code::SSL | Code::BrokerTransportFailure if says(ALERTS) => Some(CERTIFICATE),
         Code::SSL if says(&["wrong version number", "packet length too long"]) => Some(PROTOCOL),
-        Code::SSL => Some(AUTHORITY),
+        Code::SSL if says(&["certificate verify failed"]) => Some(AUTHORITY),
         _ => None,
     }
 }
@@ -82,12 +96,13 @@ impl Trouble {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// An answer, with why there is none.
+    /// An answer, with why there is none: refused only by a cluster that has never answered.
     pub(super) fn explained<T>(&self, answer: Result<T, BrokerError>) -> Result<T, BrokerError> {
         match answer {
             Err(error) if error.kind == BrokerErrorKind::Retryable => Err(match self.last().as_ref() {
                 Some(Told { reason, remedy: Some(remedy) }) => {
-                    BrokerError::new(BrokerErrorKind::Refused, error.operation, format!("{remedy} ({reason})"))
+                    let kind = if self.is_known() { error.kind } else { BrokerErrorKind::Refused };
+                    BrokerError::new(kind, error.operation, format!("{remedy} ({reason})"))
                 }
                 Some(Told { reason, remedy: None }) => {
                     BrokerError::new(error.kind, error.operation, format!("{} ({reason})", error.message))
@@ -116,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_repeat_mends_is_refused_with_its_remedy_until_there_is_an_answer() {
+    fn what_no_repeat_mends_is_refused_with_its_remedy_until_there_has_been_an_answer() {
         for (code, reason, remedy) in [
             (Code::Authentication, "SASL authentication error: invalid credentials", LOGIN),
             (Code::SSL, "SSL handshake failed: certificate verify failed", AUTHORITY),
@@ -124,22 +139,39 @@ mod tests {
             (Code::BrokerTransportFailure, "Receive failed: tlsv13 alert certificate required", CERTIFICATE),
         ] {
             let trouble = Trouble::default();
-            trouble.error(KafkaError::Global(code), reason);
-            trouble.error(KafkaError::Global(Code::AllBrokersDown), "1/1 brokers are down");
-            let error = explained(&trouble);
+            let turns_away = || {
+                trouble.error(KafkaError::Global(code), reason);
+                trouble.error(KafkaError::Global(Code::AllBrokersDown), "1/1 brokers are down");
+                explained(&trouble)
+            };
+            let error = turns_away();
             assert_eq!(error.kind, BrokerErrorKind::Refused, "{error}");
             assert!(error.message.starts_with(remedy) && error.message.contains(reason), "{error}");
             trouble.explained(Ok(())).unwrap();
             assert_eq!(explained(&trouble).message, NOBODY);
+
+            let error = turns_away();
+            assert_eq!(error.kind, BrokerErrorKind::Retryable, "who was let in is not ended for it: {error}");
+            assert!(error.message.starts_with(remedy) && error.message.contains(reason), "{error}");
         }
     }
 
     #[test]
     fn a_broker_that_is_away_is_asked_again_and_its_reason_told() {
-        let trouble = Trouble::default();
-        trouble.error(KafkaError::Global(Code::BrokerTransportFailure), "Connect failed: Connection refused");
-        let error = explained(&trouble);
-        assert_eq!(error.kind, BrokerErrorKind::Retryable);
-        assert_eq!(error.message, format!("{NOBODY} (Connect failed: Connection refused)"));
+        for (code, reason) in [
+            (Code::BrokerTransportFailure, "Connect failed: Connection refused"),
+            (
+                Code::BrokerTransportFailure,
+                "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?",
+            ),
+            (Code::SSL, "SSL handshake failed: unexpected eof while reading"),
+            (Code::SSL, "SSL handshake failed: tlsv1 alert internal error"),
+        ] {
+            let trouble = Trouble::default();
+            trouble.error(KafkaError::Global(code), reason);
+            let error = explained(&trouble);
+            assert_eq!(error.kind, BrokerErrorKind::Retryable);
+            assert_eq!(error.message, format!("{NOBODY} ({reason})"));
+        }
     }
 }
