@@ -37,6 +37,10 @@ mod reference;
 mod regressions;
 mod reorgs;
 mod run;
+#[cfg(feature = "aws")]
+#[allow(dead_code, reason = "the tests of blobs need more of it")]
+#[path = "../blobs/s3_server.rs"]
+mod s3_server;
 mod security;
 mod seeded_twice;
 mod sequencing;

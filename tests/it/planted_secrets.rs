@@ -11,9 +11,12 @@ use utxo_store::broker::kafka::HAS_TLS;
 
 use crate::{
     certificates::KEY_PASSWORD,
-    run::{Bench, until},
+    run::{Bench, Instance, until},
     security::{Listener, PASSWORD, Secured, USER, Variables, borrowed},
 };
+
+/// Everything that an instance serves.
+pub const PAGES: [&str; 4] = ["/metrics", "/health/live", "/health/ready", "/state"];
 
 const WRONG: &str = "planted-wrong-password-77e0";
 const AEROSPIKE: &str = "planted-aerospike-password-1f2e";
@@ -28,6 +31,15 @@ impl Said {
     fn hears(&mut self, output: &Output) {
         self.0 += &String::from_utf8_lossy(&output.stdout);
         self.0 += &String::from_utf8_lossy(&output.stderr);
+    }
+
+    /// What is served of it.
+    fn hears_pages(&mut self, instance: &Instance) {
+        for path in PAGES {
+            let answer = instance.get(path);
+            assert!(answer.starts_with("HTTP/1.1 "), "{path}");
+            self.0 += &answer;
+        }
     }
 
     #[track_caller]
@@ -118,9 +130,7 @@ fn no_secret_is_told_by_who_comes_in() {
         bench.seed(5);
         let mut instance = bench.start_with(&borrowed(&variables));
         until("everything is committed", || bench.committed() == 5);
-        for path in ["/metrics", "/health/live", "/health/ready", "/state"] {
-            said.0 += &instance.get(path);
-        }
+        said.hears_pages(&instance);
         instance.signal("TERM");
         assert_eq!(instance.wait().code(), Some(0));
         said.0 += &fs::read_to_string(bench.path("run.log")).unwrap();
@@ -132,8 +142,10 @@ fn no_secret_is_told_by_who_comes_in() {
             said.hears(&command.output().unwrap());
         }
     }
-    // librdkafka is heard at its finest, and the commands came to something.
+    // librdkafka is heard at its finest, and the pages and the commands came to something.
     said.holds(&[
+        "\"high_watermark\"",
+        "{\"check\":\"brokers\",\"outcome\":\"ok\"",
         "SCRAMAUTH",
         "Initializing SASL client",
         "\"DEBUG\"",
@@ -163,7 +175,12 @@ fn no_secret_is_told_to_who_is_turned_away() {
         asking(&bench, &variables, &mut said);
         said.hears(&bench.command(&["run"], &borrowed(&variables)).output().unwrap());
     }
-    said.holds(&["username and password", "kafka.security.ca_file", "ssl.key.location"]);
+    said.holds(&[
+        "username and password",
+        "kafka.security.ca_file",
+        "ssl.key.location",
+        "{\"check\":\"brokers\",\"outcome\":\"failed\"",
+    ]);
     said.holds_no_secret();
 }
 
@@ -223,5 +240,62 @@ fn no_secret_is_told_by_errors() {
         "no node of",
         "Generic S3 error",
     ]);
+    said.holds_no_secret();
+}
+
+/// Every request to S3 is signed with it; it comes from the environment and from a file.
+#[cfg(feature = "aws")]
+#[test]
+fn no_secret_is_told_by_who_stores_in_s3() {
+    use crate::s3_server::{Conditions, S3Server};
+
+    let Some(server) = S3Server::start(Conditions::Honoured) else { return };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, format!("{S3}\n")).unwrap();
+    let file = file.path().to_str().unwrap();
+    let mut said = Said::default();
+    for (place, key, value) in [("variable", "SECRET_ACCESS_KEY", S3), ("file", "SECRET_ACCESS_KEY_FILE", file)] {
+        let url = format!("s3://bucket/{place}?region=us-east-1&endpoint={}", server.endpoint());
+        let variables: Variables = [
+            variable("LOG__LEVEL", "trace"),
+            variable("STORE__EXTERNALIZE_ALL_TRANSACTIONS", "true"),
+            variable("STORE__BLOBS__URL", &url),
+            variable("STORE__BLOBS__ACCESS_KEY_ID", "carol"),
+            variable(&format!("STORE__BLOBS__{key}"), value),
+        ]
+        .into();
+        let bench = Bench::new();
+        bench.seed(5);
+        let mut instance = bench.start_with(&borrowed(&variables));
+        until("everything is committed", || bench.committed() == 5);
+        said.hears_pages(&instance);
+        said.holds(&["utxo_create_external_count{blob=\"outputs\"} 5"]);
+        instance.signal("TERM");
+        assert_eq!(instance.wait().code(), Some(0));
+        said.0 += &fs::read_to_string(bench.path("run.log")).unwrap();
+        let txid = "01".repeat(32);
+        let looks = [&["config", "check"][..], &["inspect", "blob", "--json", &txid], &["run", "--check", "--json"]];
+        for arguments in looks {
+            said.hears(&bench.command(arguments, &borrowed(&variables)).output().unwrap());
+        }
+    }
+    said.holds(&["\"outputs\":1", "{\"check\":\"blob store\",\"outcome\":\"ok\""]);
+    said.holds_no_secret();
+
+    // Away: what fails is told with what is known of the request.
+    let url = format!("s3://bucket/variable?region=us-east-1&endpoint={}", server.endpoint());
+    drop(server);
+    let variables: Variables = [
+        variable("STORE__BLOBS__URL", &url),
+        variable("STORE__BLOBS__ACCESS_KEY_ID", "carol"),
+        variable("STORE__BLOBS__SECRET_ACCESS_KEY", S3),
+        variable("STORE__BLOBS__RETRIES", "0"),
+    ]
+    .into();
+    let txid = "01".repeat(32);
+    let look = Bench::new().command(&["inspect", "blob", &txid], &borrowed(&variables)).output().unwrap();
+    assert_eq!(look.status.code(), Some(1));
+    said.hears(&look);
+    said.holds(&["cannot open the blob store", "Generic S3 error"]);
     said.holds_no_secret();
 }

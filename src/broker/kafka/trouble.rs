@@ -13,7 +13,7 @@ use rdkafka::{
     consumer::{BaseConsumer, ConsumerContext},
     error::{KafkaError, RDKafkaErrorCode as Code},
 };
-use tracing::error;
+use tracing::{debug, error};
 
 use crate::{
     broker::{BrokerError, BrokerErrorKind},
@@ -49,13 +49,14 @@ impl ClientContext for Trouble {
         if error.rdkafka_error_code() == Some(Code::PartitionEOF) {
             return;
         }
+        // It says less than why one of them is down, and says it many times a second for as long as they are.
+        if error.rdkafka_error_code() == Some(Code::AllBrokersDown) {
+            debug!(%error, reason, "librdkafka");
+            return;
+        }
         error!(%error, reason, "librdkafka");
         let remedy = error.rdkafka_error_code().and_then(|code| remedy(code, reason));
-        let mut last = self.last();
-        // That all brokers are down says less than why one of them is.
-        if remedy.is_some() || error.rdkafka_error_code() != Some(Code::AllBrokersDown) {
-            *last = Some(Told { reason: one_line(reason).into_owned(), remedy });
-        }
+        *self.last() = Some(Told { reason: one_line(reason).into_owned(), remedy });
     }
 }
 
