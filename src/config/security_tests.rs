@@ -214,6 +214,20 @@ fn properties_that_have_moved_pass_for_as_long_as_no_setting_says_anything() {
     );
 }
 
+/// What is verified is the settings' business alone.
+#[test]
+fn no_property_weakens_what_the_settings_say() {
+    for (property, setting) in [
+        ("enable.ssl.certificate.verification", "ca_file"),
+        ("ssl.endpoint.identification.algorithm", "endpoint_identification"),
+    ] {
+        let toml = format!("[kafka.security]\nprotocol = \"ssl\"\n[kafka.properties]\n\"{property}\" = \"none\"\n");
+        let errors = load(&toml, &[]).unwrap_err();
+        let told = format!("kafka.properties.{property} is set by kafka.security.{setting} (FILE)");
+        assert!(errors.contains(&told), "{errors:?}");
+    }
+}
+
 #[test]
 fn the_environment_gives_a_login() {
     let variables = [
