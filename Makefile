@@ -29,17 +29,17 @@ mutations: setup ## plants known faults and has the simulator find each: FAULTS=
 torture: setup ## instances on Apache Kafka, killed, frozen and started at random: SECONDS=n RATE=n SEED=n STORE=fjall|aerospike
 	@scripts/setup.sh tests
 	@TORTURE_SECONDS="$(or $(SECONDS),900)" STORE="$(or $(STORE),fjall)" RATE="$(or $(RATE),400)" $(if $(SEED),SEED="$(SEED)") \
-		$(OPTIMISED) cargo test --locked --all-features --test it torture::for_long -- --ignored --nocapture
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::for_long -- --ignored --nocapture
 
 kill-test: setup ## SIGKILL to instances on fjall and Aerospike, and to Aerospike itself, each judged: KILLS=200 RATE=n SEED=n KIND=fjall|aerospike|file|memory
 	@scripts/setup.sh tests
 	@KILLS="$(or $(KILLS),200)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") $(if $(KIND),KIND="$(KIND)") \
-		$(OPTIMISED) cargo test --locked --all-features --test it torture::kills::for_long -- --ignored --nocapture
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::kills::for_long -- --ignored --nocapture
 
 soak: setup ## the torture for hours, memory, files and threads flat: HOURS=n (or SECONDS=n) RATE=n SEED=n STORE=fjall|aerospike
 	@scripts/setup.sh tests
 	@SOAK_SECONDS="$(or $(SECONDS),$(shell echo $$(( $(or $(HOURS),1) * 3600 ))))" STORE="$(or $(STORE),fjall)" RATE="$(or $(RATE),50)" $(if $(SEED),SEED="$(SEED)") \
-		$(OPTIMISED) cargo test --locked --all-features --test it torture::soak::for_long -- --ignored --nocapture
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::soak::for_long -- --ignored --nocapture
 
 lint: setup ## format and lints only
 	@scripts/lint.sh

@@ -9,7 +9,7 @@ else
     echo "lint: rustfmt is missing (rustup component add rustfmt): format not checked"
 fi
 if cargo clippy --version >/dev/null 2>&1; then
-    for features in "" --all-features; do
+    for features in "" "$("$(dirname "$0")/features.sh")"; do
         # shellcheck disable=SC2086 # none is no argument
         cargo clippy --locked --all-targets --quiet $features -- -D warnings || failed=1
     done

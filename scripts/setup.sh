@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sees to it that what the build needs is there: installs it with apt-get where that can be done, else says what is missing.
-# librdkafka is built from source by ./configure (bash) and make, and compiles a C++ wrapper along with the C library; for TLS
-# it links the system's OpenSSL. `setup.sh tests` asks also for what the tests' servers take, without which those tests are skipped.
+# librdkafka is built from source by ./configure (bash) and make, and compiles a C++ wrapper along with the C library. `setup.sh tests`
+# asks also for OpenSSL's headers (the feature `tls`) and for what the tests' servers take, without which those tests are skipped.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -23,8 +23,6 @@ need g++ "${CXX:-c++}" g++ clang++
 need make make
 # A compiler can be there without the C library's headers: gcc only recommends them.
 if ! echo '#include <stdio.h>' | "${CC:-cc}" -E - >/dev/null 2>&1; then packages+=(libc6-dev); fi
-need pkg-config pkg-config pkgconf
-if ! pkg-config --exists openssl 2>/dev/null && [ -z "${OPENSSL_DIR:-}" ]; then packages+=(libssl-dev); fi
 install() { # install PACKAGE...: says what it lacks otherwise
     if [ $# -eq 0 ]; then return; fi
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
@@ -38,6 +36,11 @@ install() { # install PACKAGE...: says what it lacks otherwise
 install ${packages[@]+"${packages[@]}"}
 
 if [ "${1:-}" = tests ]; then
+    packages=()
+    need pkg-config pkg-config pkgconf
+    scripts/has-openssl.sh || packages+=(libssl-dev)
+    need openssl openssl
+    install ${packages[@]+"${packages[@]}"} || echo "setup: built without the feature tls: tests over TLS will be skipped" >&2
     packages=()
     need default-jre-headless java
     need maven mvn

@@ -12,7 +12,9 @@ mod mock;
 mod producer;
 mod refused;
 mod rights;
+mod security;
 mod settings;
+mod trouble;
 mod worker;
 
 use std::{
@@ -31,7 +33,7 @@ use rdkafka::{
         AdminClient, AdminOptions, NewTopic as KafkaTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
     },
     client::DefaultClientContext,
-    consumer::{BaseConsumer, Consumer as _},
+    consumer::Consumer as _,
     error::{KafkaError, RDKafkaErrorCode},
     metadata::MetadataPartition,
 };
@@ -41,12 +43,14 @@ use self::{
     consumer::{KafkaConsumer, KafkaReader, off_the_runtime},
     errors::{kind_of_code, translate},
     lookup::{committed_of, list_of, members_of, offsets_at, set_committed_of, watermarks_of},
+    trouble::{Asked, Trouble},
     worker::{Signs, Source, start},
 };
 pub use self::{
     mock::MockCluster,
     refused::{REFUSED, Refusal, refusal},
     rights::{Right, Rights},
+    security::{HAS_TLS, KafkaSecurity, SaslMechanism, SecurityProtocol},
     settings::{AssignmentStrategy, KafkaSettings},
 };
 use super::{
@@ -56,6 +60,12 @@ use crate::heartbeats::Heartbeats;
 
 /// Between questions to a group's coordinator that is not there yet.
 const COORDINATOR_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a cluster that has never answered is given at once.
+const FIRST_QUESTIONS: Duration = Duration::from_secs(1);
+
+/// How long a client may take to tell why it has no answer.
+const TELLING: Duration = Duration::from_millis(20);
 
 /// Readers never commit: their group id only has to be there, and differ from every group in use.
 static NEXT_READER: AtomicU64 = AtomicU64::new(0);
@@ -89,11 +99,11 @@ pub struct DescribedCluster {
 pub struct KafkaBroker {
     settings: Arc<KafkaSettings>,
     /// Answers questions about topics; a member of no group.
-    metadata: Arc<BaseConsumer>,
+    metadata: Arc<Asked>,
     /// Asks what only the controller or the owner of a topic can say, or has done; made when it is first needed.
     admin: Arc<Mutex<Option<Arc<Admin>>>>,
     /// Answer what each group has committed, and are no members of it. A client is a handful of threads and connections.
-    groups: Arc<Mutex<HashMap<String, Arc<BaseConsumer>>>>,
+    groups: Arc<Mutex<HashMap<String, Arc<Asked>>>>,
     signs: Signs,
 }
 
@@ -104,7 +114,7 @@ impl KafkaBroker {
         let metadata = settings
             .client()
             .set("allow.auto.create.topics", "false")
-            .create()
+            .create_with_context(Trouble::default())
             .map_err(|error| translate("connect", &settings.brokers, &error))?;
         Ok(KafkaBroker {
             settings: Arc::new(settings),
@@ -129,14 +139,27 @@ impl KafkaBroker {
     async fn ask<T: Send + 'static>(
         &self,
         operation: &'static str,
-        question: impl FnOnce(&BaseConsumer, Duration) -> Result<T, BrokerError> + Send + 'static,
+        question: impl Fn(&Asked, Duration) -> Result<T, BrokerError> + Send + 'static,
     ) -> Result<T, BrokerError> {
         let (metadata, bound) = (self.metadata.clone(), self.settings.request_timeout);
         // librdkafka keeps to the bound itself, and can name the cause: it gets a moment more.
         off_the_runtime(operation, bound + Duration::from_secs(1), move || {
-            let answer = question(&metadata, bound);
-            serve_log(&metadata);
-            answer
+            let until = Instant::now() + bound;
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                // Why a cluster turns a client away is heard of only between two questions.
+                let known = metadata.context().is_known();
+                let answer = question(&metadata, if known { left } else { left.min(FIRST_QUESTIONS) });
+                // A log line ends a poll that does not wait, and goes before the error that it tells of.
+                match answer.is_ok() {
+                    true => serve_log(&metadata),
+                    false => while metadata.poll(TELLING).is_some() {},
+                }
+                match metadata.context().explained(answer) {
+                    Err(error) if error.kind == BrokerErrorKind::Retryable && !known && Instant::now() < until => {}
+                    answer => return answer,
+                }
+            }
         })
         .await
     }
@@ -226,7 +249,7 @@ impl KafkaBroker {
 /// A topic's configuration: value by name.
 pub type TopicConfig = BTreeMap<String, String>;
 
-fn described(client: &BaseConsumer, topic: &str, bound: Duration) -> Result<Option<DescribedTopic>, BrokerError> {
+fn described(client: &Asked, topic: &str, bound: Duration) -> Result<Option<DescribedTopic>, BrokerError> {
     let answer =
         client.fetch_metadata(Some(topic), bound).map_err(|error| translate("look up topic", topic, &error))?;
     let Some(found) = answer.topics().iter().find(|found| found.name() == topic) else { return Ok(None) };
@@ -362,14 +385,14 @@ impl Broker for KafkaBroker {
 }
 
 impl KafkaBroker {
-    fn client_of(&self, group: &str) -> Result<Arc<BaseConsumer>, BrokerError> {
+    fn client_of(&self, group: &str) -> Result<Arc<Asked>, BrokerError> {
         // Nothing is left half done under the lock, so a panic elsewhere does not spoil it.
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = groups.get(group) {
             return Ok(client.clone());
         }
-        let client = self.settings.reading(group, 1).create();
-        let client: BaseConsumer = client.map_err(|error| translate("look up committed offsets", group, &error))?;
+        let client = self.settings.reading(group, 1).create_with_context(Trouble::default());
+        let client: Asked = client.map_err(|error| translate("look up committed offsets", group, &error))?;
         let client = Arc::new(client);
         groups.insert(group.to_owned(), client.clone());
         Ok(client)
@@ -432,7 +455,7 @@ impl KafkaBroker {
 }
 
 /// Writes the log lines that have gathered in a client that nobody polls.
-fn serve_log(client: &BaseConsumer) {
+fn serve_log(client: &Asked) {
     while client.poll(Duration::ZERO).is_some() {}
 }
 

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use clap::{Args, Subcommand};
 
-use super::{CommandResult, ConfigArgs, failure::UsageError};
-use crate::{broker::kafka::KafkaBroker, config};
+use super::{CommandResult, ConfigArgs};
+use crate::config;
 
 /// Arguments of `config`.
 #[derive(Debug, Args)]
@@ -32,8 +32,12 @@ impl ConfigCommand {
             Action::Sample => io::stdout().write_all(config::sample().as_bytes())?,
             Action::Check(args) => {
                 // What goes through to librdkafka is checked by librdkafka; nothing is connected yet.
-                let settings = super::wiring::kafka(&args.load()?);
-                KafkaBroker::new(settings).map_err(|error| UsageError(error.to_string()))?;
+                let config = args.load()?;
+                let settings = super::wiring::kafka(&config);
+                super::opening::kafka(settings)?;
+                for warning in config.warnings() {
+                    writeln!(io::stderr(), "warning: {warning}")?;
+                }
                 writeln!(io::stdout(), "the configuration is good")?;
             }
         }

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::{CommandResult, ConfigArgs, Failure, block_on, topics::create_missing};
 use crate::{
-    broker::{Broker, TopicPartition, kafka::KafkaBroker},
+    broker::{Broker, TopicPartition},
     config::{Brokers, Topics},
     event::Topic,
     generate::{ChainCounts, Message, Scenario, Story},
@@ -84,7 +84,7 @@ impl GenerateArgs {
         };
         let feed = loaded.feed()?;
         block_on(async {
-            let broker = KafkaBroker::new(super::wiring::kafka(&config))?;
+            let broker = super::opening::kafka(super::wiring::kafka(&config))?;
             create_missing(&broker, &new_topics(&config.kafka.topics, Made::with_partitions(self.partitions))).await?;
             if story.is_some() || matches!(feed, Feed::Chain(_)) {
                 check_same_chain(&broker, &config.kafka.topics, feed.messages()).await?;

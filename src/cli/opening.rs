@@ -16,7 +16,10 @@ use crate::{
         state::InstanceShown,
     },
     blob::{self, BlobStore, BlobUrl, Intent, objects::Objects},
-    broker::{Broker, BrokerError, BrokerErrorKind, kafka::KafkaBroker},
+    broker::{
+        Broker, BrokerError, BrokerErrorKind,
+        kafka::{KafkaBroker, KafkaSettings},
+    },
     clock::Clock,
     config::Config,
     engine::{self, OpenError, StoreUrl},
@@ -37,7 +40,11 @@ pub const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// # Errors
 /// Logging was set up before.
 pub fn logging(config: &Config) -> Result<(), LoggingError> {
-    init_logging(config.log.format, config.log.level.as_str())
+    init_logging(config.log.format, config.log.level.as_str())?;
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
 }
 
 /// Opens the store at `url`, without its blob store, which may take as long as recovering it takes.
@@ -111,24 +118,28 @@ fn named(error: OpenError) -> Failure {
     Failure::new(format!("cannot open the store (store.url): {error}"))
 }
 
-/// Prepares the client of the log; it connects when it is asked for something.
+/// Prepares the client of a Kafka cluster; it connects when it is asked for something.
 ///
 /// # Errors
 /// The settings contradict each other, or librdkafka knows none of that name: that is bad configuration.
+pub fn kafka(settings: KafkaSettings) -> Result<KafkaBroker, UsageError> {
+    KafkaBroker::new(settings).map_err(|error| UsageError(format!("kafka: {error}")))
+}
+
+/// The same, as any log.
+///
+/// # Errors
+/// As [`kafka`].
 pub fn broker(config: &Config) -> Result<Arc<dyn Broker>, UsageError> {
-    Ok(Arc::new(kafka(config)?))
+    Ok(Arc::new(kafka(wiring::kafka(config))?))
 }
 
 /// The same, whose polling threads beat there.
 ///
 /// # Errors
-/// As [`broker`].
+/// As [`kafka`].
 pub fn watched_broker(config: &Config, beats: &Heartbeats) -> Result<Arc<dyn Broker>, UsageError> {
-    Ok(Arc::new(kafka(config)?.watched(beats.clone())))
-}
-
-fn kafka(config: &Config) -> Result<KafkaBroker, UsageError> {
-    KafkaBroker::new(wiring::kafka(config)).map_err(|error| UsageError(format!("kafka: {error}")))
+    Ok(Arc::new(kafka(wiring::kafka(config))?.watched(beats.clone())))
 }
 
 /// Everything that an instance works with.

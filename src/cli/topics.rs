@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, block_on, wiring};
+use super::{CommandResult, ConfigArgs, Failure, block_on, opening, wiring};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
     config::Topics,
@@ -120,7 +120,7 @@ impl CreateArgs {
         let outcomes_ms = self.outcomes_hours.map(|hours| hours * 3_600_000);
         let wanted = new_topics(&config.kafka.topics, Made { partitions, replication_factor, outcomes_ms });
         block_on(async {
-            let broker = KafkaBroker::new(settings)?;
+            let broker = opening::kafka(settings)?;
             let mut wrong = 0;
             for (looked, wanted) in look(&broker, &config.kafka.topics).await?.into_iter().zip(wanted) {
                 let mut line = report(&wanted.name, looked)?;
@@ -148,7 +148,7 @@ impl CheckArgs {
     fn run(self) -> CommandResult {
         let config = self.config.load()?;
         block_on(async {
-            let broker = KafkaBroker::new(wiring::kafka(&config))?;
+            let broker = opening::kafka(wiring::kafka(&config))?;
             let mut wrong = 0;
             for looked in look(&broker, &config.kafka.topics).await? {
                 let line = report(config.kafka.topics.name(looked.topic), looked)?;

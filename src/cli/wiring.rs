@@ -4,8 +4,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
     blob::{BlobAccess, BlobOptions},
-    broker::kafka::{AssignmentStrategy, KafkaSettings},
-    config::Config,
+    broker::kafka::{AssignmentStrategy, KafkaSecurity, KafkaSettings},
+    config::{Config, Secret, Security},
     engine::{OpenOptions, aerospike::Access},
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds,
@@ -144,8 +144,24 @@ pub fn kafka(config: &Config) -> KafkaSettings {
         commit_timeout,
         revocation_timeout: drain.min(max_poll_interval / 2),
         close_timeout: commit_timeout,
+        security: kafka.security.says_something().then(|| security(&kafka.security)),
         pass_through: kafka.properties.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         brokers: kafka.brokers.as_str().to_owned(),
+    }
+}
+
+fn security(security: &Security) -> KafkaSecurity {
+    let shown = |secret: &Option<Secret>| secret.as_ref().map(|secret| secret.as_str().to_owned());
+    KafkaSecurity {
+        protocol: security.protocol,
+        mechanism: security.mechanism,
+        username: security.username.clone(),
+        password: shown(&security.password),
+        ca_file: security.ca_file.as_ref().map(PathBuf::from),
+        certificate_file: security.certificate_file.as_ref().map(PathBuf::from),
+        key_file: security.key_file.as_ref().map(PathBuf::from),
+        key_password: shown(&security.key_password),
+        any_host: !security.endpoint_identification,
     }
 }
 
@@ -198,7 +214,10 @@ fn ms(count: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tx::Network;
+    use crate::{
+        broker::kafka::{SaslMechanism, SecurityProtocol},
+        tx::Network,
+    };
 
     fn config(settings: &[(&str, &str)]) -> Config {
         let variables = settings.iter().map(|(key, value)| (format!("UTXO_STORE__{key}").into(), (*value).into()));
@@ -293,7 +312,7 @@ mod tests {
             ("KAFKA__REQUEST_TIMEOUT_MS", "4000"),
             ("KAFKA__DELIVERY_TIMEOUT_MS", "5000"),
             ("KAFKA__REPLICATION_FACTOR", "3"),
-            ("KAFKA__PROPERTIES__SECURITY_PROTOCOL", "ssl"),
+            ("KAFKA__PROPERTIES__SOCKET_TIMEOUT_MS", "6000"),
         ]));
         assert_eq!((&*kafka.brokers, &*kafka.client_id), ("a:1,b:2", "me"));
         assert_eq!(kafka.group_instance_id.as_deref(), Some("me-0"));
@@ -303,7 +322,21 @@ mod tests {
         assert_eq!((kafka.max_partition_fetch_bytes, kafka.fetch_budget_bytes), (2_000, 2_000_000));
         assert_eq!((kafka.batch_messages, kafka.batch_bytes), (9, 3_000));
         assert_eq!((kafka.request_timeout, kafka.delivery_timeout), (ms(4_000), ms(5_000)));
-        assert_eq!(kafka.pass_through["security.protocol"], "ssl");
+        assert_eq!(kafka.pass_through["socket.timeout.ms"], "6000");
+        assert!(kafka.security.is_none(), "what is passed through says it");
+    }
+
+    #[test]
+    fn a_login_reaches_the_client() {
+        let kafka = kafka(&config(&[
+            ("KAFKA__SECURITY__PROTOCOL", "sasl_plaintext"),
+            ("KAFKA__SECURITY__MECHANISM", "PLAIN"),
+            ("KAFKA__SECURITY__USERNAME", "me"),
+            ("KAFKA__SECURITY__PASSWORD", "word"),
+        ]));
+        let KafkaSecurity { protocol, mechanism, username, password, any_host, .. } = kafka.security.unwrap();
+        assert_eq!((protocol, mechanism), (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::Plain)));
+        assert_eq!((username.as_deref(), password.as_deref(), any_host), (Some("me"), Some("word"), false));
     }
 
     #[test]

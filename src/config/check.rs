@@ -1,12 +1,14 @@
 //! The second stage: from raw values to checked ones, with every error at once.
 
+mod security;
+
 use std::fmt;
 
 use figment::{Figment, Profile, error::Kind};
 
 use super::{
     Config,
-    settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store, Topics},
+    settings::{Blobs, Cluster, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store, Topics},
     types::{Range, SettingType},
     writable_blobs,
 };
@@ -158,15 +160,23 @@ impl<'a> Checker<'a> {
             }
             Ok(None) => {}
         }
-        let Blobs { access_key_id, secret_access_key, .. } = &store.blobs;
-        match (access_key_id, secret_access_key) {
-            (Some(_), None) => {
-                self.refuse("store.blobs.access_key_id", "is given without secret_access_key".to_owned())
+        let Blobs { access_key_id, secret_access_key, secret_access_key_file, .. } = &store.blobs;
+        let secret = secret_access_key.is_some() || secret_access_key_file.is_some();
+        self.together(
+            ("store.blobs.access_key_id", access_key_id.is_some()),
+            ("store.blobs.secret_access_key", secret),
+        );
+        let Cluster { user, password, password_file, .. } = &store.aerospike;
+        let password = password.is_some() || password_file.is_some();
+        self.together(("store.aerospike.user", user.is_some()), ("store.aerospike.password", password));
+    }
+
+    /// Neither of the two is of any use without the other.
+    fn together(&mut self, a: (&str, bool), b: (&str, bool)) {
+        for ((key, given), (other, other_given)) in [(a, b), (b, a)] {
+            if given && !other_given {
+                self.refuse(key, format!("is given without {other}"));
             }
-            (None, Some(_)) => {
-                self.refuse("store.blobs.secret_access_key", "is given without access_key_id".to_owned())
-            }
-            _ => {}
         }
     }
 
@@ -193,8 +203,9 @@ impl fmt::Display for Relation {
 
 /// Checks each section by itself and then against the others; `None` when something was wrong.
 pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
-    let kafka = Kafka::take(checker);
-    let store = Store::take(checker);
+    let mut kafka = Kafka::take(checker);
+    let mut store = Store::take(checker);
+    checker.read_secrets(&mut kafka, &mut store);
     let ingest = Ingest::take(checker);
     let sequencer = Sequencer::take(checker);
     let prune = Prune::take(checker);
@@ -203,6 +214,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let log = Log::take(checker);
     if let Some(kafka) = &kafka {
         checker.kafka(kafka);
+        checker.security(kafka);
         checker.topics(&kafka.topics);
     }
     if let Some(store) = &store {

@@ -10,7 +10,7 @@ use figment::{
     value::{Dict, Map, Tag, Value},
 };
 
-use crate::broker::kafka;
+use crate::broker::kafka::{self, Refusal};
 
 use super::{
     check::ConfigError,
@@ -203,7 +203,8 @@ impl Cleaner<'_> {
         for (name, value) in table {
             let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
             let key = format!("kafka.properties.{name}");
-            if let Some(why) = kafka::refusal(&name) {
+            let why = kafka::refusal(&name).filter(|why| !matches!(why, Refusal::Moved(_)));
+            if let Some(why) = why {
                 self.refuse(&key, why.to_string());
             } else if let Value::Dict(_, table) = value {
                 self.properties(&name, table, into);

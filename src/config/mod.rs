@@ -20,7 +20,9 @@ use crate::{
 };
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
-pub use settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Run, SECTIONS, Section, Sequencer, Setting, Store, Topics};
+pub use settings::{
+    Blobs, Http, Ingest, Kafka, Log, Prune, Run, SECTIONS, Section, Security, Sequencer, Setting, Store, Topics,
+};
 
 pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName};
 
@@ -129,5 +131,7 @@ pub fn writable_blobs(blobs: &BlobUrl, store: &StoreUrl) -> Result<(), String> {
     }
 }
 
+#[cfg(test)]
+mod security_tests;
 #[cfg(test)]
 mod tests;

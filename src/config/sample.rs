@@ -12,10 +12,8 @@ const HEAD: &str = "\
 /// Sample lines of `kafka.properties`.
 const PROPERTIES: &str = "\
 # [kafka.properties]
-# \"security.protocol\" = \"SASL_PLAINTEXT\"
-# \"sasl.mechanism\" = \"PLAIN\"
-# \"sasl.username\" = \"utxo-store\"
-# \"sasl.password\" = \"better given as UTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD\"
+# \"ssl.cipher.suites\" = \"ECDHE-RSA-AES256-GCM-SHA384\"
+# \"socket.keepalive.enable\" = true
 ";
 
 /// The sample, as TOML.

@@ -3,7 +3,12 @@
 //! The checked structs, what the raw stage accepts, the commented sample (`deploy/utxo-store.toml`) and the defaults all
 //! follow from this list. A default is written as TOML writes it.
 
-use crate::{blob::BlobUrl, broker::kafka::AssignmentStrategy, engine::StoreUrl, tx::Network};
+use crate::{
+    blob::BlobUrl,
+    broker::kafka::{AssignmentStrategy, SaslMechanism, SecurityProtocol},
+    engine::StoreUrl,
+    tx::Network,
+};
 
 use super::{
     check::Checker,
@@ -171,12 +176,43 @@ settings! {
         /// Copies of each topic that `utxo-store topics create` makes, unless it is told otherwise; of three or more all but one have to be
         /// in sync. Otherwise as many as the cluster makes by default.
         replication_factor: Option<u32>, example 3, range 1 to 1_000, unit "copies";
-        /// Further librdkafka properties, passed through as they are (sasl.*, ssl.*, …). What has a setting of its own
-        /// here, and what safety rests on, is refused. Environment: UTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD.
+        /// Further librdkafka properties, passed through as they are (ssl.cipher.suites, socket.*, …). What has a setting of its own
+        /// here, and what safety rests on, is refused. Environment: UTXO_STORE__KAFKA__PROPERTIES__SSL_CIPHER_SUITES.
         properties: Properties;
+        nested
+        /// How brokers are talked to.
+        security: Security;
         nested
         /// Topic names.
         topics: Topics;
+    }
+
+    /// How brokers are talked to: encrypted or not, as whom, and to whom. TLS, SCRAM and OAUTHBEARER need a build with --features tls.
+    ["kafka.security"] Security {
+        /// plaintext, ssl (encrypted), sasl_plaintext (a login over an open line) or sasl_ssl (both).
+        protocol: SecurityProtocol = "plaintext";
+        /// How to log in: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, or OAUTHBEARER, whose tokens follow from kafka.properties (sasl.oauthbearer.*;
+        /// librdkafka is built without OIDC here: enable.sasl.oauthbearer.unsecure.jwt is all that there is).
+        mechanism: Option<SaslMechanism>, example "SCRAM-SHA-512";
+        /// As whom.
+        username: Option<String>, example "utxo-store";
+        /// Its password. Better given by file, or in the environment: UTXO_STORE__KAFKA__SECURITY__PASSWORD.
+        password: Option<Secret>, example "not in a file that others read";
+        /// A file with the password as its one line; it is read at a start.
+        password_file: Option<String>, example "/run/secrets/kafka-password";
+        /// Certificates (PEM) of the authorities that brokers' certificates are from. Without: those that the system trusts.
+        ca_file: Option<String>, example "/etc/utxo-store/kafka-ca.pem";
+        /// Our own certificate (PEM), for brokers that ask for one (mTLS), with those between it and its authority behind it.
+        certificate_file: Option<String>, example "/etc/utxo-store/kafka-client.pem";
+        /// Its private key (PEM).
+        key_file: Option<String>, example "/etc/utxo-store/kafka-client.key";
+        /// What the key is encrypted with, if it is. Better given by file, or in the environment: UTXO_STORE__KAFKA__SECURITY__KEY_PASSWORD.
+        key_password: Option<Secret>, example "not in a file that others read";
+        /// A file with that password as its one line.
+        key_password_file: Option<String>, example "/run/secrets/kafka-key-password";
+        /// Whether a broker's certificate has to be for the host that kafka.brokers (or the cluster) names. Off, whoever has any
+        /// certificate of the authority can pose as a broker.
+        endpoint_identification: bool = true;
     }
 
     /// Topic names. The first three are read, `chain` is read and written, the others are written.
@@ -232,6 +268,8 @@ settings! {
         user: Option<String>, example "utxo-store";
         /// Its password. Better given in the environment: UTXO_STORE__STORE__AEROSPIKE__PASSWORD.
         password: Option<Secret>, example "not in a file";
+        /// A file with the password as its one line, instead.
+        password_file: Option<String>, example "/run/secrets/aerospike-password";
         /// Certificates (PEM) of the authority that signed those of the nodes; given: connections are encrypted. A node's
         /// certificate is for its host, or for the name that is given with it: `host:name:port` in store.url.
         tls_ca_file: Option<String>, example "/etc/utxo-store/aerospike-ca.pem";
@@ -272,6 +310,8 @@ settings! {
         access_key_id: Option<String>, example "AKIA…";
         /// Its secret. Better given in the environment: UTXO_STORE__STORE__BLOBS__SECRET_ACCESS_KEY.
         secret_access_key: Option<Secret>, example "not in a file";
+        /// A file with the secret as its one line, instead.
+        secret_access_key_file: Option<String>, example "/run/secrets/s3-secret";
     }
 
     /// The pipeline: from validated transactions to records.

@@ -4,7 +4,7 @@ use super::*;
 use crate::tx::Network;
 
 /// Loads a file with these contents under these variables.
-fn load(toml: &str, variables: &[(&str, &str)]) -> Result<Config, Vec<String>> {
+pub(super) fn load(toml: &str, variables: &[(&str, &str)]) -> Result<Config, Vec<String>> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("settings.toml");
     fs::write(&path, toml).unwrap();

@@ -7,8 +7,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     blob::{BlobUrl, BlobUrlError},
-    broker::kafka::AssignmentStrategy,
+    broker::kafka::{AssignmentStrategy, SaslMechanism, SecurityProtocol},
     engine::{OpenError, StoreUrl},
+    text::word_types,
     tx::Network,
 };
 
@@ -79,7 +80,7 @@ macro_rules! text_types {
     )*};
 }
 
-text_types!(AssignmentStrategy, Brokers, TopicName, LogFilter, LogFormat);
+text_types!(AssignmentStrategy, Brokers, LogFilter, LogFormat, SaslMechanism, SecurityProtocol, TopicName);
 
 impl SettingType for StoreUrl {
     const KIND: Kind = Kind::Text;
@@ -233,6 +234,18 @@ impl FromStr for TopicName {
 pub struct Secret(String);
 
 impl Secret {
+    /// Refuses what can be none: nothing, and several lines (a file that was meant for something else).
+    ///
+    /// # Errors
+    /// What is wrong, without the text.
+    pub(super) fn new(text: &str) -> Result<Self, &'static str> {
+        match text {
+            "" => Err("is empty"),
+            text if text.contains(char::is_control) => Err("is not one line of plain text"),
+            text => Ok(Secret(text.to_owned())),
+        }
+    }
+
     /// What it is.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -248,10 +261,8 @@ impl fmt::Debug for Secret {
 impl SettingType for Secret {
     const KIND: Kind = Kind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        match value.as_str() {
-            Some(text) if !text.is_empty() => Ok(Secret(text.to_owned())),
-            _ => Err("must be text, and not empty".to_owned()),
-        }
+        let text = value.as_str().ok_or("must be text, and not empty")?;
+        Secret::new(text).map_err(|problem| format!("must be text, but {problem}"))
     }
 }
 
@@ -274,41 +285,6 @@ impl FromStr for LogFilter {
             _ => Err(format!("must be a level or a filter such as info,utxo_store::ingest=debug, not {text:?}")),
         }
     }
-}
-
-/// Types that are one of a few words.
-macro_rules! word_types {
-    ($(
-        $(#[$attribute:meta])*
-        $type:ident { $($(#[$variant_attribute:meta])* $variant:ident = $word:literal),* $(,)? }
-    )*) => {$(
-        $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $type { $($(#[$variant_attribute])* $variant),* }
-
-        impl $type {
-            /// Its word.
-            pub fn as_str(self) -> &'static str {
-                match self { $($type::$variant => $word),* }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok($type::$variant),)*
-                    _ => Err(format!("must be one of {}, not {text:?}", [$($word),*].join(", "))),
-                }
-            }
-        }
-    )*};
 }
 
 word_types! {

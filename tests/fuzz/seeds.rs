@@ -191,6 +191,7 @@ const CONFIGURATIONS: &[&str] = &[
     "[kafka.topics]\nchain = \"utxo.reorgs\"\n[ingest]\nretry_pause_ms = 6000\nflag_grace_ms = 600_000\n",
     "[kafka.properties]\nenable.auto.commit = true\n\"group.id\" = \"x\"\nssl = [1]\n",
     "[ingest]\ndead_letter_ratio = 1\n[http]\nlisten = \"[::]:0\"\n[sequencer]\nenabled = false\n",
+    "[kafka.security]\nprotocol = \"sasl_plaintext\"\nmechanism = \"PLAIN\"\nusername = \"me\"\npassword = \"hunter2-and-more\"\n",
     "kafka.topics.chain = 'mine'\nkafka = { group = \"g\" }\n",
     "\n---\nUTXO_STORE__KAFKA__BROKERS=a:1\nUTXO_STORE__INGEST__BATCH_SIZE=17\nUTXO_STORE__SEQUENCER__ENABLED=false\n",
     "\n---\nUTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD=0123\nUTXO_STORE__INGEST__DEAD_LETTER_RATIO=1e-3\n",

@@ -29,10 +29,23 @@ kill $end 2>&-
 if [ -n "$remove" ]; then rm -rf "$remove"; fi
 "#;
 
+/// What a server has besides the plain listener.
+#[derive(Default)]
+pub struct Setup<'a> {
+    /// Lines behind its properties.
+    pub lines: &'a str,
+    /// Listeners by name, with their protocols; clients come to them by `localhost`.
+    pub listeners: &'a [(&'a str, &'a str)],
+    /// Users for SCRAM, as `StorageTool format --add-scram` takes them.
+    pub users: &'a [&'a str],
+}
+
 /// A running server.
 pub struct KafkaServer {
     keeper: Child,
     bootstrap_servers: String,
+    /// Ports of the listeners besides.
+    ports: Vec<u16>,
     data: PathBuf,
     /// Removes what a server of a test's own has.
     _own: Option<tempfile::TempDir>,
@@ -44,19 +57,21 @@ impl KafkaServer {
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<KafkaServer> = OnceLock::new();
         can_be_had()
-            .then(|| {
-                SHARED.get_or_init(|| {
-                    let (data, port) = prepare("");
-                    let data = data.keep();
-                    KafkaServer {
-                        keeper: spawn(&data, Some(&data)),
-                        bootstrap_servers: address(port),
-                        data,
-                        _own: None,
-                    }
-                })
-            })
+            .then(|| SHARED.get_or_init(|| Self::for_all(&Setup::default())))
             .inspect(|server| server.wait_until_it_answers())
+    }
+
+    /// One that stays for as long as the process, for its only caller to keep; `None` as by [`shared`](Self::shared).
+    pub fn lasting(setup: &Setup<'_>) -> Option<Self> {
+        can_be_had().then(|| Self::for_all(setup)).inspect(|server| server.wait_until_it_answers())
+    }
+
+    /// Its directory goes with the process, by the keeper: statics are not dropped.
+    fn for_all(setup: &Setup<'_>) -> Self {
+        let (data, ports) = prepare(setup);
+        let (data, bootstrap_servers) = (data.keep(), address(ports[0]));
+        let ports = ports[1..].to_vec();
+        KafkaServer { keeper: spawn(&data, Some(&data)), bootstrap_servers, ports, data, _own: None }
     }
 
     /// One of a test's own, which it may kill.
@@ -66,11 +81,17 @@ impl KafkaServer {
 
     /// The same, with these lines behind its properties.
     pub fn own_with(lines: &str) -> Option<Self> {
+        Self::own_as(&Setup { lines, ..Setup::default() })
+    }
+
+    /// The same, set up otherwise.
+    pub fn own_as(setup: &Setup<'_>) -> Option<Self> {
         can_be_had()
             .then(|| {
-                let (own, port) = prepare(lines);
-                let data = own.path().to_owned();
-                KafkaServer { keeper: spawn(&data, None), bootstrap_servers: address(port), data, _own: Some(own) }
+                let (own, ports) = prepare(setup);
+                let (data, bootstrap_servers) = (own.path().to_owned(), address(ports[0]));
+                let ports = ports[1..].to_vec();
+                KafkaServer { keeper: spawn(&data, None), bootstrap_servers, ports, data, _own: Some(own) }
             })
             .inspect(|server| server.wait_until_it_answers())
     }
@@ -80,10 +101,21 @@ impl KafkaServer {
         &self.bootstrap_servers
     }
 
+    /// Port of a listener besides the plain one, as they were asked for.
+    pub fn port(&self, listener: usize) -> u16 {
+        self.ports[listener]
+    }
+
     /// Kills it without a warning.
     pub fn kill(&mut self) {
         drop(self.keeper.stdin.take());
         self.keeper.wait().unwrap();
+    }
+
+    /// Changes its properties, for its next start.
+    pub fn reconfigure(&self, change: impl FnOnce(String) -> String) {
+        let properties = self.data.join(PROPERTIES);
+        fs::write(&properties, change(fs::read_to_string(&properties).unwrap())).unwrap();
     }
 
     /// Starts it again where it was, with what it has.
@@ -133,20 +165,22 @@ fn address(port: u16) -> String {
     format!("127.0.0.1:{port}")
 }
 
-/// A directory that is formatted for a server, and the server's port.
-fn prepare(lines: &str) -> (tempfile::TempDir, u16) {
+/// A directory that is formatted for a server, and the server's ports: the plain one first.
+fn prepare(setup: &Setup<'_>) -> (tempfile::TempDir, Vec<u16>) {
     let data = tempfile::tempdir().unwrap();
-    let [port, controller] = free_ports();
-    let properties = write_properties(data.path(), port, controller, lines);
+    let mut ports = free_ports(2 + setup.listeners.len());
+    let controller = ports.pop().unwrap();
+    let properties = write_properties(data.path(), &ports, controller, setup);
     let formatted = Command::new("java")
         .args(java("256m"))
         .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
         .arg(&properties)
+        .args(setup.users.iter().flat_map(|user| ["--add-scram", user]))
         .stdin(Stdio::null())
         .output()
         .unwrap();
     assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
-    (data, port)
+    (data, ports)
 }
 
 /// Starts a server in a process group of its own, so that nothing but the end of its standard input ends it.
@@ -198,22 +232,30 @@ fn java(memory: &str) -> [String; 3] {
 }
 
 /// Held at once, so that they differ.
-fn free_ports<const N: usize>() -> [u16; N] {
-    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    held.map(|listener| listener.local_addr().unwrap().port())
+fn free_ports(count: usize) -> Vec<u16> {
+    let held: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    held.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
 /// Nothing is ever deleted: messages of tests bear old timestamps, which retention goes by, half a minute after the start.
-fn write_properties(data: &Path, port: u16, controller: u16, lines: &str) -> PathBuf {
+fn write_properties(data: &Path, ports: &[u16], controller: u16, setup: &Setup<'_>) -> PathBuf {
     let properties = data.join(PROPERTIES);
+    let (port, lines) = (ports[0], setup.lines);
+    let besides = |line: fn(&str, &str, u16) -> String| {
+        let listeners = setup.listeners.iter().zip(&ports[1..]);
+        listeners.map(|((name, protocol), port)| format!(",{}", line(name, protocol, *port))).collect::<String>()
+    };
+    let listeners = besides(|name, _, port| format!("{name}://127.0.0.1:{port}"));
+    let advertised = besides(|name, _, port| format!("{name}://localhost:{port}"));
+    let protocols = besides(|name, protocol, _| format!("{name}:{protocol}"));
     let text = format!(
         "process.roles=broker,controller\n\
          node.id=1\n\
          controller.quorum.voters=1@127.0.0.1:{controller}\n\
-         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-         advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}\n\
+         advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}\n\
          controller.listener.names=CONTROLLER\n\
-         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
+         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
          log.dirs={}\n\
          log.retention.ms=-1\n\
          offsets.topic.replication.factor=1\n\

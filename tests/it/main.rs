@@ -10,6 +10,7 @@ mod applied_again;
 mod bad_input;
 mod blobs;
 mod bodies;
+mod certificates;
 mod cli;
 mod commands;
 mod compare;
@@ -25,6 +26,7 @@ mod large;
 mod made_blocks;
 mod model;
 mod pipeline;
+mod planted_secrets;
 mod preflight;
 mod pruning;
 mod read_again;
@@ -35,6 +37,11 @@ mod reference;
 mod regressions;
 mod reorgs;
 mod run;
+#[cfg(feature = "aws")]
+#[allow(dead_code, reason = "the tests of blobs need more of it")]
+#[path = "../blobs/s3_server.rs"]
+mod s3_server;
+mod security;
 mod seeded_twice;
 mod sequencing;
 mod several_pages;

@@ -29,7 +29,8 @@ pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
     }
 }
 
-/// Commits during a rebalance fail with `RebalanceInProgress`, `IllegalGeneration` or `UnknownMemberId`: the next try
+/// A login that is turned away is no refusal here: a cluster that has let this client in before is away then, and what is said to one that was
+/// never let in is told where it asks ([`Trouble`](super::trouble::Trouble)). Commits during a rebalance fail with `RebalanceInProgress`, `IllegalGeneration` or `UnknownMemberId`: the next try
 /// carries the new generation, or finds the partition gone. So these are retryable.
 pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
     match code {
@@ -43,8 +44,6 @@ pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
         | Code::TopicAuthorizationFailed
         | Code::GroupAuthorizationFailed
         | Code::ClusterAuthorizationFailed
-        | Code::SaslAuthenticationFailed
-        | Code::Authentication
         | Code::OffsetMetadataTooLarge
         | Code::PolicyViolation
         | Code::InvalidConfig
@@ -63,6 +62,14 @@ mod tests {
     fn a_commit_during_a_rebalance_is_tried_again() {
         for code in [Code::RebalanceInProgress, Code::IllegalGeneration, Code::UnknownMemberId, Code::RequestTimedOut] {
             assert_eq!(kind(&KafkaError::ConsumerCommit(code)), BrokerErrorKind::Retryable, "{code:?}");
+        }
+    }
+
+    /// A broker that comes back may not know its users yet, or show a certificate that is not believed.
+    #[test]
+    fn a_consumer_that_is_turned_away_goes_on() {
+        for code in [Code::Authentication, Code::SaslAuthenticationFailed, Code::SSL, Code::AllBrokersDown] {
+            assert_eq!(kind(&KafkaError::MessageConsumption(code)), BrokerErrorKind::Retryable, "{code:?}");
         }
     }
 

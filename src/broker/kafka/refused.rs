@@ -7,6 +7,8 @@ use std::fmt;
 pub enum Refusal {
     /// This setting sets it.
     SetBy(&'static str),
+    /// This setting of `kafka.security` sets it; where none of them says anything it is still passed through, as it was before they were there.
+    Moved(&'static str),
     /// It is fixed: what would break otherwise.
     Fixed(&'static str),
 }
@@ -14,7 +16,7 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::SetBy(setting) => write!(f, "is set by {setting}"),
+            Refusal::SetBy(setting) | Refusal::Moved(setting) => write!(f, "is set by {setting}"),
             Refusal::Fixed(why) => write!(f, "is refused: {why}"),
         }
     }
@@ -39,6 +41,15 @@ pub const REFUSED: &[(&[&str], Refusal)] = &[
     (&["queued.max.messages.kbytes"], Refusal::SetBy("kafka.fetch_budget_bytes")),
     (&["message.timeout.ms", "delivery.timeout.ms"], Refusal::SetBy("kafka.delivery_timeout_ms")),
     (&["queue.buffering.max.ms"], Refusal::SetBy("kafka.properties.linger.ms")),
+    (&["security.protocol"], Refusal::Moved("kafka.security.protocol")),
+    (&["sasl.mechanism", "sasl.mechanisms"], Refusal::Moved("kafka.security.mechanism")),
+    (&["sasl.username"], Refusal::Moved("kafka.security.username")),
+    (&["sasl.password"], Refusal::Moved("kafka.security.password")),
+    (&["ssl.ca.location", "enable.ssl.certificate.verification"], Refusal::Moved("kafka.security.ca_file")),
+    (&["ssl.certificate.location"], Refusal::Moved("kafka.security.certificate_file")),
+    (&["ssl.key.location"], Refusal::Moved("kafka.security.key_file")),
+    (&["ssl.key.password"], Refusal::Moved("kafka.security.key_password")),
+    (&["ssl.endpoint.identification.algorithm"], Refusal::Moved("kafka.security.endpoint_identification")),
     (
         &[
             "enable.auto.commit",
@@ -111,7 +122,7 @@ mod tests {
     use rdkafka::{ClientConfig, error::KafkaError, types::RDKafkaConfRes};
 
     use super::*;
-    use crate::broker::kafka::KafkaSettings;
+    use crate::broker::kafka::{KafkaSecurity, KafkaSettings, SaslMechanism, SecurityProtocol};
 
     fn is_known(property: &str) -> bool {
         // No number, no boolean and no word: a value that text alone takes.
@@ -131,7 +142,24 @@ mod tests {
     /// Else a property would be taken, and nothing come of it.
     #[test]
     fn whatever_this_program_sets_is_refused() {
-        let settings = KafkaSettings { group_instance_id: Some("me".into()), ..KafkaSettings::new("localhost:9092") };
+        let word = || Some("word".to_owned());
+        let security = KafkaSecurity {
+            protocol: SecurityProtocol::SaslSsl,
+            mechanism: Some(SaslMechanism::Plain),
+            ca_file: word().map(Into::into),
+            certificate_file: word().map(Into::into),
+            key_file: word().map(Into::into),
+            key_password: word(),
+            username: word(),
+            password: word(),
+            any_host: true,
+        };
+        assert_eq!(security.properties().count(), 9);
+        let settings = KafkaSettings {
+            group_instance_id: word(),
+            security: Some(security),
+            ..KafkaSettings::new("localhost:9092")
+        };
         for config in [settings.member("group", 1), settings.reading_at_once("group"), settings.producing()] {
             let map = config.config_map();
             let passed = map.into_keys().filter(|name| refusal(name).is_none() && *name != "linger.ms");

@@ -9,12 +9,15 @@ use std::{
 
 use rdkafka::{
     bindings::{self as rd, rd_kafka_AclOperation_t, rd_kafka_admin_op_t, rd_kafka_event_t},
-    consumer::{BaseConsumer, Consumer as _},
+    consumer::Consumer as _,
     error::{KafkaError, RDKafkaErrorCode},
     types::RDKafkaRespErr,
 };
 
-use super::errors::{kind_of_code, translate};
+use super::{
+    errors::{kind_of_code, translate},
+    trouble::Asked,
+};
 use crate::broker::{BrokerError, BrokerErrorKind};
 
 /// What a client may be let do.
@@ -36,11 +39,7 @@ const OPERATION: &str = "look up permissions";
 const ANSWER_TAKES: Duration = Duration::from_secs(1);
 
 /// Rights on topics, in the order asked for.
-pub(super) fn on_topics(
-    client: &BaseConsumer,
-    topics: &[String],
-    timeout: Duration,
-) -> Result<Vec<Rights>, BrokerError> {
+pub(super) fn on_topics(client: &Asked, topics: &[String], timeout: Duration) -> Result<Vec<Rights>, BrokerError> {
     if topics.is_empty() {
         return Ok(Vec::new());
     }
@@ -72,11 +71,7 @@ pub(super) fn on_topics(
 }
 
 /// Rights on groups, in the order asked for. Joins none of them.
-pub(super) fn on_groups(
-    client: &BaseConsumer,
-    groups: &[String],
-    timeout: Duration,
-) -> Result<Vec<Rights>, BrokerError> {
+pub(super) fn on_groups(client: &Asked, groups: &[String], timeout: Duration) -> Result<Vec<Rights>, BrokerError> {
     if groups.is_empty() {
         return Ok(Vec::new());
     }
@@ -133,7 +128,7 @@ fn terminated(names: &[String]) -> Result<(Vec<CString>, Vec<*const c_char>), Br
 
 /// Sends a question that asks for rights, too, and waits for its answer.
 fn ask(
-    client: &BaseConsumer,
+    client: &Asked,
     question: rd_kafka_admin_op_t,
     timeout: Duration,
     send: impl FnOnce(*mut rd::rd_kafka_t, *const rd::rd_kafka_AdminOptions_t, *mut rd::rd_kafka_queue_t),

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
-use super::refused::refusal;
+use super::{
+    refused::{Refusal, refusal},
+    security::KafkaSecurity,
+};
 use crate::broker::{BrokerError, BrokerErrorKind};
 
 /// Readers are opened each for itself: as if so many shared the fetch budget.
@@ -91,7 +94,9 @@ pub struct KafkaSettings {
     pub delivery_timeout: Duration,
     /// Replication factor of topics created here; `None`: the cluster's default.
     pub replication_factor: Option<i32>,
-    /// Anything else that librdkafka knows, e.g. `security.protocol`.
+    /// How the cluster is talked to; `None`: as what is passed through says, which is unencrypted if that says nothing.
+    pub security: Option<KafkaSecurity>,
+    /// Anything else that librdkafka knows, e.g. `socket.timeout.ms`.
     pub pass_through: BTreeMap<String, String>,
 }
 
@@ -118,6 +123,7 @@ impl KafkaSettings {
             close_timeout: Duration::from_secs(10),
             delivery_timeout: Duration::from_secs(120),
             replication_factor: None,
+            security: None,
             pass_through: BTreeMap::new(),
         }
     }
@@ -150,7 +156,9 @@ impl KafkaSettings {
                 self.delivery_timeout
             ));
         }
-        match self.pass_through.keys().find_map(|key| refusal(key).map(|why| (key, why))) {
+        let passes = |why: &Refusal| matches!(why, Refusal::Moved(_)) && self.security.is_none();
+        let why_not = |key: &String| refusal(key).filter(|why| !passes(why));
+        match self.pass_through.keys().find_map(|key| why_not(key).map(|why| (key, why))) {
             Some((key, why)) => refused(format!("{key} {why}")),
             None => Ok(()),
         }
@@ -162,10 +170,13 @@ impl KafkaSettings {
         for (key, value) in &self.pass_through {
             config.set(key, value);
         }
-        config
-            .set("bootstrap.servers", &self.brokers)
-            .set("client.id", &self.client_id)
-            .set_log_level(RDKafkaLogLevel::Info);
+        for (key, value) in self.security.iter().flat_map(KafkaSecurity::properties) {
+            config.set(key, value);
+        }
+        // What `debug` asks for would be held back otherwise.
+        let level =
+            if self.pass_through.contains_key("debug") { RDKafkaLogLevel::Debug } else { RDKafkaLogLevel::Info };
+        config.set("bootstrap.servers", &self.brokers).set("client.id", &self.client_id).set_log_level(level);
         config
     }
 
@@ -232,6 +243,7 @@ impl KafkaSettings {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::broker::kafka::{HAS_TLS, KafkaBroker, SaslMechanism, SecurityProtocol};
 
     #[test]
     fn what_breaks_the_guarantees_is_refused_by_name() {
@@ -246,27 +258,49 @@ mod tests {
     #[test]
     fn the_rest_passes_through_and_cannot_shadow_ours() {
         let mut settings = KafkaSettings::new("localhost:9092");
-        settings.pass_through.insert("security.protocol".into(), "ssl".into());
+        settings.pass_through.insert("socket.timeout.ms".into(), "5000".into());
         settings.check().unwrap();
         let config = settings.member("group", 8);
-        assert_eq!(config.get("security.protocol"), Some("ssl"));
+        assert_eq!(config.get("socket.timeout.ms"), Some("5000"));
         assert_eq!(config.get("enable.auto.commit"), Some("false"));
         assert_eq!(config.get("queued.max.messages.kbytes"), Some("32768"), "256 MiB over 8 partitions");
     }
 
-    /// SCRAM and OAUTHBEARER come with OpenSSL, too.
     #[test]
-    fn clients_over_tls_and_with_logins_can_be_made() {
-        for (protocol, mechanism) in [("ssl", None), ("sasl_ssl", Some("PLAIN")), ("sasl_ssl", Some("SCRAM-SHA-512"))] {
-            let mut settings = KafkaSettings::new("localhost:1");
-            settings.pass_through.insert("security.protocol".into(), protocol.into());
-            for (key, value) in
-                [("sasl.mechanism", mechanism), ("sasl.username", Some("u")), ("sasl.password", Some("p"))]
-            {
-                settings.pass_through.extend(mechanism.and(value).map(|value| (key.into(), value.into())));
-            }
-            super::super::KafkaBroker::new(settings)
-                .unwrap_or_else(|error| panic!("{protocol} {mechanism:?}: {error}"));
+    fn a_property_of_a_security_setting_passes_only_without_them() {
+        let mut settings = KafkaSettings::new("localhost:9092");
+        settings.pass_through.insert("sasl.password".into(), "hunter2".into());
+        settings.check().unwrap();
+        settings.security = Some(KafkaSecurity::default());
+        let error = settings.check().unwrap_err().message;
+        assert_eq!(error, "sasl.password is set by kafka.security.password");
+    }
+
+    #[test]
+    fn clients_over_tls_and_with_logins_can_be_made_where_there_is_openssl() {
+        for (protocol, mechanism) in [
+            (SecurityProtocol::Plaintext, None),
+            (SecurityProtocol::Ssl, None),
+            (SecurityProtocol::SaslSsl, Some(SaslMechanism::Plain)),
+            (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::Plain)),
+            (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::ScramSha512)),
+            (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::OAuthBearer)),
+        ] {
+            let word = mechanism.filter(|mechanism| mechanism.takes_a_password()).map(|_| "x".to_owned());
+            let security = Some(KafkaSecurity {
+                protocol,
+                mechanism,
+                username: word.clone(),
+                password: word,
+                ..KafkaSecurity::default()
+            });
+            let made = KafkaBroker::new(KafkaSettings { security, ..KafkaSettings::new("localhost:1") });
+            let needs_tls = protocol.encrypts() || !matches!(mechanism, None | Some(SaslMechanism::Plain));
+            assert_eq!(
+                made.err().map(|error| error.to_string()).is_none(),
+                HAS_TLS || !needs_tls,
+                "{protocol} {mechanism:?}"
+            );
         }
     }
 

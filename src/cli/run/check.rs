@@ -11,9 +11,8 @@ use std::{
     time::Duration,
 };
 
-use super::super::{CommandResult, Failure, UsageError, wiring};
+use super::super::{CommandResult, Failure, opening, wiring};
 use crate::{
-    broker::kafka::KafkaBroker,
     config::{Config, ConfigErrors},
     instance::InstanceSettings,
     preflight::{Finding, Outcome},
@@ -70,8 +69,7 @@ struct Logged {
 pub(super) async fn check(loaded: Result<Config, ConfigErrors>, json: bool) -> CommandResult {
     let mut report = Report { json, looked: 0, failed: 0 };
     let prepared = loaded.map_err(Failure::from).and_then(|config| {
-        let broker = KafkaBroker::new(wiring::kafka(&config));
-        let broker = broker.map_err(|error| UsageError(format!("kafka: {error}")))?;
+        let broker = opening::kafka(wiring::kafka(&config))?;
         Ok((config, broker))
     });
     let (config, broker) = match prepared {
@@ -81,7 +79,7 @@ pub(super) async fn check(loaded: Result<Config, ConfigErrors>, json: bool) -> C
             return Err(failure);
         }
     };
-    report.tell(&Finding::new("configuration", Outcome::Ok, "every setting is known and in range"))?;
+    report.tell(&Finding::weighed("configuration", "every setting is known and in range", &[], &config.warnings()))?;
     let settings: InstanceSettings = wiring::instance(&config);
     let logged = log::look(&config, &settings, &broker, &mut report).await?;
     state::look(&config, &settings, logged.as_ref(), &mut report).await?;

@@ -93,7 +93,11 @@ impl ConsumerContext for Context {
 fn outage(code: RDKafkaErrorCode) -> Option<bool> {
     match code {
         RDKafkaErrorCode::AllBrokersDown => Some(true),
-        RDKafkaErrorCode::BrokerTransportFailure | RDKafkaErrorCode::Resolve => Some(false),
+        RDKafkaErrorCode::BrokerTransportFailure
+        | RDKafkaErrorCode::Resolve
+        | RDKafkaErrorCode::SSL
+        | RDKafkaErrorCode::Authentication
+        | RDKafkaErrorCode::SaslAuthenticationFailed => Some(false),
         _ => None,
     }
 }

@@ -34,7 +34,7 @@ pub(super) async fn look(
             report.tell(&Finding::new("brokers", Outcome::Ok, told))?;
         }
         Err(error) => {
-            let why = format!("{error} (kafka.brokers; kafka.properties for logins and TLS)");
+            let why = format!("{error} (kafka.brokers; kafka.security for logins and TLS)");
             report.tell(&Finding::of("brokers", Err::<&str, _>(why)))?;
             report.tell(&Finding::new("topics, permissions and offsets", Outcome::Skipped, "no broker answers"))?;
             return Ok(None);

@@ -1,0 +1,236 @@
+//! What brokers are shown and believed, secrets that lie in files, and what of that is legal and yet should be otherwise.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+};
+
+use figment::{Profile, value::Value};
+
+use super::Checker;
+use crate::{
+    broker::kafka::{self, HAS_TLS, Refusal, SaslMechanism, SecurityProtocol},
+    config::{
+        Config,
+        settings::{Kafka, Security, Store},
+        types::Secret,
+    },
+};
+
+/// A longer file was meant for something else.
+const LONGEST_SECRET: u64 = 64 << 10;
+const NO_TLS: &str = "which this build does not have: build it with --features tls";
+const PASSWORD: &str = "kafka.security.password";
+
+impl Checker<'_> {
+    /// Takes secrets out of the files that are named for them.
+    pub(super) fn read_secrets(&mut self, kafka: &mut Option<Kafka>, store: &mut Option<Store>) {
+        if let Some(Kafka { security, .. }) = kafka {
+            self.read_secret(PASSWORD, &mut security.password, security.password_file.as_deref());
+            let Security { key_password, key_password_file, .. } = security;
+            self.read_secret("kafka.security.key_password", key_password, key_password_file.as_deref());
+        }
+        if let Some(Store { aerospike, blobs, .. }) = store {
+            self.read_secret("store.aerospike.password", &mut aerospike.password, aerospike.password_file.as_deref());
+            let (secret, file) = (&mut blobs.secret_access_key, blobs.secret_access_key_file.as_deref());
+            self.read_secret("store.blobs.secret_access_key", secret, file);
+        }
+    }
+
+    fn read_secret(&mut self, key: &str, secret: &mut Option<Secret>, file: Option<&str>) {
+        let Some(file) = file else { return };
+        let file_key = format!("{key}_file");
+        if secret.is_some() {
+            self.refuse(&file_key, format!("is given beside {key}: one of them is enough"));
+            return;
+        }
+        // Who writes the secret itself there would see it in the log: what cannot be found is named.
+        if !file.starts_with('/') {
+            self.refuse(&file_key, "must be the absolute path of a file".to_owned());
+            return;
+        }
+        match secret_in(file) {
+            Ok(read) => *secret = Some(read),
+            Err(problem) => self.refuse(&file_key, format!("names {file:?}, which {problem}")),
+        }
+    }
+
+    pub(super) fn security(&mut self, kafka: &Kafka) {
+        let security = &kafka.security;
+        self.login(security);
+        self.certificates(security);
+        self.moved(kafka);
+        let needs_tls = security.mechanism.is_some_and(|mechanism| mechanism != SaslMechanism::Plain);
+        if !HAS_TLS && security.protocol.encrypts() {
+            self.refuse("kafka.security.protocol", format!("is {}, {NO_TLS}", security.protocol));
+        } else if !HAS_TLS && needs_tls {
+            self.refuse("kafka.security.mechanism", format!("takes OpenSSL, {NO_TLS}"));
+        }
+    }
+
+    fn login(&mut self, security: &Security) {
+        let Security { protocol, mechanism, username, .. } = security;
+        let said = [
+            ("kafka.security.username", username.is_some()),
+            // A file that could not be read is another error.
+            (PASSWORD, security.password.is_some() || security.password_file.is_some()),
+        ];
+        match mechanism {
+            None if protocol.logs_in() => {
+                let problem = format!("is {protocol}, which needs kafka.security.mechanism");
+                self.refuse("kafka.security.protocol", problem);
+            }
+            None => {
+                for (key, _) in said.into_iter().filter(|(_, said)| *said) {
+                    self.refuse(key, "is given without kafka.security.mechanism".to_owned());
+                }
+            }
+            Some(mechanism) if !protocol.logs_in() => {
+                let with =
+                    if protocol.encrypts() { SecurityProtocol::SaslSsl } else { SecurityProtocol::SaslPlaintext };
+                let problem = format!(
+                    "is {mechanism}, but kafka.security.protocol is {protocol}, by which nobody logs in (as by {with})"
+                );
+                self.refuse("kafka.security.mechanism", problem);
+            }
+            Some(mechanism) => {
+                for (key, said) in said {
+                    match (said, mechanism.takes_a_password()) {
+                        (true, false) => self.refuse(key, format!("is given, but {mechanism} takes none")),
+                        (false, true) => {
+                            self.refuse("kafka.security.mechanism", format!("is {mechanism}, which needs {key}"))
+                        }
+                        (true, true) | (false, false) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn certificates(&mut self, security: &Security) {
+        let Security { protocol, ca_file, certificate_file, key_file, .. } = security;
+        let key_password = security.key_password.is_some() || security.key_password_file.is_some();
+        let files = [
+            ("kafka.security.ca_file", ca_file),
+            ("kafka.security.certificate_file", certificate_file),
+            ("kafka.security.key_file", key_file),
+        ];
+        let unused = files.iter().map(|(key, file)| (*key, file.is_some())).chain([
+            ("kafka.security.key_password", key_password && key_file.is_none()),
+            ("kafka.security.endpoint_identification", !security.endpoint_identification),
+        ]);
+        if !protocol.encrypts() {
+            for (key, _) in unused.filter(|(_, said)| *said) {
+                self.refuse(key, format!("is set, but kafka.security.protocol is {protocol}, which encrypts nothing"));
+            }
+            return;
+        }
+        for (key, file) in files {
+            if let Some(Err(error)) =
+                file.as_ref().map(|file| File::open(file).and_then(|mut file| file.read(&mut [0])))
+            {
+                self.refuse(
+                    key,
+                    format!("names {:?}, which cannot be read: {error}", file.as_deref().unwrap_or_default()),
+                );
+            }
+        }
+        for (key, given, needed) in [
+            (
+                "kafka.security.certificate_file",
+                certificate_file.is_some(),
+                ("kafka.security.key_file", key_file.is_some()),
+            ),
+            (
+                "kafka.security.key_file",
+                key_file.is_some(),
+                ("kafka.security.certificate_file", certificate_file.is_some()),
+            ),
+            ("kafka.security.key_password", key_password, ("kafka.security.key_file", key_file.is_some())),
+        ] {
+            if given && !needed.1 {
+                self.refuse(key, format!("is given without {}", needed.0));
+            }
+        }
+    }
+
+    /// Properties that have a setting pass for as long as none of the section says anything.
+    fn moved(&mut self, kafka: &Kafka) {
+        let mut refused = Vec::new();
+        for (name, value) in kafka.properties.iter() {
+            let Some(why @ Refusal::Moved(_)) = kafka::refusal(name) else { continue };
+            let needs_tls = match name {
+                "security.protocol" => matches!(value.to_ascii_lowercase().as_str(), "ssl" | "sasl_ssl"),
+                "sasl.mechanism" | "sasl.mechanisms" => {
+                    value.starts_with("SCRAM") || value == SaslMechanism::OAuthBearer.as_str()
+                }
+                _ => false,
+            };
+            if kafka.security.says_something() {
+                refused.push((name, why.to_string()));
+            } else if needs_tls && !HAS_TLS {
+                refused.push((name, format!("needs TLS, {NO_TLS}")));
+            }
+        }
+        for (name, problem) in refused {
+            self.refuse_property(name, problem);
+        }
+    }
+
+    fn refuse_property(&mut self, name: &str, problem: String) {
+        let path = ["kafka", "properties", name];
+        // By its path it is not found: its name has dots.
+        let value = self.raw.find_value("kafka.properties").ok();
+        let tag = value.as_ref().and_then(Value::as_dict).and_then(|table| table.get(name)).map(Value::tag);
+        let metadata = tag.and_then(|tag| self.raw.get_metadata(tag));
+        let source = metadata.map_or("nowhere".to_owned(), |metadata| metadata.interpolate(&Profile::Default, &path));
+        self.errors.push(super::ConfigError { key: path.join("."), source, problem });
+    }
+}
+
+/// The one line of a file; an error completes the sentence "the file …", without anything of what is in it.
+fn secret_in(file: &str) -> Result<Secret, String> {
+    let cannot_be_read = |error: io::Error| format!("cannot be read: {error}");
+    let mut bytes = Vec::new();
+    File::open(file).and_then(|file| file.take(LONGEST_SECRET + 1).read_to_end(&mut bytes)).map_err(cannot_be_read)?;
+    if bytes.len() as u64 > LONGEST_SECRET {
+        return Err(format!("is larger than {LONGEST_SECRET} bytes"));
+    }
+    let text = std::str::from_utf8(&bytes).map_err(|_| "is no UTF-8 text")?;
+    let line = text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line));
+    Secret::new(line).map_err(str::to_owned)
+}
+
+impl Security {
+    /// Whether anything is set otherwise than by default.
+    pub fn says_something(&self) -> bool {
+        *self != Config::default().kafka.security
+    }
+}
+
+impl Config {
+    /// What is legal, and should be otherwise; one line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let security = &self.kafka.security;
+        let mut warnings = Vec::new();
+        if security.protocol == SecurityProtocol::SaslPlaintext {
+            let sent = match security.mechanism {
+                Some(SaslMechanism::Plain) => "the password itself",
+                _ => "all that is logged in for",
+            };
+            warnings.push(format!(
+                "kafka.security.protocol is sasl_plaintext: {sent} goes over the line unencrypted; sasl_ssl encrypts it"
+            ));
+        }
+        if !security.endpoint_identification {
+            let why = "whoever has any certificate of its authority can pose as a broker";
+            warnings.push(format!("kafka.security.endpoint_identification is off: {why}"));
+        }
+        let moved = self.kafka.properties.iter().filter_map(|(name, _)| match kafka::refusal(name) {
+            Some(Refusal::Moved(setting)) => Some(format!("kafka.properties.{name} is now said by {setting}")),
+            _ => None,
+        });
+        warnings.extend(moved);
+        warnings
+    }
+}

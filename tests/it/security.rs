@@ -1,0 +1,357 @@
+//! Brokers over TLS and with logins, on a real Apache Kafka: who comes in, and what is said to who does not.
+
+use std::{
+    fs,
+    path::Path,
+    process::Output,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use utxo_store::broker::kafka::HAS_TLS;
+
+use crate::{
+    certificates::{Certificates, KEY_PASSWORD},
+    demo,
+    kafka_server::{KafkaServer, Setup},
+    planted_secrets::PAGES,
+    run::{Bench, assert_refused, last_line, until},
+};
+
+pub const USER: &str = "alice";
+pub const PASSWORD: &str = "planted-kafka-password-93ab";
+
+/// A server with listeners that take logins over TLS, over an open line, and certificates of clients only.
+pub struct Secured {
+    pub certificates: Certificates,
+    pub server: KafkaServer,
+}
+
+/// A listener of it.
+#[derive(Clone, Copy)]
+pub enum Listener {
+    SaslSsl,
+    SaslPlaintext,
+    Mutual,
+}
+
+/// Variables of the environment.
+pub type Variables = Vec<(String, String)>;
+
+impl Secured {
+    /// The one that the tests of a run share; `None`, with a loud line, when Java, Maven, `openssl` or the feature are missing.
+    pub fn shared() -> Option<&'static Self> {
+        static SHARED: OnceLock<Option<Secured>> = OnceLock::new();
+        SHARED.get_or_init(|| Self::with(KafkaServer::lasting)).as_ref()
+    }
+
+    /// One of a test's own, which it may kill.
+    pub fn own() -> Option<Self> {
+        Self::with(KafkaServer::own_as)
+    }
+
+    fn with(start: impl FnOnce(&Setup<'_>) -> Option<KafkaServer>) -> Option<Self> {
+        if !HAS_TLS {
+            eprintln!("SKIPPED: tests on brokers over TLS: built without the feature tls");
+            return None;
+        }
+        let certificates = Certificates::make()?;
+        let (keys, believed) = (certificates.path("server.pem"), certificates.path("ca.pem"));
+        let plain =
+            format!("org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}=\"{PASSWORD}\";");
+        let scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
+        let mut lines = format!(
+            "ssl.keystore.type=PEM\nssl.keystore.location={}\nssl.truststore.type=PEM\nssl.truststore.location={}\n\
+             listener.name.mutual.ssl.client.auth=required\n",
+            keys.display(),
+            believed.display()
+        );
+        for listener in ["logins", "open"] {
+            lines += &format!(
+                "listener.name.{listener}.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512\n\
+                 listener.name.{listener}.plain.sasl.jaas.config={plain}\n\
+                 listener.name.{listener}.scram-sha-256.sasl.jaas.config={scram}\n\
+                 listener.name.{listener}.scram-sha-512.sasl.jaas.config={scram}\n"
+            );
+        }
+        let users = ["SCRAM-SHA-256", "SCRAM-SHA-512"].map(|it| format!("{it}=[name={USER},password={PASSWORD}]"));
+        let server = start(&Setup {
+            lines: &lines,
+            listeners: &[("LOGINS", "SASL_SSL"), ("OPEN", "SASL_PLAINTEXT"), ("MUTUAL", "SSL")],
+            users: &users.each_ref().map(String::as_str),
+        })?;
+        Some(Secured { certificates, server })
+    }
+
+    /// Variables by which a command comes to a listener, from where `host` is it; `settings` are of `kafka.security`.
+    pub fn by(&self, listener: Listener, host: &str, settings: &[(&str, &str)]) -> Variables {
+        let (number, protocol) = match listener {
+            Listener::SaslSsl => (0, "sasl_ssl"),
+            Listener::SaslPlaintext => (1, "sasl_plaintext"),
+            Listener::Mutual => (2, "ssl"),
+        };
+        let brokers = format!("{host}:{}", self.server.port(number));
+        let security = [("PROTOCOL", protocol)];
+        let security = security.iter().chain(settings);
+        let security =
+            security.map(|(name, value)| (format!("UTXO_STORE__KAFKA__SECURITY__{name}"), (*value).to_owned()));
+        [("UTXO_STORE__KAFKA__BROKERS".to_owned(), brokers)].into_iter().chain(security).collect()
+    }
+
+    /// The path of a file among the certificates, as a setting.
+    pub fn file(&self, name: &str) -> String {
+        self.certificates.path(name).display().to_string()
+    }
+}
+
+pub fn borrowed(variables: &Variables) -> Vec<(&str, &str)> {
+    variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
+}
+
+#[track_caller]
+fn succeeds(bench: &Bench, arguments: &[&str], variables: &Variables) {
+    let output = bench.command(arguments, &borrowed(variables)).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", told(&output));
+}
+
+/// Topics made, events produced, consumed and committed, and all looked at, over this connection alone.
+fn works_end_to_end(secured: &Secured, variables: &Variables) {
+    let bench = Bench::on(secured.server.bootstrap_servers());
+    succeeds(&bench, &["topics", "create", "--partitions", "2"], variables);
+    let (block, prevouts) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
+    let generate = ["generate", "--partitions", "2", "--blocks", &block, "--prevouts", &prevouts];
+    succeeds(&bench, &generate, variables);
+    let produced: usize = (0..2).map(|partition| bench.messages("validated-txs", partition).len()).sum();
+    assert!(produced > 213, "its transactions, and what they spend");
+    let mut instance = bench.start_with(&borrowed(variables));
+    until("everything is committed", || bench.committed() == produced as u64);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    succeeds(&bench, &["topics", "check"], variables);
+    succeeds(&bench, &["run", "--check"], variables);
+}
+
+#[test]
+fn a_login_over_tls_works_end_to_end() {
+    let Some(secured) = Secured::shared() else { return };
+    let password = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&password, format!("{PASSWORD}\n")).unwrap();
+    let password = password.path().to_str().unwrap();
+    let ca = secured.file("ca.pem");
+    let settings = [("MECHANISM", "SCRAM-SHA-512"), ("USERNAME", USER), ("PASSWORD_FILE", password), ("CA_FILE", &ca)];
+    works_end_to_end(secured, &secured.by(Listener::SaslSsl, "localhost", &settings));
+}
+
+#[test]
+fn a_client_certificate_works_end_to_end() {
+    let Some(secured) = Secured::shared() else { return };
+    let (ca, certificate, key) =
+        (secured.file("ca.pem"), secured.file("client.crt"), secured.file("client.encrypted.key"));
+    let settings = [
+        ("CA_FILE", ca.as_str()),
+        ("CERTIFICATE_FILE", &certificate),
+        ("KEY_FILE", &key),
+        ("KEY_PASSWORD", KEY_PASSWORD),
+    ];
+    works_end_to_end(secured, &secured.by(Listener::Mutual, "localhost", &settings));
+}
+
+#[test]
+fn every_mechanism_logs_in_over_tls_and_over_an_open_line_which_is_warned_of() {
+    let Some(secured) = Secured::shared() else { return };
+    let bench = Bench::on(secured.server.bootstrap_servers());
+    bench.create_topics();
+    let ca = secured.file("ca.pem");
+    for mechanism in ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] {
+        let login = [("MECHANISM", mechanism), ("USERNAME", USER), ("PASSWORD", PASSWORD)];
+        let over_tls = [&login[..], &[("CA_FILE", &ca)]].concat();
+        succeeds_looking(&bench, &secured.by(Listener::SaslSsl, "localhost", &over_tls), false);
+        succeeds_looking(&bench, &secured.by(Listener::SaslPlaintext, "localhost", &login), true);
+    }
+    // Another name is believed only where nobody asks for it.
+    let login = [("MECHANISM", "PLAIN"), ("USERNAME", USER), ("PASSWORD", PASSWORD), ("CA_FILE", ca.as_str())];
+    let any_host = [&login[..], &[("ENDPOINT_IDENTIFICATION", "false")]].concat();
+    succeeds_looking(&bench, &secured.by(Listener::SaslSsl, "127.0.0.1", &any_host), true);
+}
+
+/// `run --check` finds nothing wrong, but warns of its configuration where it has to.
+#[track_caller]
+fn succeeds_looking(bench: &Bench, variables: &Variables, warned: bool) {
+    let output = bench.command(&["run", "--check"], &borrowed(variables)).output().unwrap();
+    let told = told(&output);
+    assert_eq!(output.status.code(), Some(0), "{variables:?}: {told}");
+    let configuration = told.lines().find(|line| line.contains("configuration")).unwrap();
+    assert_eq!(configuration.contains("WARNING"), warned, "{configuration}");
+}
+
+/// Whoever set it through properties before there were settings goes on, and is told what says it now.
+#[test]
+fn properties_of_before_still_log_in() {
+    let Some(secured) = Secured::shared() else { return };
+    let bench = Bench::on(secured.server.bootstrap_servers());
+    bench.create_topics();
+    let ca = secured.file("ca.pem");
+    let properties = [
+        ("SECURITY_PROTOCOL", "SASL_SSL"),
+        ("SASL_MECHANISM", "SCRAM-SHA-256"),
+        ("SASL_USERNAME", USER),
+        ("SASL_PASSWORD", PASSWORD),
+        ("SSL_CA_LOCATION", &ca),
+    ];
+    let named = properties.map(|(name, value)| (format!("UTXO_STORE__KAFKA__PROPERTIES__{name}"), value.to_owned()));
+    let brokers = format!("localhost:{}", secured.server.port(0));
+    let variables: Variables = [("UTXO_STORE__KAFKA__BROKERS".to_owned(), brokers)].into_iter().chain(named).collect();
+    succeeds(&bench, &["topics", "check"], &variables);
+    let check = bench.command(&["config", "check"], &borrowed(&variables)).output().unwrap();
+    let told = told(&check);
+    assert!(told.contains("warning: kafka.properties.sasl.password is now said by kafka.security.password"), "{told}");
+
+    let both = [&variables[..], &[("UTXO_STORE__KAFKA__SECURITY__PROTOCOL".to_owned(), "ssl".to_owned())]].concat();
+    let check = bench.command(&["config", "check"], &borrowed(&both)).output().unwrap();
+    assert_eq!(check.status.code(), Some(2));
+    let line = "error: kafka.properties.sasl.username is set by kafka.security.username (UTXO_STORE__KAFKA__PROPERTIES__SASL_USERNAME)";
+    assert!(self::told(&check).contains(line) && !self::told(&check).contains(PASSWORD), "{}", self::told(&check));
+}
+
+#[test]
+fn who_is_turned_away_is_told_why_in_one_line() {
+    let Some(secured) = Secured::shared() else { return };
+    let bench = Bench::on(secured.server.bootstrap_servers());
+    bench.create_topics();
+    let file = |name: &str| secured.file(name);
+    let (ca, stranger) = (file("ca.pem"), file("stranger.pem"));
+    let login = [("MECHANISM", "SCRAM-SHA-512"), ("USERNAME", USER)];
+    let with = |more: &[(&'static str, &str)]| -> Vec<(&str, String)> {
+        login.iter().copied().chain(more.iter().copied()).map(|(name, value)| (name, value.to_owned())).collect()
+    };
+    let right = [("PASSWORD", PASSWORD), ("CA_FILE", ca.as_str())];
+    let cases = [
+        (
+            "a wrong password",
+            Listener::SaslSsl,
+            "localhost",
+            with(&[("PASSWORD", "planted-wrong"), ("CA_FILE", &ca)]),
+            "username and password",
+        ),
+        (
+            "a wrong password on an open line",
+            Listener::SaslPlaintext,
+            "localhost",
+            with(&[("PASSWORD", "planted-wrong")]),
+            "username and password",
+        ),
+        (
+            "an authority that is not believed",
+            Listener::SaslSsl,
+            "localhost",
+            with(&[("PASSWORD", PASSWORD), ("CA_FILE", &stranger)]),
+            "kafka.security.ca_file",
+        ),
+        ("a wrong host name", Listener::SaslSsl, "127.0.0.1", with(&right), "certificate is for the host"),
+        (
+            "no certificate",
+            Listener::Mutual,
+            "localhost",
+            vec![("CA_FILE", ca.clone())],
+            "kafka.security.certificate_file",
+        ),
+        (
+            "a certificate of a strange authority's",
+            Listener::Mutual,
+            "localhost",
+            vec![("CA_FILE", ca.clone()), ("CERTIFICATE_FILE", stranger.clone()), ("KEY_FILE", file("stranger.key"))],
+            "kafka.security.certificate_file",
+        ),
+    ];
+    for (what, listener, host, settings, words) in cases {
+        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let variables = secured.by(listener, host, &settings);
+        for arguments in [&["topics", "check"][..], &["run"]] {
+            let started = Instant::now();
+            let output = bench.command(arguments, &borrowed(&variables)).output().unwrap();
+            let line = last_line(&output);
+            assert_eq!(output.status.code(), Some(1), "{what}: {}", told(&output));
+            assert!(line.starts_with("error: ") && line.contains(words), "{what}: {line}");
+            assert!(!told(&output).contains("planted-"), "{what}: {}", told(&output));
+            assert!(started.elapsed() < Duration::from_secs(20), "{what}: after {:?}", started.elapsed());
+            eprintln!("{what}: {line}");
+        }
+        assert_refused(bench.command(&["run"], &borrowed(&variables)), &[words]);
+    }
+}
+
+/// What librdkafka finds wrong before it connects is bad configuration.
+#[test]
+fn files_that_are_no_certificates_and_a_key_under_another_password_are_bad_configuration() {
+    let Some(secured) = Secured::shared() else { return };
+    let bench = Bench::on(secured.server.bootstrap_servers());
+    let (ca, certificate, key) =
+        (secured.file("ca.pem"), secured.file("client.crt"), secured.file("client.encrypted.key"));
+    let not_one = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml").display().to_string();
+    let pair = [("CA_FILE", ca.as_str()), ("CERTIFICATE_FILE", &certificate), ("KEY_FILE", &key)];
+    for (settings, words) in [
+        ([&pair[..], &[("KEY_PASSWORD", "planted-wrong")]].concat(), "ssl.key"),
+        (pair.to_vec(), "ssl.key"),
+        (vec![("CA_FILE", not_one.as_str())], "ssl.ca"),
+    ] {
+        let variables = secured.by(Listener::Mutual, "localhost", &settings);
+        for arguments in [&["config", "check"][..], &["run"], &["topics", "check"]] {
+            let output = bench.command(arguments, &borrowed(&variables)).output().unwrap();
+            let told = told(&output);
+            assert_eq!(output.status.code(), Some(2), "{arguments:?} {told}");
+            assert!(last_line(&output).contains(words) && !told.contains("planted-"), "{told}");
+        }
+    }
+}
+
+/// Who was let in goes on: a broker that comes back with what is not believed, or that no longer takes the login, is one that is away until
+/// it is put right. Who starts meanwhile is refused.
+#[test]
+fn a_running_instance_outlasts_brokers_that_turn_it_away() {
+    const OTHER: &str = "planted-other-password-2b4d";
+    let Some(mut secured) = Secured::own() else { return };
+    let ca = secured.file("ca.pem");
+    let login = [("MECHANISM", "PLAIN"), ("USERNAME", USER), ("PASSWORD", PASSWORD), ("CA_FILE", ca.as_str())];
+    let variables = secured.by(Listener::SaslSsl, "localhost", &login);
+    let bench = Bench::on(secured.server.bootstrap_servers());
+    bench.create_topics();
+    let mut instance = bench.start_with(&borrowed(&variables));
+    bench.seed(50);
+    until("everything is committed", || bench.committed() == 50);
+    let elsewhere = [&borrowed(&variables)[..], &[("UTXO_STORE__STORE__URL", "memory://")]].concat();
+    for (authority, password, words) in
+        [("stranger", PASSWORD, "kafka.security.ca_file"), ("ca", OTHER, "username and password")]
+    {
+        secured.server.kill();
+        secured.certificates.serve_by(authority);
+        let user = |password: &str| format!("user_{USER}=\"{password}\"");
+        secured.server.reconfigure(|text| text.replace(&user(PASSWORD), &user(password)));
+        secured.server.start_again();
+        until("it says why it is turned away", || {
+            let answer = instance.get("/health/ready");
+            answer.starts_with("HTTP/1.1 503") && answer.contains("\"broker_reachable\":") && answer.contains(words)
+        });
+        assert!(instance.get("/health/live").starts_with("HTTP/1.1 200"), "a restart would not mend it");
+        for page in PAGES.map(|path| instance.get(path)) {
+            assert!(!page.contains("planted-"), "{page}");
+        }
+        assert_refused(bench.command(&["run"], &elsewhere), &[words]);
+        std::thread::sleep(Duration::from_secs(5));
+        assert!(instance.child.try_wait().unwrap().is_none(), "{words}");
+        secured.server.reconfigure(|text| text.replace(&user(password), &user(PASSWORD)));
+    }
+    secured.server.kill();
+    secured.certificates.serve_by("ca");
+    secured.server.start_again();
+    until("it is ready again", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
+    bench.seed(70);
+    until("what came since is committed as well", || bench.committed() == 120);
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    let log = fs::read_to_string(bench.path("run.log")).unwrap();
+    assert!(log.contains("certificate verify failed") && !log.contains("planted-"), "{log}");
+}
