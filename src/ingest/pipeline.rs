@@ -27,7 +27,8 @@ use crate::{
     ingest::{
         arrivals::Arrivals,
         dispatch::{Dispatcher, Done, Reading},
-        partition::{Moment, PartitionState, latest_believed_ms, never_read},
+        level::level,
+        partition::{Moment, PartitionBounds, PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
         proof::ChainView,
@@ -59,6 +60,8 @@ pub struct Pipeline {
     planner: Planner,
     dispatcher: Dispatcher,
     partitions: BTreeMap<i32, PartitionState>,
+    /// Of each of them, as they share what is bounded in all.
+    bounds: PartitionBounds,
     chunks: VecDeque<Chunk>,
     unprepared: usize,
     done_sender: mpsc::UnboundedSender<Done>,
@@ -96,6 +99,7 @@ impl Pipeline {
                 .over_forgetful_store(parts.nodes.may_forget() && matches!(parts.modes, Modes::Live)),
             dispatcher: Dispatcher::new(parts.creator.store().clone(), settings.dispatch, done_sender.clone()),
             partitions: BTreeMap::new(),
+            bounds: settings.bounds,
             chunks: VecDeque::new(),
             unprepared: 0,
             done_sender,
@@ -194,6 +198,7 @@ impl Pipeline {
                 // With none it is a member all the same, and takes over from the others.
                 self.parts.health.set(Condition::Assigned, None);
                 assigned.into_iter().for_each(|partition| self.on_assigned(partition));
+                self.share_out();
                 self.show();
             }
             Polled::Revoked { partitions, lost } => self.on_revoked(&partitions, lost).await?,
@@ -241,6 +246,7 @@ impl Pipeline {
             self.planner.revoke(partition.partition, now_ms);
         }
         self.consumer.finish_revocation();
+        self.share_out();
         self.tell_halts();
         if self.partitions.is_empty() {
             self.parts.health.set(Condition::Assigned, Some("no partition is assigned".into()));
@@ -264,13 +270,7 @@ impl Pipeline {
         }
         let replayed = messages.iter().filter(|message| state.is_replayed(message)).count();
         self.parts.metrics.replayed_events.inc_by(replayed as u64);
-        if let Some(why) = state.over_bound(&self.settings.bounds) {
-            tracing::warn!(partition = number, why, "paused: too much is unfinished");
-            state.at_bound = true;
-            self.pause(number);
-            let now_ms = self.now_ms();
-            self.planner.bound_reached(number, now_ms);
-        }
+        self.hold_to_bound(number);
         self.unprepared += messages.len();
         let (settings, partitions) = (self.prepare, self.settings.partitions);
         let count = messages.len();
@@ -289,6 +289,35 @@ impl Pipeline {
         });
         self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, oldest, messages: count, prepared });
         self.throttle();
+    }
+
+    /// Divides what is bounded in all among the partitions, whenever one has come or gone; until all of them hold no more than an equal
+    /// share, what one is done with goes to the others.
+    fn share_out(&mut self) {
+        let PipelineSettings { bounds: own, bytes_in_all, .. } = self.settings;
+        let level = level(bytes_in_all, self.partitions.values().map(|state| state.tracker.unfinished_bytes()));
+        self.bounds = PartitionBounds { bytes: own.bytes.min(level), ..own };
+        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
+            self.hold_to_bound(number);
+            self.resume(number);
+        }
+    }
+
+    /// Whether some have less than an equal share, for others still hold more.
+    fn shares_unequally(&self) -> bool {
+        let equal = level(self.settings.bytes_in_all, self.partitions.keys().map(|_| 0));
+        self.bounds.bytes < self.settings.bounds.bytes.min(equal)
+    }
+
+    /// Pauses a partition that has been read to its bound.
+    fn hold_to_bound(&mut self, number: i32) {
+        let Some(state) = self.partitions.get_mut(&number).filter(|state| !state.at_bound) else { return };
+        let Some(why) = state.over_bound(&self.bounds) else { return };
+        tracing::warn!(partition = number, why, "paused: too much is unfinished");
+        state.at_bound = true;
+        self.pause(number);
+        let now_ms = self.now_ms();
+        self.planner.bound_reached(number, now_ms);
     }
 
     /// Reads nothing more while too much moves, or may be forgotten; resumes at half. Nor while too many wait for what moves, as long
@@ -343,7 +372,7 @@ impl Pipeline {
     /// Lets a partition go on that has room again.
     fn resume(&mut self, number: i32) {
         let Some(state) = self.partitions.get_mut(&number) else { return };
-        if state.at_bound && state.over_half(&self.settings.bounds).is_none() {
+        if state.at_bound && state.over_half(&self.bounds).is_none() {
             state.at_bound = false;
             self.planner.bound_left(number);
         }
@@ -549,6 +578,9 @@ impl Pipeline {
         let commits = now >= self.next_commit;
         if commits {
             self.observe();
+            if self.shares_unequally() {
+                self.share_out();
+            }
         }
         self.planner.retry_due(self.now_ms());
         if commits {
@@ -593,7 +625,7 @@ impl Pipeline {
         for (number, state) in &self.partitions {
             let parked = self.planner.parked_of(*number);
             let shown =
-                state.shown(now, &self.settings.bounds, parked, "too much is in flight, or may be forgotten yet");
+                state.shown(now, &self.bounds, parked, "too much is in flight, or may be forgotten yet");
             state.measure(&shown);
             partitions.push(shown);
         }
@@ -601,6 +633,9 @@ impl Pipeline {
             in_flight: counts.active as u64,
             parked: counts.parked as u64,
             not_safe: self.partitions.values().map(|state| state.tracker.not_safe() as u64).sum(),
+            unfinished_bytes: self.partitions.values().map(|state| state.tracker.unfinished_bytes()).sum(),
+            unfinished_bytes_bound: self.settings.bytes_in_all,
+            partition_bytes_bound: self.bounds.bytes,
             nodes: NodesShown::of(&self.parts.nodes),
             partitions,
         });

@@ -162,6 +162,7 @@ impl Pipeline {
                 Err(error) => return Err(error.into()),
             }
         }
+        self.share_out();
         self.tell_halts();
         Ok(())
     }
