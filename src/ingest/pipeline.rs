@@ -5,7 +5,7 @@ mod halting;
 mod parts;
 mod proofs;
 
-use commits::Notes;
+use commits::{Notes, UnderWay, next_heard};
 pub use parts::{ChainProgress, PipelineError, PipelineParts, PipelineReport, PipelineSettings};
 pub use proofs::Others;
 
@@ -82,6 +82,9 @@ pub struct Pipeline {
     gone: Option<BrokerError>,
     commits: Commits,
     notes: Notes,
+    under_way: Option<UnderWay>,
+    /// Another commit is to begin once that has ended.
+    commit_due: bool,
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
@@ -115,6 +118,8 @@ impl Pipeline {
             gone: None,
             commits: Commits::new(Condition::OffsetsCommitted),
             notes: Notes::default(),
+            under_way: None,
+            commit_due: false,
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
@@ -141,19 +146,20 @@ impl Pipeline {
             let wake = self.wake_at().min(heart.due());
             if Instant::now() >= wake {
                 // However busy the rest is: commits and retries must not wait for it to end.
-                heart.through("a commit", self.on_tick()).await?;
+                heart.through("the ends of its partitions", self.on_tick()).await?;
                 self.act();
             }
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
+                heard = next_heard(&mut self.under_way) => heart.through("a restart of the store's nodes", self.on_heard(heard)).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
                     Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await?,
                     Err(error) => heart.through("the ends of its partitions", self.on_gone(error)).await?,
                 },
-                () = tokio::time::sleep_until(wake) => heart.through("a commit", self.on_tick()).await?,
+                () = tokio::time::sleep_until(wake) => heart.through("the ends of its partitions", self.on_tick()).await?,
             }
             self.act();
         }
@@ -235,7 +241,9 @@ impl Pipeline {
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
         tracing::info!(?partitions, lost, "revoked");
         self.parts.metrics.rebalances.of(if lost { Rebalance::Lost } else { Rebalance::Revoked }).inc();
-        if !lost {
+        if lost {
+            self.forget_commit_of(partitions);
+        } else {
             self.drain(Drain::Revocation).await?;
             self.commit().await?;
         }
@@ -581,17 +589,15 @@ impl Pipeline {
             if self.shares_unequally() {
                 self.share_out();
             }
-        }
-        self.planner.retry_due(self.now_ms());
-        if commits {
+            self.planner.keep_apart();
             self.last_commit = now;
             self.next_commit = now + self.settings.commit_interval;
-            self.commit().await?;
-            self.planner.keep_apart();
+            self.begin_commit();
             if let Some(error) = self.gone.take() {
                 self.on_gone(error).await?;
             }
         }
+        self.planner.retry_due(self.now_ms());
         Ok(())
     }
 
@@ -624,8 +630,7 @@ impl Pipeline {
         let mut partitions = Vec::with_capacity(self.partitions.len());
         for (number, state) in &self.partitions {
             let parked = self.planner.parked_of(*number);
-            let shown =
-                state.shown(now, &self.bounds, parked, "too much is in flight, or may be forgotten yet");
+            let shown = state.shown(now, &self.bounds, parked, "too much is in flight, or may be forgotten yet");
             state.measure(&shown);
             partitions.push(shown);
         }
@@ -669,6 +674,7 @@ impl Pipeline {
     async fn drain(&mut self, why: Drain) -> Result<(), PipelineError> {
         let begun = Instant::now();
         let deadline = begun + self.settings.drain_timeout;
+        self.begin_no_commit();
         while self.planner.counts().active > 0
             || !self.dispatcher.is_idle()
             || !self.chunks.is_empty()
@@ -677,6 +683,7 @@ impl Pipeline {
             let flush = self.dispatcher.deadline().unwrap_or(deadline).min(deadline);
             tokio::select! {
                 biased;
+                heard = next_heard(&mut self.under_way) => self.on_heard(heard).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 () = tokio::time::sleep_until(flush) => {

@@ -12,6 +12,7 @@ mod blobs;
 mod bodies;
 mod cli;
 mod commands;
+mod commits;
 mod compare;
 mod demo;
 mod differential;

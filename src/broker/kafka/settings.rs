@@ -283,7 +283,11 @@ mod tests {
         let config = settings.member("group", 8);
         assert_eq!(config.get("security.protocol"), Some("ssl"));
         assert_eq!(config.get("enable.auto.commit"), Some("false"));
-        assert_eq!(config.get("queued.max.messages.kbytes"), Some("27648"), "of 32 MiB, besides a fetch and two batches");
+        assert_eq!(
+            config.get("queued.max.messages.kbytes"),
+            Some("27648"),
+            "of 32 MiB, besides a fetch and two batches"
+        );
         assert_eq!(config.get("max.partition.fetch.bytes"), Some("4194304"));
     }
 
