@@ -75,6 +75,35 @@ impl KafkaServer {
             .inspect(|server| server.wait_until_it_answers())
     }
 
+    /// Brokers that are one cluster, in which everything has a copy on each and has to be on two, and which soon notices one that is gone.
+    pub fn cluster<const N: usize>() -> Option<[Self; N]> {
+        if !can_be_had() {
+            return None;
+        }
+        let ports: [[u16; 2]; N] = {
+            let all = (0..N).map(|_| free_ports::<2>()).collect::<Vec<_>>();
+            all.try_into().unwrap()
+        };
+        let voters: Vec<_> = (1..=N).zip(ports).map(|(id, [_, port])| format!("{id}@{}", address(port))).collect();
+        let servers = std::array::from_fn(|n| {
+            let lines = format!(
+                "node.id={}\ncontroller.quorum.voters={}\n\
+                 default.replication.factor={N}\nmin.insync.replicas=2\n\
+                 offsets.topic.replication.factor={N}\noffsets.topic.num.partitions=1\n\
+                 broker.session.timeout.ms=4000\nbroker.heartbeat.interval.ms=500\n\
+                 replica.lag.time.max.ms=5000\nnum.io.threads=2\nnum.network.threads=1\n",
+                n + 1,
+                voters.join(",")
+            );
+            let own = prepare_at(ports[n], &lines);
+            let data = own.path().to_owned();
+            let keeper = spawn(&data, None);
+            KafkaServer { keeper, bootstrap_servers: address(ports[n][0]), data, _own: Some(own) }
+        });
+        servers.iter().for_each(Self::wait_until_it_answers);
+        Some(servers)
+    }
+
     /// `host:port` to connect to.
     pub fn bootstrap_servers(&self) -> &str {
         &self.bootstrap_servers
@@ -135,8 +164,13 @@ fn address(port: u16) -> String {
 
 /// A directory that is formatted for a server, and the server's port.
 fn prepare(lines: &str) -> (tempfile::TempDir, u16) {
+    let ports = free_ports();
+    (prepare_at(ports, lines), ports[0])
+}
+
+/// The same, on these ports: its own and that of its controller.
+fn prepare_at([port, controller]: [u16; 2], lines: &str) -> tempfile::TempDir {
     let data = tempfile::tempdir().unwrap();
-    let [port, controller] = free_ports();
     let properties = write_properties(data.path(), port, controller, lines);
     let formatted = Command::new("java")
         .args(java("256m"))
@@ -146,7 +180,7 @@ fn prepare(lines: &str) -> (tempfile::TempDir, u16) {
         .output()
         .unwrap();
     assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
-    (data, port)
+    data
 }
 
 /// Starts a server in a process group of its own, so that nothing but the end of its standard input ends it.

@@ -14,6 +14,7 @@ mod cli;
 mod commands;
 mod commits;
 mod compare;
+mod coordinators;
 mod demo;
 mod differential;
 mod forgetting;
