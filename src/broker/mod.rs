@@ -333,8 +333,17 @@ pub enum BrokerErrorKind {
     Refused,
     /// The message is larger than the client or the topic takes.
     TooLarge,
+    /// Another member has joined the group under this one's name: what was this one's is that one's.
+    Fenced,
     /// The client is unusable.
     Fatal,
+}
+
+impl BrokerErrorKind {
+    /// Whether the client can do nothing any more.
+    pub fn ends_the_client(self) -> bool {
+        matches!(self, BrokerErrorKind::Fenced | BrokerErrorKind::Fatal)
+    }
 }
 
 impl BrokerError {

@@ -139,6 +139,7 @@ settings! {
         client_id: String = "utxo-store";
         /// Static membership (`group.instance.id`), one of its own for each instance: a restart within the session
         /// timeout takes its partitions back without a rebalance. Such instances do not go by cooperative-sticky (see assignment).
+        /// Of two under one name the first ends, with exit code 5.
         instance_id: Option<String>, example "utxo-store-0";
         /// Without a heartbeat for so long, an instance is taken for dead and its partitions go to others.
         session_timeout_ms: u64 = 45_000, range 1_000 to 3_600_000, unit "ms";

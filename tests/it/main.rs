@@ -17,6 +17,7 @@ mod compare;
 mod coordinators;
 mod demo;
 mod differential;
+mod fenced;
 mod forgetting;
 mod group_store;
 mod halts;

@@ -11,7 +11,7 @@ use rdkafka::consumer::{CommitMode, Consumer as _};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    errors::translate,
+    errors::{fenced, translate},
     inbox::{Inbox, Revocation, Shared},
     lookup::list_of,
     settings::KafkaSettings,
@@ -60,7 +60,7 @@ impl Consumer for KafkaConsumer {
     fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
         let (consumer, shared) = (self.handle.consumer.clone(), self.handle.shared.clone());
         let (thread, bound, closed) = (self.handle.thread.clone(), self.settings.commit_timeout, self.closed);
-        let offsets = offsets.to_vec();
+        let (offsets, instance_id) = (offsets.to_vec(), self.settings.group_instance_id.clone());
         Box::pin(async move {
             let gone = || BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed");
             let Some((first, _)) = offsets.first() else { return Ok(()) };
@@ -77,6 +77,9 @@ impl Consumer for KafkaConsumer {
             })
             .await;
             match result {
+                Err(ref error) if error.kind == BrokerErrorKind::Fenced => {
+                    Err(fenced("commit", instance_id.as_deref()))
+                }
                 // Taken away meanwhile: that is why.
                 Err(_) => check_owned(&shared.lock(), &offsets).and(result),
                 Ok(()) => Ok(()),

@@ -353,7 +353,7 @@ impl Pipeline {
                 self.parts.metrics.commits.inc();
                 self.commits.succeeded(&self.parts.health);
             }
-            Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
+            Err(error) if error.kind.ends_the_client() => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "offsets are not committed; tried again");
                 self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();
