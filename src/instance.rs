@@ -153,15 +153,25 @@ pub enum InstanceError {
 impl InstanceError {
     /// Whether another start, after a pause, may do: the broker was away, or the blob store.
     pub fn may_be_retried(&self) -> bool {
-        let broker = match self {
-            InstanceError::Blobs(error) => return error.may_be_repeated(),
+        match self {
+            InstanceError::Blobs(error) => error.may_be_repeated(),
+            _ => self.broker().is_some_and(|error| error.kind == BrokerErrorKind::Retryable),
+        }
+    }
+
+    /// Whether another process works under this one's name: started again, this one would end that one in turn.
+    pub fn is_fenced(&self) -> bool {
+        self.broker().is_some_and(|error| error.kind == BrokerErrorKind::Fenced)
+    }
+
+    fn broker(&self) -> Option<&BrokerError> {
+        match self {
             InstanceError::Broker(error)
             | InstanceError::Pipeline(PipelineError::Broker(error))
             | InstanceError::Sequencer(Stop::Broker(error))
             | InstanceError::Decisions(DecisionError::Broker(error)) => Some(error),
             _ => None,
-        };
-        broker.is_some_and(|error| error.kind == BrokerErrorKind::Retryable)
+        }
     }
 }
 

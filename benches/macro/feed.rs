@@ -4,7 +4,9 @@ use std::{future::pending, sync::Arc};
 
 use async_trait::async_trait;
 use tokio::task::coop;
-use utxo_store::broker::{Assigned, Batch, BrokerError, Committed, Consumer, Message, Polled, TopicPartition};
+use utxo_store::broker::{
+    Assigned, Batch, BrokerError, Committed, Committing, Consumer, Message, Polled, TopicPartition,
+};
 
 const EPOCH: u64 = 1;
 
@@ -47,8 +49,8 @@ impl Consumer for Feed {
         }
     }
 
-    async fn commit(&mut self, _: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        Ok(())
+    fn commit(&mut self, _: &[(TopicPartition, Committed)]) -> Committing {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     async fn seek(&mut self, _: &TopicPartition, _: u64) -> Result<u64, BrokerError> {

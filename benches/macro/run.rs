@@ -247,6 +247,7 @@ fn settings(config: &Config) -> PipelineSettings {
     dispatch.batch_size = size("MACRO_BATCH", dispatch.batch_size as u64) as usize;
     settings.max_active = size("MACRO_MAX_ACTIVE", settings.max_active as u64) as usize;
     settings.bounds.bytes = size("MACRO_PARKED_BYTES", settings.bounds.bytes);
+    settings.bytes_in_all = settings.bytes_in_all.max(settings.bounds.bytes);
     settings
 }
 

@@ -119,6 +119,12 @@ pub struct PipelineShown {
     pub parked: u64,
     /// Transactions that are done, and that the store may still forget.
     pub not_safe: u64,
+    /// Bytes of events read and not completed, of all partitions together.
+    pub unfinished_bytes: u64,
+    /// So many they may be.
+    pub unfinished_bytes_bound: u64,
+    /// And so many those of one partition, as long as as many partitions are held here.
+    pub partition_bytes_bound: u64,
     /// The store.
     pub nodes: NodesShown,
     /// What is held here.

@@ -278,8 +278,9 @@ impl Broker for KafkaBroker {
             let count = self.partitions(topic).await?;
             partitions += count.ok_or_else(|| BrokerError::unknown_topic("subscribe", topic))? as usize;
         }
-        let settings = self.settings().clone();
+        let settings = self.settings();
         let config = settings.member(group, partitions);
+        let settings = KafkaSettings { batch_bytes: settings.ahead(partitions).batch_bytes, ..settings.clone() };
         let source = Source::Group { topics: topics.to_vec() };
         let handle = off_the_runtime("subscribe", self.settings.request_timeout, {
             let (settings, signs) = (settings.clone(), self.signs.clone());

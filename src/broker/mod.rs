@@ -10,7 +10,7 @@ pub mod partitioner;
 pub mod replay;
 pub mod retry;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -132,6 +132,10 @@ pub struct End {
     pub position: u64,
 }
 
+/// A commit that is on its way, which holds nothing of its consumer. Nothing happens before it is polled; dropped, it may or may not
+/// have come through.
+pub type Committing = Pin<Box<dyn Future<Output = Result<(), BrokerError>> + Send>>;
+
 /// A member of a consumer group.
 #[async_trait]
 pub trait Consumer: Send {
@@ -142,9 +146,10 @@ pub trait Consumer: Send {
     /// assigned and silent until a [`seek`](Self::seek).
     async fn poll(&mut self) -> Result<Polled, BrokerError>;
 
-    /// Commits offsets for partitions of the current assignment, synchronously. When one of them is not assigned (or
-    /// was lost), the whole call is refused as [`BrokerErrorKind::NotAssigned`] and nothing is committed.
-    async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError>;
+    /// Commits offsets for partitions of the assignment as it is when the answer is first polled. When one of them is not assigned then
+    /// (or was lost), the whole call is refused as [`BrokerErrorKind::NotAssigned`] and nothing is committed. Everything else may be asked
+    /// of the consumer meanwhile; a revocation that is finished before the commit has ended waits for it, within its own bound.
+    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing;
 
     /// Reads on from `offset`, under a new epoch, which is returned; messages of the old epoch may still come, marked as such.
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError>;
@@ -328,8 +333,17 @@ pub enum BrokerErrorKind {
     Refused,
     /// The message is larger than the client or the topic takes.
     TooLarge,
+    /// Another member has joined the group under this one's name: what was this one's is that one's.
+    Fenced,
     /// The client is unusable.
     Fatal,
+}
+
+impl BrokerErrorKind {
+    /// Whether the client can do nothing any more.
+    pub fn ends_the_client(self) -> bool {
+        matches!(self, BrokerErrorKind::Fenced | BrokerErrorKind::Fatal)
+    }
 }
 
 impl BrokerError {

@@ -9,8 +9,8 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Committed, Consumer, End, Message, Polled, Reader,
-    TopicPartition,
+    Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, End, Message, Polled,
+    Reader, TopicPartition,
     retry::{next_messages, until_answered},
 };
 
@@ -115,8 +115,8 @@ impl Consumer for ReplayConsumer {
         }
     }
 
-    async fn commit(&mut self, _: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        Ok(())
+    fn commit(&mut self, _: &[(TopicPartition, Committed)]) -> Committing {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {

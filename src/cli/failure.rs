@@ -23,6 +23,11 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 #[error("{0}")]
 pub struct UsageError(pub String);
 
+/// Another process works under this one's name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FencedError(pub String);
+
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 struct Of {
@@ -48,9 +53,15 @@ impl Failure {
         Of { what, source: self.0 }.into()
     }
 
-    /// 2 for bad usage and bad configuration, otherwise 1.
+    /// 2 for bad usage and bad configuration, 5 where another process goes on instead, otherwise 1.
     pub fn exit_code(&self) -> u8 {
-        if self.0.is::<ConfigErrors>() || self.0.is::<UsageError>() { 2 } else { 1 }
+        if self.0.is::<ConfigErrors>() || self.0.is::<UsageError>() {
+            2
+        } else if self.0.is::<FencedError>() {
+            5
+        } else {
+            1
+        }
     }
 }
 
@@ -128,5 +139,6 @@ mod tests {
         assert_eq!(failure.to_string(), "error: a is unknown (file)\nerror: b is unknown (file)");
         assert_eq!(failure.exit_code(), 2);
         assert_eq!(fail(UsageError("either or".to_owned())).exit_code(), 2);
+        assert_eq!(fail(FencedError("another".to_owned())).exit_code(), 5);
     }
 }

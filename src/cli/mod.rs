@@ -11,6 +11,7 @@
 //! | 2 | bad usage or bad configuration; each error in a line of its own |
 //! | 3 | told to stop at once, by a second signal or by a parent that is gone |
 //! | 4 | ended by its watchdog: a loop of `run` stood still for `run.watchdog_ms`; the log says which |
+//! | 5 | another process was started with the same `kafka.instance_id` and goes on instead: do not start this one again |
 
 pub mod command;
 mod config;
@@ -40,7 +41,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, ConfigErrors};
 
-pub use failure::{CommandResult, Failure, UsageError, report};
+pub use failure::{CommandResult, Failure, FencedError, UsageError, report};
 
 /// An event-sourced store of Bitcoin transaction outputs: Kafka holds the log, the store holds the state.
 #[derive(Debug, Parser)]
@@ -52,7 +53,7 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal,
-4 ended by its watchdog (run).
+4 ended by its watchdog (run), 5 another process has its kafka.instance_id and goes on instead (run).
 
 Example: utxo-store config check --config deploy/utxo-store.toml";
 

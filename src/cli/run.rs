@@ -13,7 +13,7 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CommandResult, ConfigArgs, Failure, block_on,
+    CommandResult, ConfigArgs, Failure, FencedError, block_on,
     opening::{self, Watched},
     signals, watchdog, wiring,
 };
@@ -29,7 +29,8 @@ use crate::{
 const AFTER_HELP: &str = "\
 SIGTERM or SIGINT: reads nothing more, finishes what is in flight, commits, and exits with 0. A second one stops at
 once (exit code 3), which loses nothing: what was not committed is read again. Nor does it when the watchdog ends a process whose
-loops stand still (exit code 4; run.watchdog_ms).
+loops stand still (exit code 4; run.watchdog_ms), or when another one is started with the same kafka.instance_id, which goes on
+instead (exit code 5).
 
 With --check it only looks, joining no group and writing nothing: brokers, topics (partitions, retention, copies), permissions, committed
 offsets, the store and its blob store. A line a check: ok, WARNING, FAILED (with what to do) or skipped (with why); exit code 1 where one
@@ -131,6 +132,7 @@ pub(super) async fn consume(
                 parts.health.set(Condition::Assigned, Some(error.to_string()));
                 tokio::time::sleep(opening::RETRY_PAUSE).await;
             }
+            Err(error) if error.is_fenced() => return Err(FencedError(error.to_string()).into()),
             ended => return Ok(ended?),
         }
     }

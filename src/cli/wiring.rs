@@ -185,6 +185,7 @@ fn pipeline(config: &Config) -> PipelineSettings {
         max_active: ingest.max_in_flight_transactions as usize,
         max_not_safe: ingest.max_unsafe_transactions as usize,
         bounds: PartitionBounds { span: ingest.max_uncommitted_span.into(), bytes: ingest.unfinished_bytes },
+        bytes_in_all: ingest.unfinished_bytes_in_all,
         dead_letter_limits: DeadLetterLimits {
             consecutive: ingest.dead_letter_consecutive,
             ratio: ingest.dead_letter_ratio.0,

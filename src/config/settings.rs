@@ -144,6 +144,7 @@ settings! {
         client_id: String = "utxo-store";
         /// Static membership (`group.instance.id`), one of its own for each instance: a restart within the session
         /// timeout takes its partitions back without a rebalance. Such instances do not go by cooperative-sticky (see assignment).
+        /// Of two under one name the first ends, with exit code 5.
         instance_id: Option<String>, example "utxo-store-0";
         /// Without a heartbeat for so long, an instance is taken for dead and its partitions go to others.
         session_timeout_ms: u64 = 45_000, range 1_000 to 3_600_000, unit "ms";
@@ -162,7 +163,8 @@ settings! {
         fetch_min_bytes: u32 = 65_536, range 1 to 100_000_000, unit "bytes";
         /// The most that one fetch takes of a partition; a message that is larger comes alone.
         max_partition_fetch_bytes: u32 = 4_194_304, range 1_024 to 1_000_000_000, unit "bytes";
-        /// What is fetched ahead of the pipeline, over all partitions of this instance; with hundreds of partitions 256 KiB of each.
+        /// What may be held ahead of who reads, over all partitions of a topic, whoever has them: fetched, and in batches that wait. With many
+        /// partitions fetches and batches are smaller than they may be. It holds for the transactions and for the chain, each for itself.
         fetch_budget_bytes: u64 = 268_435_456, range 1_048_576 to 1_099_511_627_776, unit "bytes";
         /// Messages of one partition that are handed on together, at the most …
         batch_messages: u32 = 1_000, range 1 to 1_000_000, unit "messages";
@@ -330,6 +332,10 @@ settings! {
         /// Bytes of events of a partition that were read and are not completed, parked ones above all; at the bound the
         /// partition is paused.
         unfinished_bytes: u64 = 67_108_864, range 1_048_576 to 1_099_511_627_776, unit "bytes";
+        /// The same of all partitions of this instance together: each has an equal share of it, where that is less. Should others be assigned
+        /// while one holds more than that, they have so much less until it is done. It counts payloads; while it waits a usual transaction takes
+        /// 7 times its payload of memory, the smallest 18 times. Beyond it go a batch of each partition, and events greater than their share.
+        unfinished_bytes_in_all: u64 = 268_435_456, range 1_048_576 to 1_099_511_627_776, unit "bytes";
         /// How far past a child every other partition must have been read before its parent counts as missing.
         missing_parent_grace_ms: u64 = 60_000, range 0 to 86_400_000, unit "ms";
         /// How long an event waits on a flag of its parent (locked) before it is contested; shorter than

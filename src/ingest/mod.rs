@@ -1,13 +1,14 @@
 //! The pipeline: poll → decode → plan → apply → complete → commit offsets.
 //!
 //! [`pipeline`] is the loop; [`plan`] says what each transaction does next and is pure, as are [`offsets`], [`parked`],
-//! [`proof`], [`dead_letters`] and [`replay`].
+//! [`level`], [`proof`], [`dead_letters`] and [`replay`].
 
 pub mod arrivals;
 pub mod dead_letters;
 pub mod dispatch;
 pub mod flight;
 pub mod halts;
+pub mod level;
 pub mod offsets;
 pub mod parked;
 pub mod partition;

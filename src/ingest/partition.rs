@@ -157,6 +157,8 @@ pub struct PartitionState {
     pub compared: bool,
     /// What was committed last.
     pub committed: Option<Committed>,
+    /// The greatest offset that the group was ever asked to take: of a commit without an answer nobody knows what became.
+    offered: u64,
     /// Below it, an earlier assignment had read everything (and perhaps more).
     read_before: u64,
     /// Where it began without a committed offset.
@@ -183,6 +185,7 @@ impl PartitionState {
             from_beyond: 0,
             compared: assigned.committed.as_ref().and_then(consumed_of).is_none(),
             committed: assigned.committed.clone(),
+            offered: assigned.committed.as_ref().map_or(0, |committed| committed.offset),
             read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
             start: assigned.position,
             read_at: VecDeque::new(),
@@ -310,6 +313,7 @@ impl PartitionState {
         let assigned = Assigned { partition, epoch, committed, position, high_watermark: self.high_watermark };
         PartitionState {
             start: self.start,
+            offered: self.offered,
             compared: self.compared,
             ..PartitionState::new(&assigned, self.metrics.clone(), true)
         }
@@ -320,8 +324,14 @@ impl PartitionState {
         self.committed.as_ref().map_or(self.start, |committed| committed.offset)
     }
 
+    /// The group is asked to take this offset.
+    pub fn offer(&mut self, offset: u64) {
+        self.offered = self.offered.max(offset);
+    }
+
     /// The safe prefix, where it (or what is said with it) has changed since the last commit: up to `noted`, which the store
-    /// knows to be consumed. Before it knows as much as is committed already, nothing. `named`: as for [`view`](Self::view).
+    /// knows to be consumed. Before it knows as much as is committed already, nothing; nor before it is as far as was ever offered: what
+    /// is done again, since a node forgot, would take back what came through without an answer. `named`: as for [`view`](Self::view).
     pub fn to_commit(&self, noted: u64, named: &[(i64, u64, Name)]) -> Option<Committed> {
         if noted < self.rewind_to() || !self.compared {
             return None;
@@ -329,6 +339,9 @@ impl PartitionState {
         let note = Note { view: self.view(named), halted: self.halted.as_ref().map(Halt::within_a_commit) };
         let metadata = note.to_metadata();
         let now = Committed { offset: self.tracker.safe().min(noted), metadata };
+        if now.offset < self.offered {
+            return None;
+        }
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
         let says_more =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
@@ -497,6 +510,24 @@ mod tests {
         assert_eq!(state.to_commit(4, &[]).map(|committed| committed.offset), Some(4));
         let by_operator = Committed { metadata: String::new(), ..committed };
         assert!(self::state(Some(by_operator)).compared, "nothing is asked of the store");
+    }
+
+    #[test]
+    fn what_is_done_again_takes_nothing_back_that_may_have_been_committed() {
+        let mut first = state(None);
+        (0..5).for_each(|offset| assert!(first.deliver(&message(offset), 1_000)));
+        (0..4).for_each(|offset| first.tracker.complete(offset, 0));
+        let offered = first.to_commit(u64::MAX, &[]).unwrap();
+        assert_eq!(offered.offset, 4);
+        // No answer comes, and a node forgets.
+        first.offer(offered.offset);
+        let mut again =
+            PartitionState { tracker: OffsetTracker::new(0), ..first.rewound(first.partition.clone(), 2, 0) };
+        (0..5).for_each(|offset| assert!(again.deliver(&message(offset), 1_000)));
+        (0..3).for_each(|offset| again.tracker.complete(offset, 0));
+        assert_eq!(again.to_commit(u64::MAX, &[]), None);
+        again.tracker.complete(3, 0);
+        assert_eq!(again.to_commit(u64::MAX, &[]).map(|committed| committed.offset), Some(4));
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod halting;
 mod parts;
 mod proofs;
 
-use commits::Notes;
+use commits::{Notes, UnderWay, next_heard};
 pub use parts::{ChainProgress, PipelineError, PipelineParts, PipelineReport, PipelineSettings};
 pub use proofs::Others;
 
@@ -27,7 +27,8 @@ use crate::{
     ingest::{
         arrivals::Arrivals,
         dispatch::{Dispatcher, Done, Reading},
-        partition::{Moment, PartitionState, latest_believed_ms, never_read},
+        level::level,
+        partition::{Moment, PartitionBounds, PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
         proof::ChainView,
@@ -59,6 +60,8 @@ pub struct Pipeline {
     planner: Planner,
     dispatcher: Dispatcher,
     partitions: BTreeMap<i32, PartitionState>,
+    /// Of each of them, as they share what is bounded in all.
+    bounds: PartitionBounds,
     chunks: VecDeque<Chunk>,
     unprepared: usize,
     done_sender: mpsc::UnboundedSender<Done>,
@@ -79,6 +82,9 @@ pub struct Pipeline {
     gone: Option<BrokerError>,
     commits: Commits,
     notes: Notes,
+    under_way: Option<UnderWay>,
+    /// Another commit is to begin once that has ended.
+    commit_due: bool,
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
@@ -96,6 +102,7 @@ impl Pipeline {
                 .over_forgetful_store(parts.nodes.may_forget() && matches!(parts.modes, Modes::Live)),
             dispatcher: Dispatcher::new(parts.creator.store().clone(), settings.dispatch, done_sender.clone()),
             partitions: BTreeMap::new(),
+            bounds: settings.bounds,
             chunks: VecDeque::new(),
             unprepared: 0,
             done_sender,
@@ -111,6 +118,8 @@ impl Pipeline {
             gone: None,
             commits: Commits::new(Condition::OffsetsCommitted),
             notes: Notes::default(),
+            under_way: None,
+            commit_due: false,
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
@@ -137,19 +146,20 @@ impl Pipeline {
             let wake = self.wake_at().min(heart.due());
             if Instant::now() >= wake {
                 // However busy the rest is: commits and retries must not wait for it to end.
-                heart.through("a commit", self.on_tick()).await?;
+                heart.through("the ends of its partitions", self.on_tick()).await?;
                 self.act();
             }
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
+                heard = next_heard(&mut self.under_way) => heart.through("a restart of the store's nodes", self.on_heard(heard)).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
                     Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await?,
                     Err(error) => heart.through("the ends of its partitions", self.on_gone(error)).await?,
                 },
-                () = tokio::time::sleep_until(wake) => heart.through("a commit", self.on_tick()).await?,
+                () = tokio::time::sleep_until(wake) => heart.through("the ends of its partitions", self.on_tick()).await?,
             }
             self.act();
         }
@@ -194,6 +204,7 @@ impl Pipeline {
                 // With none it is a member all the same, and takes over from the others.
                 self.parts.health.set(Condition::Assigned, None);
                 assigned.into_iter().for_each(|partition| self.on_assigned(partition));
+                self.share_out();
                 self.show();
             }
             Polled::Revoked { partitions, lost } => self.on_revoked(&partitions, lost).await?,
@@ -230,7 +241,9 @@ impl Pipeline {
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
         tracing::info!(?partitions, lost, "revoked");
         self.parts.metrics.rebalances.of(if lost { Rebalance::Lost } else { Rebalance::Revoked }).inc();
-        if !lost {
+        if lost {
+            self.forget_commit_of(partitions);
+        } else {
             self.drain(Drain::Revocation).await?;
             self.commit().await?;
         }
@@ -241,6 +254,7 @@ impl Pipeline {
             self.planner.revoke(partition.partition, now_ms);
         }
         self.consumer.finish_revocation();
+        self.share_out();
         self.tell_halts();
         if self.partitions.is_empty() {
             self.parts.health.set(Condition::Assigned, Some("no partition is assigned".into()));
@@ -264,13 +278,7 @@ impl Pipeline {
         }
         let replayed = messages.iter().filter(|message| state.is_replayed(message)).count();
         self.parts.metrics.replayed_events.inc_by(replayed as u64);
-        if let Some(why) = state.over_bound(&self.settings.bounds) {
-            tracing::warn!(partition = number, why, "paused: too much is unfinished");
-            state.at_bound = true;
-            self.pause(number);
-            let now_ms = self.now_ms();
-            self.planner.bound_reached(number, now_ms);
-        }
+        self.hold_to_bound(number);
         self.unprepared += messages.len();
         let (settings, partitions) = (self.prepare, self.settings.partitions);
         let count = messages.len();
@@ -289,6 +297,35 @@ impl Pipeline {
         });
         self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, oldest, messages: count, prepared });
         self.throttle();
+    }
+
+    /// Divides what is bounded in all among the partitions, whenever one has come or gone; until all of them hold no more than an equal
+    /// share, what one is done with goes to the others.
+    fn share_out(&mut self) {
+        let PipelineSettings { bounds: own, bytes_in_all, .. } = self.settings;
+        let level = level(bytes_in_all, self.partitions.values().map(|state| state.tracker.unfinished_bytes()));
+        self.bounds = PartitionBounds { bytes: own.bytes.min(level), ..own };
+        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
+            self.hold_to_bound(number);
+            self.resume(number);
+        }
+    }
+
+    /// Whether some have less than an equal share, for others still hold more.
+    fn shares_unequally(&self) -> bool {
+        let equal = level(self.settings.bytes_in_all, self.partitions.keys().map(|_| 0));
+        self.bounds.bytes < self.settings.bounds.bytes.min(equal)
+    }
+
+    /// Pauses a partition that has been read to its bound.
+    fn hold_to_bound(&mut self, number: i32) {
+        let Some(state) = self.partitions.get_mut(&number).filter(|state| !state.at_bound) else { return };
+        let Some(why) = state.over_bound(&self.bounds) else { return };
+        tracing::warn!(partition = number, why, "paused: too much is unfinished");
+        state.at_bound = true;
+        self.pause(number);
+        let now_ms = self.now_ms();
+        self.planner.bound_reached(number, now_ms);
     }
 
     /// Reads nothing more while too much moves, or may be forgotten; resumes at half. Nor while too many wait for what moves, as long
@@ -343,7 +380,7 @@ impl Pipeline {
     /// Lets a partition go on that has room again.
     fn resume(&mut self, number: i32) {
         let Some(state) = self.partitions.get_mut(&number) else { return };
-        if state.at_bound && state.over_half(&self.settings.bounds).is_none() {
+        if state.at_bound && state.over_half(&self.bounds).is_none() {
             state.at_bound = false;
             self.planner.bound_left(number);
         }
@@ -549,17 +586,18 @@ impl Pipeline {
         let commits = now >= self.next_commit;
         if commits {
             self.observe();
-        }
-        self.planner.retry_due(self.now_ms());
-        if commits {
+            if self.shares_unequally() {
+                self.share_out();
+            }
+            self.planner.keep_apart();
             self.last_commit = now;
             self.next_commit = now + self.settings.commit_interval;
-            self.commit().await?;
-            self.planner.keep_apart();
+            self.begin_commit();
             if let Some(error) = self.gone.take() {
                 self.on_gone(error).await?;
             }
         }
+        self.planner.retry_due(self.now_ms());
         Ok(())
     }
 
@@ -592,8 +630,7 @@ impl Pipeline {
         let mut partitions = Vec::with_capacity(self.partitions.len());
         for (number, state) in &self.partitions {
             let parked = self.planner.parked_of(*number);
-            let shown =
-                state.shown(now, &self.settings.bounds, parked, "too much is in flight, or may be forgotten yet");
+            let shown = state.shown(now, &self.bounds, parked, "too much is in flight, or may be forgotten yet");
             state.measure(&shown);
             partitions.push(shown);
         }
@@ -601,6 +638,9 @@ impl Pipeline {
             in_flight: counts.active as u64,
             parked: counts.parked as u64,
             not_safe: self.partitions.values().map(|state| state.tracker.not_safe() as u64).sum(),
+            unfinished_bytes: self.partitions.values().map(|state| state.tracker.unfinished_bytes()).sum(),
+            unfinished_bytes_bound: self.settings.bytes_in_all,
+            partition_bytes_bound: self.bounds.bytes,
             nodes: NodesShown::of(&self.parts.nodes),
             partitions,
         });
@@ -634,6 +674,7 @@ impl Pipeline {
     async fn drain(&mut self, why: Drain) -> Result<(), PipelineError> {
         let begun = Instant::now();
         let deadline = begun + self.settings.drain_timeout;
+        self.begin_no_commit();
         while self.planner.counts().active > 0
             || !self.dispatcher.is_idle()
             || !self.chunks.is_empty()
@@ -642,6 +683,7 @@ impl Pipeline {
             let flush = self.dispatcher.deadline().unwrap_or(deadline).min(deadline);
             tokio::select! {
                 biased;
+                heard = next_heard(&mut self.under_way) => self.on_heard(heard).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 () = tokio::time::sleep_until(flush) => {

@@ -458,7 +458,7 @@ impl Sequencer {
                 commits.succeeded(health);
                 Ok(())
             }
-            Err(error) if error.kind == BrokerErrorKind::Fatal => Err(error.into()),
+            Err(error) if error.kind.ends_the_client() => Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "the chain offset is not committed; tried again");
                 self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();

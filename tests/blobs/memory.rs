@@ -2,13 +2,23 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use bytes::Bytes;
 use utxo_store::{
     blob::{BlobAccess, BlobOptions, BlobUrl, Intent, Put, Reuse, open},
-    tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid},
+    broker::Message,
+    event::Validated,
+    ingest::{
+        plan::{EventRef, Mode, PlanSettings, Planner},
+        prepare::{PrepareSettings, Prepared, prepare},
+    },
+    record::{Rules, build::Inline},
+    tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 
 use crate::{alone, block_on};
@@ -84,4 +94,50 @@ fn a_large_transaction_is_written_and_searched_piece_by_piece() {
         eprintln!("to read all of it took {} MiB", needed / MIB);
         assert!(found.unwrap() == Some(bytes.clone()) && needed < bytes.len() + 4 * MIB + SLACK, "{needed}");
     });
+}
+
+/// What events like it take for each byte of payload while they wait: prepared, in memory of their own, and in the planner.
+fn times_payload(tx: &TransactionBuilder) -> f64 {
+    let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
+    let plan = PlanSettings { retry_min_ms: 1, retry_max_ms: 1, flag_grace_ms: 1, rules: Rules { retention: 288 } };
+    let mut planner = Planner::new(plan);
+    let (mut payloads, before) = (0, NOW.load(Relaxed));
+    for number in 0..200 {
+        let bytes = tx.clone().lock_time(number).extended();
+        let txid = Transaction::parse(&bytes).unwrap().txid();
+        let payload = Bytes::from(Validated { tx: &bytes, height: 200, locked: false }.encode());
+        payloads += payload.len();
+        let key = Bytes::copy_from_slice(&txid.0);
+        let message = Message { offset: 0, timestamp_ms: 1, key, payload, headers: Vec::new() };
+        let Ok(Prepared::Validated(prepared)) = prepare(&settings, &message) else { panic!("it is sound") };
+        let event = EventRef { timestamp_ms: 1, partition: 0, offset: number.into(), epoch: 1 };
+        planner.submit(event, Arc::new(prepared.apart()), Mode::Normal, 0);
+        while planner.next_action().is_some() {}
+    }
+    (NOW.load(Relaxed) - before) as f64 / payloads as f64
+}
+
+/// `ingest.unfinished_bytes` counts payloads; its help says what they take.
+#[test]
+fn what_waits_takes_so_many_times_its_payload() {
+    let _alone = alone();
+    let script = [0x76; 25];
+    let previous = |script| Some(Output { satoshis: 10_000, script });
+    let outpoint = |vout| Outpoint { txid: Txid([1; 32]), vout };
+    let usual = TransactionBuilder::default().input(outpoint(0), &[0x51; 107], 0, previous(&script[..]));
+    let usual = usual.output(1, &script).output(1, &script);
+    let small = TransactionBuilder::default().input(outpoint(0), b"", 0, previous(b"\x51")).output(1, b"\x51");
+    let from_many = (0..1_000).fold(TransactionBuilder::default(), |tx, vout| {
+        tx.input(Outpoint { txid: Txid([vout as u8; 32]), vout }, b"", 0, previous(b"\x51"))
+    });
+    let from_many = from_many.output(1, b"\x51");
+    let into_many = TransactionBuilder::default().input(outpoint(0), b"", 0, previous(b"\x51"));
+    let into_many = (0..1_000).fold(into_many, |tx, _| tx.output(1, b"\x51"));
+    for (what, tx, most) in
+        [("usual", usual, 8.0), ("small", small, 20.0), ("from many", from_many, 5.0), ("into many", into_many, 10.0)]
+    {
+        let times = times_payload(&tx);
+        eprintln!("{what}: {times:.1} times its payload");
+        assert!(times < most, "{what}: {times}");
+    }
 }

@@ -96,6 +96,31 @@ impl KafkaServer {
             .inspect(|server| server.wait_until_it_answers())
     }
 
+    /// Brokers that are one cluster, in which everything has a copy on each and has to be on two, and which soon notices one that is gone.
+    pub fn cluster<const N: usize>() -> Option<[Self; N]> {
+        if !can_be_had() {
+            return None;
+        }
+        let (ports, controllers) = (free_ports(2 * N), N..2 * N);
+        let voters: Vec<_> = (1..=N).zip(controllers).map(|(id, at)| format!("{id}@{}", address(ports[at]))).collect();
+        let servers = std::array::from_fn(|n| {
+            let lines = format!(
+                "node.id={}\ncontroller.quorum.voters={}\n\
+                 default.replication.factor={N}\nmin.insync.replicas=2\n\
+                 offsets.topic.replication.factor={N}\noffsets.topic.num.partitions=1\n\
+                 broker.session.timeout.ms=4000\nbroker.heartbeat.interval.ms=500\n\
+                 replica.lag.time.max.ms=5000\nnum.io.threads=2\nnum.network.threads=1\n",
+                n + 1,
+                voters.join(",")
+            );
+            let own = prepare_at(&ports[n..=n], ports[N + n], &Setup { lines: &lines, ..Setup::default() });
+            let (data, bootstrap_servers) = (own.path().to_owned(), address(ports[n]));
+            KafkaServer { keeper: spawn(&data, None), bootstrap_servers, ports: Vec::new(), data, _own: Some(own) }
+        });
+        servers.iter().for_each(Self::wait_until_it_answers);
+        Some(servers)
+    }
+
     /// `host:port` to connect to.
     pub fn bootstrap_servers(&self) -> &str {
         &self.bootstrap_servers
@@ -167,10 +192,15 @@ fn address(port: u16) -> String {
 
 /// A directory that is formatted for a server, and the server's ports: the plain one first.
 fn prepare(setup: &Setup<'_>) -> (tempfile::TempDir, Vec<u16>) {
-    let data = tempfile::tempdir().unwrap();
     let mut ports = free_ports(2 + setup.listeners.len());
     let controller = ports.pop().unwrap();
-    let properties = write_properties(data.path(), &ports, controller, setup);
+    (prepare_at(&ports, controller, setup), ports)
+}
+
+/// The same, on these ports.
+fn prepare_at(ports: &[u16], controller: u16, setup: &Setup<'_>) -> tempfile::TempDir {
+    let data = tempfile::tempdir().unwrap();
+    let properties = write_properties(data.path(), ports, controller, setup);
     let formatted = Command::new("java")
         .args(java("256m"))
         .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
@@ -180,7 +210,7 @@ fn prepare(setup: &Setup<'_>) -> (tempfile::TempDir, Vec<u16>) {
         .output()
         .unwrap();
     assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
-    (data, ports)
+    data
 }
 
 /// Starts a server in a process group of its own, so that nothing but the end of its standard input ends it.

@@ -42,7 +42,7 @@ fn output(mut command: Command) -> Output {
 }
 
 #[track_caller]
-fn json(command: Command) -> Value {
+pub fn json(command: Command) -> Value {
     let output = output(command);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{err}{out}");

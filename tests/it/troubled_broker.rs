@@ -1,7 +1,10 @@
 //! A log that refuses what it is told to, and counts what is opened.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -9,8 +12,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Polled, Producer, Reader,
-        TopicPartition,
+        Broker, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, NewTopic, Outage, Polled, Producer,
+        Reader, TopicPartition,
     },
     instance::{self, InstanceParts},
     store::Store,
@@ -32,11 +35,20 @@ type Refuses = Box<dyn Fn(Asked, &TopicPartition) -> Option<BrokerErrorKind> + S
 
 /// What it refuses, and what was opened.
 #[derive(Clone)]
-pub struct Rules(Arc<Mutex<(Refuses, Vec<TopicPartition>)>>);
+pub struct Rules(Arc<Mutex<(Refuses, Vec<TopicPartition>)>>, Arc<AtomicBool>);
 
 impl Rules {
     pub fn refuse(&self, refuses: impl Fn(Asked, &TopicPartition) -> Option<BrokerErrorKind> + Send + 'static) {
         self.0.lock().unwrap().0 = Box::new(refuses);
+    }
+
+    /// From now on no commit of validated transactions is answered, nor comes through; or again they are, those that still wait, too.
+    pub fn answer_no_commit(&self, silent: bool) {
+        self.1.store(silent, Ordering::Relaxed);
+    }
+
+    fn silent(&self) -> bool {
+        self.1.load(Ordering::Relaxed)
     }
 
     /// How often a partition of this topic was opened.
@@ -64,7 +76,7 @@ pub struct TroubledBroker {
 
 impl TroubledBroker {
     pub fn over(world: &World) -> (Arc<Self>, Rules) {
-        let rules = Rules(Arc::new(Mutex::new((Box::new(|_, _| None), Vec::new()))));
+        let rules = Rules(Arc::new(Mutex::new((Box::new(|_, _| None), Vec::new()))), Arc::default());
         let outages = watch::Sender::default();
         (Arc::new(TroubledBroker { inner: Arc::new(world.broker.clone()), rules: rules.clone(), outages }), rules)
     }
@@ -161,11 +173,17 @@ impl Consumer for TroubledConsumer {
         self.0.poll().await
     }
 
-    async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        for (partition, _) in offsets {
-            self.1.check(Asked::Commit, partition)?;
-        }
-        self.0.commit(offsets).await
+    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+        let (rules, offsets, committing) = (self.1.clone(), offsets.to_vec(), self.0.commit(offsets));
+        Box::pin(async move {
+            for (partition, _) in &offsets {
+                rules.check(Asked::Commit, partition)?;
+            }
+            while rules.silent() && offsets.iter().any(|(partition, _)| partition.topic.as_ref() == "txs") {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            committing.await
+        })
     }
 
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use utxo_store::{
-    broker::{Broker, TopicPartition},
+    broker::{
+        Broker, NewTopic, TopicPartition,
+        memory::{MemoryBroker, MemorySettings},
+    },
     event::{DeadLetter, DeadLetterClass},
     ingest::{dead_letters::DeadLetterLimits, partition::PartitionBounds},
     record::{Reason, TxState, Verdict},
 };
 
-use crate::world::{Made, PARTITIONS, World, spend};
+use crate::world::{Made, PARTITIONS, Running, World, spend};
 
 fn partition_of(made: &Made) -> i32 {
     utxo_store::broker::partitioner::partition_of(&made.txid.0, PARTITIONS).unwrap()
@@ -45,6 +48,72 @@ async fn what_waits_on_a_lock_is_contested_at_the_bound() {
     }
     assert!(contested >= 30, "{contested} of 60: at most 10 of each partition wait");
     running.stop().await;
+}
+
+/// What an instance holds unfinished, of so many partitions, and what one of them may hold.
+fn unfinished(running: &Running) -> (u64, u64, u64) {
+    let page = serde_json::to_value(running.health.board().page(&running.health)).unwrap();
+    let number = |field: &str| page["pipeline"][field].as_u64().unwrap_or(0);
+    let held = page["pipeline"]["partitions"].as_array().map_or(0, Vec::len) as u64;
+    (number("unfinished_bytes"), held, number("partition_bytes_bound"))
+}
+
+/// Children of parents that come last, in many partitions, while an instance comes and goes.
+#[tokio::test(start_paused = true)]
+async fn what_is_unfinished_is_bounded_in_all_however_many_partitions_there_are() {
+    const MANY: i32 = 24;
+    const IN_ALL: u64 = 20_000;
+    let mut world = World::new().await;
+    // A message at a time: what goes beyond the bound is one of each partition.
+    world.broker = MemoryBroker::new(MemorySettings { batch_messages: 1, ..MemorySettings::new(world.clock.clone()) });
+    let new = |(name, partitions): (&str, i32)| NewTopic { name: name.into(), partitions, config: vec![] };
+    let topics = [("txs", MANY), ("block-mined", 1), ("reorgs", 1), ("chain", 1), ("decisions", 1)];
+    let answers = [("outcomes", PARTITIONS), ("dead-letters", PARTITIONS)];
+    world.broker.create_topics(&topics.into_iter().chain(answers).map(new).collect::<Vec<_>>()).await.unwrap();
+    world.settings.pipeline.bytes_in_all = IN_ALL;
+    world.settings.pipeline.missing_parent_grace_ms = 2_000;
+    world.settings.pipeline.commit_interval = Duration::from_millis(10);
+    world.settings.pipeline.dead_letter_limits = DeadLetterLimits { consecutive: 1_000_000, ratio: 1.0 };
+    let seed = world.seed(1, 8).await;
+    let parents: Vec<Made> = (0..8).map(|vout| spend(&[seed.coin(vout)], 250, 1)).collect();
+    let coins = parents.iter().flat_map(|parent| (0..250).map(|vout| parent.coin(vout)));
+    let children: Vec<Made> = coins.map(|coin| spend(&[coin], 1, 2)).collect();
+    for child in &children {
+        world.validate(child).await;
+    }
+    let most = children.iter().map(|child| child.extended.len() as u64 + 16).max().unwrap();
+    let first = world.start();
+    let mut second = None;
+    let (mut greatest, mut bounds) = (0, std::collections::BTreeSet::new());
+    for ms in (0..60_000).step_by(50) {
+        match ms {
+            1_000 | 9_000 => second = Some(world.start()),
+            5_000 | 20_000 => _ = second.take().unwrap().stop().await,
+            10_000 => {
+                for parent in &parents {
+                    world.validate(parent).await;
+                }
+            }
+            _ => {}
+        }
+        for running in [Some(&first), second.as_ref()].into_iter().flatten() {
+            let (bytes, held, bound) = unfinished(running);
+            assert!(bytes <= IN_ALL + held * most, "{bytes} bytes of {held} partitions after {ms} ms");
+            greatest = greatest.max(bytes);
+            bounds.insert((held, bound));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(greatest > IN_ALL / 2, "the bound was never near: {greatest}");
+    assert!(bounds.contains(&(24, IN_ALL / 24)) && bounds.contains(&(12, IN_ALL / 12)), "{bounds:?}");
+    let all: Vec<_> = (0..MANY).map(|partition| TopicPartition { topic: "txs".into(), partition }).collect();
+    for (at, committed) in all.iter().zip(world.broker.committed("g", &all).await.unwrap()) {
+        assert_eq!(committed.map_or(0, |it| it.offset), world.end("txs", at.partition).await, "{at}");
+    }
+    first.stop().await;
+    for parent in &parents {
+        assert_eq!(state(&world, parent).await, Some(TxState::Live));
+    }
 }
 
 fn limited(world: &mut World) {

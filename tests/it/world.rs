@@ -283,6 +283,7 @@ impl World {
                 max_active: 1_000,
                 max_not_safe: 1_000_000,
                 bounds: PartitionBounds { span: 10_000, bytes: 1 << 24 },
+                bytes_in_all: 1 << 26,
                 dead_letter_limits: DeadLetterLimits { consecutive: 100, ratio: 0.05 },
                 missing_parent_grace_ms: 3_000,
                 commit_interval: Duration::from_millis(100),

@@ -11,13 +11,15 @@ use rdkafka::consumer::{CommitMode, Consumer as _};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    errors::translate,
-    inbox::{Revocation, Shared},
+    errors::{fenced, translate},
+    inbox::{Inbox, Revocation, Shared},
     lookup::list_of,
     settings::KafkaSettings,
     worker::{Command, Handle, Sought},
 };
-use crate::broker::{BrokerError, BrokerErrorKind, Committed, Consumer, Message, Polled, Reader, TopicPartition};
+use crate::broker::{
+    BrokerError, BrokerErrorKind, Committed, Committing, Consumer, Message, Polled, Reader, TopicPartition,
+};
 
 /// Runs something that blocks on a thread of its own: it may hang for as long as librdkafka likes without holding up
 /// the runtime, not even its shutdown.
@@ -55,28 +57,34 @@ impl Consumer for KafkaConsumer {
         polled
     }
 
-    async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        if offsets.is_empty() {
-            return Ok(());
-        }
-        let tpl = list_of("commit", offsets)?;
-        self.begin_commit(offsets)?;
+    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
         let (consumer, shared) = (self.handle.consumer.clone(), self.handle.shared.clone());
-        let thread = self.handle.thread.clone();
-        let name = offsets[0].0.to_string();
-        let result = off_the_runtime("commit", self.settings.commit_timeout, move || {
-            let _done = CommitGuard { shared, thread };
-            let consumer = consumer
-                .upgrade()
-                .ok_or_else(|| BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed"))?;
-            consumer.commit(&tpl, CommitMode::Sync).map_err(|error| translate("commit", &name, &error))
+        let (thread, bound, closed) = (self.handle.thread.clone(), self.settings.commit_timeout, self.closed);
+        let (offsets, instance_id) = (offsets.to_vec(), self.settings.group_instance_id.clone());
+        Box::pin(async move {
+            let gone = || BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed");
+            let Some((first, _)) = offsets.first() else { return Ok(()) };
+            if closed {
+                return Err(gone());
+            }
+            let (tpl, name) = (list_of("commit", &offsets)?, first.to_string());
+            begin_commit(&shared, &offsets)?;
+            let done = CommitGuard { shared: shared.clone(), thread };
+            let result = off_the_runtime("commit", bound, move || {
+                let _done = done;
+                let consumer = consumer.upgrade().ok_or_else(gone)?;
+                consumer.commit(&tpl, CommitMode::Sync).map_err(|error| translate("commit", &name, &error))
+            })
+            .await;
+            match result {
+                Err(ref error) if error.kind == BrokerErrorKind::Fenced => {
+                    Err(fenced("commit", instance_id.as_deref()))
+                }
+                // Taken away meanwhile: that is why.
+                Err(_) => check_owned(&shared.lock(), &offsets).and(result),
+                Ok(()) => Ok(()),
+            }
         })
-        .await;
-        match result {
-            // Taken away meanwhile: that is why.
-            Err(_) => self.check_owned(offsets).and(result),
-            Ok(()) => Ok(()),
-        }
     }
 
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
@@ -149,35 +157,26 @@ impl KafkaConsumer {
     fn send(&self, operation: &'static str, command: Command) -> Result<(), BrokerError> {
         self.handle.send(operation, command)
     }
+}
 
-    fn check_owned(&self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        let inbox = self.handle.shared.lock();
-        match offsets.iter().find(|(at, _)| !inbox.may_commit(at)) {
-            Some((at, _)) => Err(BrokerError::not_assigned("commit", at)),
-            None => Ok(()),
-        }
+fn check_owned(inbox: &Inbox, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+    match offsets.iter().find(|(at, _)| !inbox.may_commit(at)) {
+        Some((at, _)) => Err(BrokerError::not_assigned("commit", at)),
+        None => Ok(()),
     }
+}
 
-    /// Checks ownership and keeps partitions from being let go, in one step. One commit at a time: one that hangs must
-    /// not overtake, nor pile up behind, a later one.
-    fn begin_commit(&self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        if self.closed {
-            return Err(BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed"));
-        }
-        let mut inbox = self.handle.shared.lock();
-        if let Some((at, _)) = offsets.iter().find(|(at, _)| !inbox.may_commit(at)) {
-            return Err(BrokerError::not_assigned("commit", at));
-        }
-        if inbox.committing {
-            return Err(BrokerError::new(
-                BrokerErrorKind::Retryable,
-                "commit",
-                "an earlier commit is still on its way",
-            ));
-        }
-        inbox.committing = true;
-        Ok(())
+/// Checks ownership and keeps partitions from being let go, in one step. One commit at a time: one that hangs must
+/// not overtake, nor pile up behind, a later one.
+fn begin_commit(shared: &Shared, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+    let mut inbox = shared.lock();
+    check_owned(&inbox, offsets)?;
+    if inbox.committing {
+        let message = "an earlier commit is still on its way";
+        return Err(BrokerError::new(BrokerErrorKind::Retryable, "commit", message));
     }
+    inbox.committing = true;
+    Ok(())
 }
 
 /// Ends the commit however it ends.

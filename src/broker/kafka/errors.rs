@@ -20,6 +20,15 @@ pub(super) fn translate(operation: &'static str, what: &str, error: &KafkaError)
     BrokerError::new(kind(error), operation, format!("{what}: {why}"))
 }
 
+/// What a member is told that is fenced: whatever it was doing, it has to end.
+pub(super) fn fenced(operation: &'static str, instance_id: Option<&str>) -> BrokerError {
+    let name = instance_id.unwrap_or_default();
+    let message = format!(
+        "another process has joined the group as `{name}` (kafka.instance_id): this one ends, and that one goes on"
+    );
+    BrokerError::new(BrokerErrorKind::Fenced, operation, message)
+}
+
 pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
     match error {
         KafkaError::MessageConsumptionFatal(_) => BrokerErrorKind::Fatal,
@@ -36,7 +45,8 @@ pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
     match code {
         Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => BrokerErrorKind::TooLarge,
         Code::OffsetOutOfRange | Code::AutoOffsetReset => BrokerErrorKind::OutOfRange,
-        Code::Fatal | Code::Fenced | Code::FencedInstanceId | Code::OutOfOrderSequenceNumber => BrokerErrorKind::Fatal,
+        Code::FencedInstanceId => BrokerErrorKind::Fenced,
+        Code::Fatal | Code::Fenced | Code::OutOfOrderSequenceNumber => BrokerErrorKind::Fatal,
         Code::UnknownTopic
         | Code::UnknownPartition
         | Code::UnknownTopicOrPartition

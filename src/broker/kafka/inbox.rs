@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::broker::{BrokerError, Polled, TopicPartition};
 
 /// Batches of one partition that may wait to be taken: one to work on, one ready.
-const BATCHES_AHEAD: usize = 2;
+pub(super) const BATCHES_AHEAD: usize = 2;
 
 /// A partition in the hands of this member.
 #[derive(Debug)]

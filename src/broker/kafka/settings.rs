@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
 use super::{
+    inbox::BATCHES_AHEAD,
     refused::{Refusal, refusal},
     security::KafkaSecurity,
 };
@@ -12,6 +13,21 @@ use crate::broker::{BrokerError, BrokerErrorKind};
 
 /// Readers are opened each for itself: as if so many shared the fetch budget.
 const READERS_AT_ONCE: usize = 16;
+
+/// The least that a partition is fetched, or handed on, at once: with so many partitions that this is more than their share, the budget
+/// is exceeded.
+const LEAST_AT_ONCE: u64 = 1 << 10;
+
+/// What is held ahead of whoever reads, of one partition: together its share of the fetch budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ahead {
+    /// In librdkafka's queue; while it holds less, more is fetched.
+    queue_kbytes: u64,
+    /// Of one fetch, which comes on top.
+    fetch_bytes: u32,
+    /// Of a batch; few of them wait to be taken.
+    pub(super) batch_bytes: usize,
+}
 
 /// How a consumer group spreads partitions over its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,7 +92,8 @@ pub struct KafkaSettings {
     pub fetch_wait_max: Duration,
     /// `max.partition.fetch.bytes`
     pub max_partition_fetch_bytes: u32,
-    /// What librdkafka may hold in memory ahead of us, over all partitions of a subscription.
+    /// What may be held in memory ahead of whoever polls, over all partitions of a subscription: in librdkafka, and in batches that wait
+    /// to be taken. A fetch brings one message at least, and so may a batch, however large it is.
     pub fetch_budget_bytes: u64,
     /// At most so many messages a batch.
     pub batch_messages: usize,
@@ -180,10 +197,24 @@ impl KafkaSettings {
         config
     }
 
+    /// Divides the fetch budget: librdkafka limits split queues each for itself, and asks for a whole fetch while one is not full.
+    pub(super) fn ahead(&self, partitions: usize) -> Ahead {
+        let share = self.fetch_budget_bytes / partitions.max(1) as u64;
+        let at_once = |most: u64, part: u64| most.min((share / part).max(LEAST_AT_ONCE));
+        let fetch_bytes = at_once(self.max_partition_fetch_bytes.into(), 2);
+        let batch_bytes = at_once(self.batch_bytes as u64, 8);
+        let queue_bytes = share.saturating_sub(fetch_bytes + BATCHES_AHEAD as u64 * batch_bytes);
+        Ahead {
+            queue_kbytes: (queue_bytes >> 10).clamp(1, 2_097_151),
+            // Neither is more than it was.
+            fetch_bytes: u32::try_from(fetch_bytes).unwrap_or(self.max_partition_fetch_bytes),
+            batch_bytes: usize::try_from(batch_bytes).unwrap_or(self.batch_bytes),
+        }
+    }
+
     /// A client that reads; `partitions` share the fetch budget.
     pub(super) fn reading(&self, group: &str, partitions: usize) -> ClientConfig {
-        // Split queues are limited each for itself.
-        let queue_kbytes = ((self.fetch_budget_bytes / partitions.max(1) as u64) >> 10).clamp(256, 2_097_151);
+        let ahead = self.ahead(partitions);
         let mut config = self.client();
         config
             .set("group.id", group)
@@ -195,10 +226,10 @@ impl KafkaSettings {
             .set("allow.auto.create.topics", "false")
             .set("fetch.queue.backoff.ms", "20")
             .set("queued.min.messages", "10000")
-            .set("queued.max.messages.kbytes", queue_kbytes.to_string())
+            .set("queued.max.messages.kbytes", ahead.queue_kbytes.to_string())
             .set("fetch.min.bytes", self.fetch_min_bytes.to_string())
             .set("fetch.wait.max.ms", self.fetch_wait_max.as_millis().to_string())
-            .set("max.partition.fetch.bytes", self.max_partition_fetch_bytes.to_string())
+            .set("max.partition.fetch.bytes", ahead.fetch_bytes.to_string())
             .set("session.timeout.ms", self.session_timeout.as_millis().to_string())
             .set("heartbeat.interval.ms", self.heartbeat_interval.as_millis().to_string())
             .set("max.poll.interval.ms", self.max_poll_interval.as_millis().to_string());
@@ -242,6 +273,8 @@ impl KafkaSettings {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::broker::kafka::{HAS_TLS, KafkaBroker, SaslMechanism, SecurityProtocol};
 
@@ -263,7 +296,35 @@ mod tests {
         let config = settings.member("group", 8);
         assert_eq!(config.get("socket.timeout.ms"), Some("5000"));
         assert_eq!(config.get("enable.auto.commit"), Some("false"));
-        assert_eq!(config.get("queued.max.messages.kbytes"), Some("32768"), "256 MiB over 8 partitions");
+        assert_eq!(
+            config.get("queued.max.messages.kbytes"),
+            Some("27648"),
+            "of 32 MiB, besides a fetch and two batches"
+        );
+        assert_eq!(config.get("max.partition.fetch.bytes"), Some("4194304"));
+    }
+
+    proptest! {
+        /// However many partitions, down to 8 KiB of each.
+        #[test]
+        fn all_that_is_held_ahead_fits_into_the_budget(
+            partitions in 1usize..20_000,
+            of_each in 8_192u64..1 << 24,
+            batch_bytes in 1_024usize..1 << 24,
+            max_partition_fetch_bytes in 1_024u32..1 << 26,
+        ) {
+            let fetch_budget_bytes = of_each * partitions as u64;
+            let settings = KafkaSettings {
+                fetch_budget_bytes,
+                batch_bytes,
+                max_partition_fetch_bytes,
+                ..KafkaSettings::new("localhost:9092")
+            };
+            let ahead = settings.ahead(partitions);
+            let each = (ahead.queue_kbytes << 10) + u64::from(ahead.fetch_bytes) + 2 * ahead.batch_bytes as u64;
+            prop_assert!(each * partitions as u64 <= fetch_budget_bytes, "{ahead:?}");
+            prop_assert!(ahead.batch_bytes <= batch_bytes && ahead.fetch_bytes <= max_partition_fetch_bytes);
+        }
     }
 
     #[test]

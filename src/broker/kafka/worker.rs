@@ -29,7 +29,7 @@ use self::{
     rebalance::{Change, Context, Step, carry_out, next_epoch},
 };
 use super::{
-    errors::{kind, translate},
+    errors::{fenced, kind, translate},
     inbox::Shared,
     settings::KafkaSettings,
 };
@@ -235,12 +235,20 @@ impl Worker {
             )
         );
         match kind(error) {
-            BrokerErrorKind::Fatal | BrokerErrorKind::Refused if !unknown => {
-                self.shared.lock().push_event(Err(translate("poll", &self.settings.brokers, error)));
+            BrokerErrorKind::Fenced | BrokerErrorKind::Fatal | BrokerErrorKind::Refused if !unknown => {
+                let error = self.fenced().unwrap_or_else(|| translate("poll", &self.settings.brokers, error));
+                self.shared.lock().push_event(Err(error));
                 self.shared.ring();
             }
             _ => warn!(%error, "consumer"),
         }
+    }
+
+    /// What ends a client is told as an error without a cause; the client knows the cause.
+    fn fenced(&self) -> Option<BrokerError> {
+        let (code, _) = self.consumer.client().fatal_error()?;
+        let name = self.settings.group_instance_id.as_deref();
+        (code == RDKafkaErrorCode::FencedInstanceId).then(|| fenced("poll", name))
     }
 
     /// Leaves the group. Queues go first: a consumer with living queues may never close.

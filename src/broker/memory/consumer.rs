@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{Shared, State, group::MemberId};
 use crate::broker::{
-    Batch, BrokerError, BrokerErrorKind, Committed, Consumer, Message, Polled, Reader, TopicPartition,
+    Batch, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, Message, Polled, Reader, TopicPartition,
     memory::group::{Log, Member, Owned},
 };
 
@@ -45,21 +45,28 @@ impl Consumer for MemoryConsumer {
         }
     }
 
-    async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        let mut state = self.open("commit")?;
-        state.expire(&self.shared, &self.group);
-        let group = state.groups.entry(self.group.clone()).or_default();
-        let Some(member) = group.members.get(&self.member) else {
-            return Err(BrokerError::new(BrokerErrorKind::NotAssigned, "commit", "no longer a member of the group"));
-        };
-        for (partition, committed) in offsets {
-            if !member.owned.contains_key(partition) {
-                return Err(BrokerError::not_assigned("commit", partition));
+    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+        let open = self.open("commit").map(drop);
+        let (shared, name, id) = (self.shared.clone(), self.group.clone(), self.member);
+        let offsets = offsets.to_vec();
+        Box::pin(async move {
+            open?;
+            let mut state = shared.lock();
+            state.expire(&shared, &name);
+            let group = state.groups.entry(name).or_default();
+            let Some(member) = group.members.get(&id) else {
+                let message = "no longer a member of the group";
+                return Err(BrokerError::new(BrokerErrorKind::NotAssigned, "commit", message));
+            };
+            for (partition, committed) in &offsets {
+                if !member.owned.contains_key(partition) {
+                    return Err(BrokerError::not_assigned("commit", partition));
+                }
+                committed.check("commit", partition)?;
             }
-            committed.check("commit", partition)?;
-        }
-        group.committed.extend(offsets.iter().cloned());
-        Ok(())
+            group.committed.extend(offsets);
+            Ok(())
+        })
     }
 
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {

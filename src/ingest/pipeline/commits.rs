@@ -1,26 +1,32 @@
 //! Commits what is safe, or reads everything else again where a node of the store has forgotten.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    broker::{Assigned, BrokerErrorKind, TopicPartition},
-    engine::ErrorKind,
+    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition},
+    engine::{EngineError, ErrorKind},
     ingest::{
         dispatch::{Done, spawn},
         partition::consumed_of,
         replay::Modes,
     },
     record::Consumed,
-    store::{meta::MetaError, nodes::Look, whole::WholeStore},
+    store::{
+        meta::MetaError,
+        nodes::{Look, Nodes},
+        whole::WholeStore,
+    },
     telemetry::CommitFailure,
 };
 
 /// The store may take so long to write down what is consumed; a commit is tried again soon enough.
 const PATIENCE: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A consumer's commits have a bound of their own; what it says behind this one is not waited for.
+const COMMITTED_WITHIN: Duration = Duration::from_secs(15);
 
 /// What this instance has written into the store of what it has consumed.
 #[derive(Default)]
@@ -48,64 +54,209 @@ impl Notes {
     }
 }
 
-impl Pipeline {
-    /// Commits what is safe. Where a node has restarted nothing is: it is done again instead. What is consumed is written into
-    /// the store first, and the question comes before the commit: what was there for longer than the lag when it was asked is
-    /// there for good.
-    pub(super) async fn commit(&mut self) -> Result<(), PipelineError> {
-        if !self.note_consumed().await? {
-            return Ok(());
+/// What the store said when a commit asked it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// What was written into it meanwhile, and when that was there.
+    noted: Option<(Instant, Consumed)>,
+    look: Result<Look, Unasked>,
+}
+
+/// Why nothing may be committed.
+#[derive(Debug)]
+enum Unasked {
+    /// What is consumed is not written down.
+    NotNoted(String),
+    /// Nobody knows whether a node has restarted.
+    Nodes(EngineError),
+    /// The store cannot go on.
+    Fatal(String),
+}
+
+/// What is committed, each under the epoch of its assignment.
+type Offered = Vec<(TopicPartition, Committed, u64)>;
+
+/// A commit that is on its way beside the loop: one at a time. Dropped, it counts for nothing any more.
+pub(super) enum UnderWay {
+    /// It asks the store.
+    Asking(Pin<Box<dyn Future<Output = Asked> + Send>>),
+    /// It asks the group's coordinator.
+    Committing(Offered, Committing),
+}
+
+/// What a commit that is on its way has heard.
+pub(super) enum Heard {
+    Asked(Asked),
+    Committed(Offered, Result<(), BrokerError>),
+}
+
+/// What the commit that is on its way hears next; never, where there is none.
+pub(super) async fn next_heard(under_way: &mut Option<UnderWay>) -> Heard {
+    let asked = match under_way {
+        None => return std::future::pending().await,
+        Some(UnderWay::Asking(asking)) => Ok(asking.await),
+        Some(UnderWay::Committing(_, committing)) => Err(committing.await),
+    };
+    match (asked, under_way.take()) {
+        (Err(answer), Some(UnderWay::Committing(offered, _))) => Heard::Committed(offered, answer),
+        (Err(answer), _) => Heard::Committed(Vec::new(), answer),
+        (Ok(asked), _) => Heard::Asked(asked),
+    }
+}
+
+/// Writes into the store what is consumed, then asks its nodes. In this order: what was there for longer than the lag when they were
+/// asked is there for good.
+async fn ask(whole: Arc<dyn WholeStore>, nodes: Nodes, consumed: Option<Consumed>) -> Asked {
+    let mut noted = None;
+    if let Some(consumed) = consumed {
+        let why = match tokio::time::timeout(PATIENCE, whole.note(&consumed)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) if !error.may_be_retried() => Some(Unasked::Fatal(error.to_string())),
+            Ok(Err(error)) => Some(Unasked::NotNoted(error.to_string())),
+            Err(_) => Some(Unasked::NotNoted(format!("no answer within {PATIENCE:?}"))),
+        };
+        if let Some(why) = why {
+            return Asked { noted, look: Err(why) };
         }
-        match self.parts.nodes.look().await {
-            Ok(Look::Same { asked }) => {
-                let lag = self.parts.nodes.lag();
-                let before_ms = self.uptime_ms(asked).saturating_sub(lag.as_millis() as u64);
-                for (number, state) in &mut self.partitions {
-                    state.tracker.settle(before_ms);
-                    self.planner.settle(*number, state.tracker.safe());
-                }
-                self.notes.settle(asked, lag);
-                self.commit_safe().await
-            }
-            Ok(Look::Restarted) => self.rewind().await,
-            Err(error) if error.kind == ErrorKind::Fatal => Err(PipelineError::Store(error.to_string())),
-            Err(error) => {
-                tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
-                let why = format!("nobody knows whether a node of the store has restarted: {error}");
-                self.parts.metrics.commit_failures.of(CommitFailure::Nodes).inc();
-                self.commits.failed(&self.parts.health, why);
-                Ok(())
-            }
+        noted = Some((Instant::now(), consumed));
+    }
+    Asked { noted, look: nodes.look().await.map_err(Unasked::Nodes) }
+}
+
+/// Ends whatever a consumer does, or does not do.
+fn within_bound(committing: Committing) -> Committing {
+    Box::pin(async move {
+        tokio::time::timeout(COMMITTED_WITHIN, committing).await.unwrap_or_else(|_| {
+            let message = format!("no answer within {COMMITTED_WITHIN:?}");
+            Err(BrokerError::new(BrokerErrorKind::Retryable, "commit", message))
+        })
+    })
+}
+
+impl Pipeline {
+    /// Begins a commit beside the loop, as soon as the one that is on its way has ended.
+    pub(super) fn begin_commit(&mut self) {
+        self.commit_due = self.under_way.is_some();
+        if !self.commit_due {
+            self.under_way = Some(UnderWay::Asking(self.asking_the_store()));
         }
     }
 
-    /// Writes into the store what is consumed by now. `false`: it is not written, and nothing may be committed.
-    async fn note_consumed(&mut self) -> Result<bool, PipelineError> {
+    /// What a commit heard that is on its way.
+    pub(super) async fn on_heard(&mut self, heard: Heard) -> Result<(), PipelineError> {
+        match heard {
+            Heard::Asked(asked) => match self.on_asked(asked)? {
+                Some(Look::Restarted) => self.rewind().await?,
+                Some(Look::Same { .. }) => {
+                    self.under_way = self.offer().map(|(offered, answer)| UnderWay::Committing(offered, answer));
+                }
+                None => {}
+            },
+            Heard::Committed(offered, answer) => self.on_committed(offered, answer)?,
+        }
+        if self.under_way.is_none() && std::mem::take(&mut self.commit_due) {
+            self.next_commit = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// What was lost is not to be committed, should the commit that is on its way not have begun yet: somebody else may have gone further
+    /// by the time that it does.
+    pub(super) fn forget_commit_of(&mut self, lost: &[TopicPartition]) {
+        let names = |under_way: &UnderWay| match under_way {
+            UnderWay::Asking(_) => false,
+            UnderWay::Committing(offered, _) => offered.iter().any(|(partition, ..)| lost.contains(partition)),
+        };
+        if self.under_way.as_ref().is_some_and(names) {
+            self.under_way = None;
+        }
+    }
+
+    /// Whoever drains commits once it has: what has only asked the store asks it again then.
+    pub(super) fn begin_no_commit(&mut self) {
+        self.commit_due = false;
+        if let Some(UnderWay::Asking(_)) = self.under_way {
+            self.under_way = None;
+        }
+    }
+
+    /// Commits what is safe, and waits for that: what is to be let go is not committed later. A commit that is on its way is waited for
+    /// where the group has been asked, and begun anew where only the store has.
+    pub(super) async fn commit(&mut self) -> Result<(), PipelineError> {
+        self.commit_due = false;
+        if let Some(UnderWay::Committing(offered, committing)) = self.under_way.take() {
+            let answer = committing.await;
+            self.on_committed(offered, answer)?;
+        }
+        let asked = self.asking_the_store().await;
+        match self.on_asked(asked)? {
+            Some(Look::Restarted) => self.rewind().await,
+            Some(Look::Same { .. }) => {
+                let Some((offered, answer)) = self.offer() else { return Ok(()) };
+                let answer = answer.await;
+                self.on_committed(offered, answer)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The first half of a commit, which holds nothing of the pipeline.
+    fn asking_the_store(&self) -> Pin<Box<dyn Future<Output = Asked> + Send>> {
+        Box::pin(ask(self.parts.whole.clone(), self.parts.nodes.clone(), self.to_note()))
+    }
+
+    /// What is consumed by now, where the store does not know it.
+    fn to_note(&self) -> Option<Consumed> {
         if let Modes::Rebuild(_) = self.parts.modes {
-            return Ok(true);
+            return None;
         }
         let mut consumed = self.notes.last.clone();
         let compared = self.partitions.iter().filter(|(_, state)| state.compared);
         let validated = compared.map(|(number, state)| (number.unsigned_abs(), state.tracker.watermark()));
         consumed.raise(&Consumed { chain: 0, validated: validated.collect() });
-        if consumed == self.notes.last {
-            return Ok(true);
+        (consumed != self.notes.last).then_some(consumed)
+    }
+
+    /// What the store said; where none of its nodes has restarted, what cannot be forgotten any more is safe from now on. `None`: nothing
+    /// may be committed.
+    fn on_asked(&mut self, asked: Asked) -> Result<Option<Look>, PipelineError> {
+        if let Some((at, consumed)) = asked.noted {
+            self.notes.young.push_back((at, consumed.clone()));
+            self.notes.last.raise(&consumed);
         }
-        let why = match tokio::time::timeout(PATIENCE, self.parts.whole.note(&consumed)).await {
-            Ok(Ok(())) => {
-                self.notes.young.push_back((Instant::now(), consumed.clone()));
-                self.notes.last = consumed;
-                return Ok(true);
+        let (failure, why) = match asked.look {
+            Ok(look) => {
+                if let Look::Same { asked } = look {
+                    self.settle(asked);
+                }
+                return Ok(Some(look));
             }
-            Ok(Err(error)) if !error.may_be_retried() => return Err(PipelineError::Store(error.to_string())),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {PATIENCE:?}"),
+            Err(Unasked::Fatal(why)) => return Err(PipelineError::Store(why)),
+            Err(Unasked::Nodes(error)) if error.kind == ErrorKind::Fatal => {
+                return Err(PipelineError::Store(error.to_string()));
+            }
+            Err(Unasked::Nodes(error)) => {
+                (CommitFailure::Nodes, format!("nobody knows whether a node of the store has restarted: {error}"))
+            }
+            Err(Unasked::NotNoted(why)) => {
+                (CommitFailure::Store, format!("what is consumed cannot be written into the store: {why}"))
+            }
         };
-        tracing::warn!(why, "what is consumed cannot be written into the store: nothing is committed");
-        let why = format!("what is consumed cannot be written into the store: {why}");
-        self.parts.metrics.commit_failures.of(CommitFailure::Store).inc();
+        tracing::warn!(why, "nothing is committed");
+        self.parts.metrics.commit_failures.of(failure).inc();
         self.commits.failed(&self.parts.health, why);
-        Ok(false)
+        Ok(None)
+    }
+
+    /// No node had restarted when this was `asked`.
+    fn settle(&mut self, asked: Instant) {
+        let lag = self.parts.nodes.lag();
+        let before_ms = self.uptime_ms(asked).saturating_sub(lag.as_millis() as u64);
+        for (number, state) in &mut self.partitions {
+            state.tracker.settle(before_ms);
+            self.planner.settle(*number, state.tracker.safe());
+        }
+        self.notes.settle(asked, lag);
     }
 
     /// Looks, beside the loop, whether the store is the one that the commits of a partition speak of; ends the pipeline where it
@@ -162,38 +313,47 @@ impl Pipeline {
                 Err(error) => return Err(error.into()),
             }
         }
+        self.share_out();
         self.tell_halts();
         Ok(())
     }
 
-    /// Commits every safe prefix that has grown, with what other instances need for their proofs.
-    pub(super) async fn commit_safe(&mut self) -> Result<(), PipelineError> {
+    /// Offers every safe prefix that has grown to the group, with what other instances need for their proofs. `None`: none has.
+    fn offer(&mut self) -> Option<(Offered, Committing)> {
         let rebuild = matches!(self.parts.modes, Modes::Rebuild(_));
         let named = self.planner.named();
-        let offsets: Vec<_> = self
-            .partitions
-            .iter()
-            .filter_map(|(number, state)| {
-                let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
-                let noted = if rebuild { u64::MAX } else { self.notes.of(*number) };
-                Some((partition, state.to_commit(noted, named.get(number).map_or(&[], Vec::as_slice))?))
-            })
-            .collect();
-        if offsets.is_empty() {
-            self.commits.succeeded(&self.parts.health);
-            return Ok(());
+        let mut offered = Vec::new();
+        for (number, state) in &mut self.partitions {
+            let noted = if rebuild { u64::MAX } else { self.notes.of(*number) };
+            let named = named.get(number).map_or(&[][..], Vec::as_slice);
+            let Some(committed) = state.to_commit(noted, named) else { continue };
+            state.offer(committed.offset);
+            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
+            offered.push((partition, committed, state.epoch));
         }
-        match self.consumer.commit(&offsets).await {
+        if offered.is_empty() {
+            self.commits.succeeded(&self.parts.health);
+            return None;
+        }
+        let offsets: Vec<_> = offered.iter().map(|(at, committed, _)| (at.clone(), committed.clone())).collect();
+        let committing = within_bound(self.consumer.commit(&offsets));
+        Some((offered, committing))
+    }
+
+    /// The group has taken what it was offered, or not. What came of a partition under an epoch that is gone counts for nothing.
+    fn on_committed(&mut self, offered: Offered, answer: Result<(), BrokerError>) -> Result<(), PipelineError> {
+        match answer {
             Ok(()) => {
-                for (partition, committed) in offsets {
-                    if let Some(state) = self.partitions.get_mut(&partition.partition) {
+                for (partition, committed, epoch) in offered {
+                    let state = self.partitions.get_mut(&partition.partition);
+                    if let Some(state) = state.filter(|state| state.epoch == epoch) {
                         state.committed = Some(committed);
                     }
                 }
                 self.parts.metrics.commits.inc();
                 self.commits.succeeded(&self.parts.health);
             }
-            Err(error) if error.kind == BrokerErrorKind::Fatal => return Err(error.into()),
+            Err(error) if error.kind.ends_the_client() => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(%error, "offsets are not committed; tried again");
                 self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();

@@ -36,6 +36,9 @@ pub struct PipelineSettings {
     pub max_not_safe: usize,
     /// What may be unfinished in a partition before it is paused.
     pub bounds: PartitionBounds,
+    /// Bytes of payload that may be unfinished in all partitions together: each has an equal share of it, if that is less than its own
+    /// bound. Beyond it go a batch a partition, and an event that is greater than its partition's share.
+    pub bytes_in_all: u64,
     /// When dead letters halt a partition.
     pub dead_letter_limits: DeadLetterLimits,
     /// How long other partitions must have been read past an event before its parent is missing.

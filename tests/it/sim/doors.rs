@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use utxo_store::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Committed, Consumer, Delivered, Message, NewTopic, Polled, Produce,
-        Producer, Reader, TopicPartition, memory::MemoryBroker,
+        Broker, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, Delivered, Message, NewTopic, Polled,
+        Produce, Producer, Reader, TopicPartition, memory::MemoryBroker,
     },
     engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
     record::{Key, Outcome, Record},
@@ -163,22 +163,26 @@ impl Consumer for ConsumerDoor {
         Ok(polled)
     }
 
-    async fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        self.door.gate.pass().await;
-        let answer = self.inner.commit(offsets).await;
-        self.door.saw(&format!("{} commits {offsets:?}: {answer:?}", self.group));
-        match &answer {
-            Ok(()) => {
-                self.door.observer.count("commits", "done");
-                self.door.commits.check(offsets).await;
+    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+        let (door, group, offsets) = (self.door.clone(), self.group.clone(), offsets.to_vec());
+        let committing = self.inner.commit(&offsets);
+        Box::pin(async move {
+            door.gate.pass().await;
+            let answer = committing.await;
+            door.saw(&format!("{group} commits {offsets:?}: {answer:?}"));
+            match &answer {
+                Ok(()) => {
+                    door.observer.count("commits", "done");
+                    door.commits.check(&offsets).await;
+                }
+                Err(error) if error.kind == BrokerErrorKind::NotAssigned => {
+                    door.observer.count("commits", "refused to a zombie");
+                }
+                Err(_) => door.observer.count("commits", "failed"),
             }
-            Err(error) if error.kind == BrokerErrorKind::NotAssigned => {
-                self.door.observer.count("commits", "refused to a zombie");
-            }
-            Err(_) => self.door.observer.count("commits", "failed"),
-        }
-        self.door.gate.pass().await;
-        answer
+            door.gate.pass().await;
+            answer
+        })
     }
 
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {

@@ -1,0 +1,107 @@
+//! The broker that coordinates an instance's group is killed, and another one takes over, again and again.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use rdkafka::{
+    ClientConfig,
+    consumer::{BaseConsumer, Consumer as _},
+};
+use utxo_store::{
+    broker::{Broker, Produce, TopicPartition},
+    event::{Seeded, SeededOutput},
+    tx::Txid,
+};
+
+use crate::{
+    kafka_server::KafkaServer,
+    real_kafka::{json, plain},
+    run::{Bench, PARTITIONS, block_on, until},
+};
+
+/// Where the cluster keeps what groups have committed: who leads its one partition coordinates all of them.
+const OFFSETS: &str = "__consumer_offsets";
+
+/// (The broker that leads the offsets, how many copies of them are in sync), as one that is there tells.
+fn offsets_of(brokers: &str) -> Option<(usize, usize)> {
+    let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
+    let told = client.fetch_metadata(Some(OFFSETS), Duration::from_secs(2)).ok()?;
+    let partition = told.topics().first()?.partitions().first()?;
+    let leader = usize::try_from(partition.leader()).ok()?;
+    Some((leader, partition.isr().len()))
+}
+
+/// What the group has committed of the validated transactions; `None`: nobody can say for now.
+fn committed(bench: &Bench) -> Option<u64> {
+    let partition = |partition| TopicPartition { topic: bench.topic("validated-txs").into(), partition };
+    let partitions: Vec<_> = (0..PARTITIONS).map(partition).collect();
+    let committed = block_on(async { bench.broker().committed(&bench.group(), &partitions).await }).ok()?;
+    Some(committed.into_iter().flatten().map(|committed| committed.offset).sum())
+}
+
+/// Produces partial transactions until told to stop; answers how many.
+fn load(bench: &Bench, stop: &AtomicBool, sent: &AtomicU64) {
+    block_on(async {
+        let producer = bench.broker().producer().await.unwrap();
+        while !stop.load(Relaxed) {
+            let first = sent.load(Relaxed);
+            let messages = (first..first + 20).map(|number| {
+                let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
+                let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
+                let event = Seeded { txid, coinbase: false, height: 1, outputs };
+                Produce {
+                    topic: bench.topic("validated-txs"),
+                    key: txid.0.to_vec().into(),
+                    payload: event.encode().into(),
+                    ..Produce::default()
+                }
+            });
+            producer.produce_all(messages.collect()).await.unwrap();
+            sent.fetch_add(20, Relaxed);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+}
+
+#[test]
+fn the_coordinator_of_the_group_is_killed_and_then_the_next_one() {
+    let Some(mut servers) = KafkaServer::cluster::<3>() else { return };
+    let brokers = servers.each_ref().map(|server| server.bootstrap_servers().to_owned()).join(",");
+    let bench = Bench::on(&brokers);
+    bench.create_topics();
+    let mut instance = bench.start();
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| load(&bench, &stop, &sent));
+        for kill in 1..=2 {
+            until("commits move on, with all copies in sync", || {
+                committed(&bench).is_some_and(|done| done > 0)
+                    && offsets_of(&brokers).is_some_and(|(_, copies)| copies == 3)
+            });
+            let (coordinator, _) = offsets_of(&brokers).unwrap();
+            let server = &mut servers[coordinator - 1];
+            server.kill();
+            let (killed, at_least) = (Instant::now(), sent.load(Relaxed) + 100);
+            until("another one coordinates", || offsets_of(&brokers).is_some_and(|(leader, _)| leader != coordinator));
+            until("commits move on without it", || committed(&bench).is_some_and(|done| done >= at_least));
+            assert!(instance.child.try_wait().unwrap().is_none(), "it goes on by itself");
+            eprintln!("kill {kill}: commits moved on after {:?}", killed.elapsed());
+            if kill == 1 {
+                server.start_again();
+            }
+        }
+        stop.store(true, Relaxed);
+        loading.join().unwrap();
+    });
+    let sent = sent.load(Relaxed);
+    until("everything is committed", || committed(&bench) == Some(sent));
+    instance.signal("TERM");
+    assert_eq!(instance.wait().code(), Some(0));
+    let verified = json(plain(&["verify", "--store", &bench.store_url(), "--json"]));
+    assert_eq!((&verified["transactions"], &verified["violations"]), (&sent.into(), &0.into()));
+    let rebuilt = format!("fjall://{}", bench.path("rebuilt").display());
+    let again = json(bench.command(&["replay", "--rebuild", "--json", "--store", &rebuilt], &[]));
+    assert_eq!(again["digest"], verified["digest"]);
+}
