@@ -1,7 +1,7 @@
 # The recipes people and CI run. Each sets up what it needs, or says in one line what is missing.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations torture kill-test soak lint bench bench-chain bench-aerospike fuzz setup
+.PHONY: help demo test sim mutations torture kill-test soak lint bench bench-chain bench-aerospike bench-kafka bench-all fuzz setup
 
 TARGET ?= transaction
 # What runs for long is compiled for it: ten minutes on two cores, once.
@@ -53,6 +53,14 @@ bench-chain: setup ## blocks, a reorg, contests, a cone and pruning on each engi
 bench-aerospike: setup ## the Aerospike engine against the raw client, and the pipeline on it, on a server of its own (`asd` in PATH)
 	@cargo bench --locked --bench aerospike
 	@cargo bench --locked --bench macro -- aerospike
+
+bench-kafka: setup ## from a real Kafka of its own to the state, beside a bare loop and the log in memory; latencies; after SIGKILL
+	@scripts/setup.sh tests
+	@cargo bench --locked --bench kafka
+
+bench-all: setup ## all benches in one run of some 25 minutes, with smaller sizes
+	@scripts/setup.sh tests
+	@scripts/bench-all.sh
 
 fuzz: setup ## one fuzzer for a while: TARGET=event TIME=600, see fuzz/README.md
 	@scripts/fuzz.sh $(TARGET) $(TIME)

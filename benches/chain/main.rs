@@ -29,7 +29,7 @@ use std::{
 use events::{Coin, HEIGHT, Made, MadeBlock, reorg, seed, unmined};
 use futures_util::{StreamExt, stream};
 use instance::{BLOCKS, Instance, REORGS, TXS};
-use measure::Cpu;
+use measure::{Cpu, size};
 use server::{AerospikeServer, FIT, Setup};
 use sha2::{Digest, Sha256};
 use utxo_store::{
@@ -136,12 +136,6 @@ impl Measured {
             measure::peak_memory() >> 20,
         );
     }
-}
-
-/// A number from the environment.
-fn size(variable: &str, default: u64) -> u64 {
-    let text = env::var(variable).ok().map(|text| text.replace('_', ""));
-    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}=`{text}` is no number")))
 }
 
 /// Transactions of two outputs that are in the store, and have nothing to do with each other.

@@ -27,7 +27,7 @@ use crate::{
     AT_ONCE, Measured, RULES, coins,
     events::{Made, page_of, seed},
     instance::{Instance, TXS},
-    size,
+    measure::size,
 };
 
 const MINED: u32 = 100;

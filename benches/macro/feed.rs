@@ -16,6 +16,7 @@ pub struct Feed {
     chunks: Box<dyn Iterator<Item = Vec<Message>> + Send>,
     total: u64,
     assigned: bool,
+    heeds: bool,
     paused: bool,
 }
 
@@ -23,7 +24,13 @@ impl Feed {
     /// Over chunks that hold `total` messages, with offsets from 0.
     pub fn new(topic: &Arc<str>, chunks: Box<dyn Iterator<Item = Vec<Message>> + Send>, total: u64) -> Self {
         let partition = TopicPartition { topic: topic.clone(), partition: 0 };
-        Feed { partition, chunks, total, assigned: false, paused: false }
+        Feed { partition, chunks, total, assigned: false, heeds: true, paused: false }
+    }
+
+    /// One that does not heed a pause goes on, whatever it is told.
+    #[allow(dead_code, reason = "another bench shares this file")]
+    pub fn heeding(self, heeds: bool) -> Self {
+        Feed { heeds, ..self }
     }
 }
 
@@ -58,7 +65,7 @@ impl Consumer for Feed {
     }
 
     fn pause(&mut self, _: &TopicPartition) -> Result<(), BrokerError> {
-        self.paused = true;
+        self.paused = self.heeds;
         Ok(())
     }
 

@@ -73,18 +73,36 @@ pub struct Generator {
     next: u64,
     /// The latest, by index modulo the length: their children need them.
     latest: Vec<(Txid, u64)>,
+    /// Bytes that the script of the last output has besides.
+    padding: usize,
 }
 
 impl Generator {
     pub fn new(shape: Shape, total: u64) -> Self {
         let memory = (2 * DISTANCE).min(total.max(1)) as usize;
-        Generator { shape, total, next: 0, latest: vec![(Txid::default(), 0); memory] }
+        Generator { shape, total, next: 0, latest: vec![(Txid::default(), 0); memory], padding: 0 }
+    }
+
+    /// The same, each larger by so many bytes.
+    #[allow(dead_code, reason = "another bench shares this file")]
+    pub fn padded(self, padding: usize) -> Self {
+        Generator { padding, ..self }
     }
 
     /// The next messages, at most `count`, in one arena as a consumer reads them; the first has this offset.
     pub fn chunk(&mut self, count: usize, first_offset: u64) -> Vec<Message> {
         let count = (count as u64).min(self.total - self.next);
         messages((0..count).map(|_| self.make()), first_offset)
+    }
+
+    /// All messages of the run, so many at a time, with offsets from 0.
+    pub fn chunks(mut self, count: usize) -> impl Iterator<Item = Vec<Message>> + Send {
+        let mut offset = 0;
+        std::iter::from_fn(move || {
+            let chunk = self.chunk(count, offset);
+            offset += chunk.len() as u64;
+            (!chunk.is_empty()).then_some(chunk)
+        })
     }
 
     /// What must be in the store before the run, as messages.
@@ -113,7 +131,7 @@ impl Generator {
             }
         };
         let outputs = if self.shape == Shape::FanOut && index.is_multiple_of(FAN_OUT + 1) { FAN_OUT } else { 2 };
-        let made = transaction(index, outpoint, satoshis, &script, outputs);
+        let made = transaction(index, outpoint, satoshis, &script, outputs, self.padding);
         let place = index as usize % self.latest.len();
         self.latest[place] = (made.txid, made.satoshis);
         made
@@ -147,7 +165,7 @@ fn from_before(index: u64) -> Made {
     let mut random = Seeded::new(before_tag(index));
     let txid = Txid(std::array::from_fn(|_| random.next_u64() as u8));
     let outpoint = Outpoint { txid, vout: 0 };
-    transaction(before_tag(index), outpoint, 3 * WORTH, &script(before_tag(index), 9), 0)
+    transaction(before_tag(index), outpoint, 3 * WORTH, &script(before_tag(index), 9), 0, 0)
 }
 
 fn before_tag(index: u64) -> u64 {
@@ -156,7 +174,7 @@ fn before_tag(index: u64) -> u64 {
 
 /// With two outputs the first takes (nearly) everything, for whom a chain of any length must do; with more, or as one
 /// from before the run (0), all get the same.
-fn transaction(tag: u64, outpoint: Outpoint, satoshis: u64, spent: &[u8], outputs: u64) -> Made {
+fn transaction(tag: u64, outpoint: Outpoint, satoshis: u64, spent: &[u8], outputs: u64, padding: usize) -> Made {
     let first = match outputs {
         0 => WORTH,
         2 => satoshis - 600,
@@ -165,7 +183,7 @@ fn transaction(tag: u64, outpoint: Outpoint, satoshis: u64, spent: &[u8], output
     let previous = Output { satoshis, script: spent };
     let builder = TransactionBuilder::default().input(outpoint, &[0x30; 107], u32::MAX, Some(previous));
     let builder = match outputs {
-        2 => builder.output(first, &script(tag, 0)).output(546, &script(tag, 1)),
+        2 => builder.output(first, &script(tag, 0)).output(546, &[&script(tag, 1)[..], &vec![0x61; padding]].concat()),
         0 => builder.output(first, &script(tag, 0)).output(first, &script(tag, 1)),
         many => (0..many as u32).fold(builder, |builder, vout| builder.output(first, &script(tag, vout))),
     };

@@ -3,46 +3,52 @@
 //! Each case runs in a child process, so that its memory and its CPU time are its own. `benches/README.md` says how to
 //! choose cases and sizes, and what was measured.
 
+mod child;
 mod counting;
 mod feed;
 mod generator;
+mod growth;
 mod measure;
+mod pipeline;
 mod raw;
 mod run;
 #[allow(dead_code, clippy::unwrap_used)]
 #[path = "../../tests/it/aerospike_server.rs"]
 mod server;
+mod slow;
 mod table;
 
-use std::{
-    env,
-    process::{Command, ExitCode, Stdio},
-};
+use std::{env, process::ExitCode};
 
+use child::{CHILD, is_chosen};
 use generator::Shape;
-use run::{Case, EngineKind, Outcome};
+use growth::{Grown, Growth};
+use measure::size;
+use run::{Case, EngineKind};
 
 // As the program itself.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const CHILD: &str = "--case";
-
 fn main() -> ExitCode {
-    let mut arguments = env::args().skip(1);
-    match arguments.next().as_deref() {
-        Some(CHILD) => {
-            let case = Case::parse(&arguments.collect::<Vec<_>>()).expect("the parent writes what the child reads");
-            println!("{}", serde_json::to_string(&run::run(&case)).expect("an outcome has no map"));
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((flag, case)) if flag == CHILD => {
+            println!("{}", measured(case));
             ExitCode::SUCCESS
         }
-        first => {
-            // Cargo adds `--bench`; every other word picks the cases that contain it.
-            let words: Vec<String> =
-                first.map(str::to_owned).into_iter().chain(arguments).filter(|word| !word.starts_with('-')).collect();
-            all(&words)
-        }
+        _ => all(&arguments.into_iter().filter(|word| !word.starts_with('-')).collect::<Vec<_>>()),
     }
+}
+
+/// What the child prints.
+fn measured(arguments: &[String]) -> String {
+    let growth = Growth::ALL.into_iter().find(|growth| arguments == [growth.name()]);
+    let outcome = match growth {
+        Some(growth) => serde_json::to_string(&growth::run(growth)),
+        None => serde_json::to_string(&run::run(&Case::parse(arguments).expect("the parent writes what it reads"))),
+    };
+    outcome.expect("an outcome has no map")
 }
 
 fn all(words: &[String]) -> ExitCode {
@@ -50,18 +56,14 @@ fn all(words: &[String]) -> ExitCode {
     // Aerospike needs a server, and is measured beside its raw client: `make bench-aerospike`.
     let asked_for = |section: &Section| !section.by_name_only || words.iter().any(|word| word.contains("aerospike"));
     for section in sections().into_iter().filter(asked_for) {
-        let chosen: Vec<Case> = section
-            .cases
-            .into_iter()
-            .filter(|case| words.is_empty() || words.iter().any(|word| case.name().contains(word.as_str())))
-            .collect();
+        let chosen: Vec<Case> = section.cases.into_iter().filter(|case| is_chosen(words, &case.name())).collect();
         if chosen.is_empty() {
             continue;
         }
         println!("\n{}\n", section.title);
         table::head();
         for case in chosen {
-            match in_child(&case) {
+            match child::outcome(&case.arguments()) {
                 Ok(outcome) => table::row(&case, &outcome),
                 Err(why) => {
                     println!("{}: {why}", case.name());
@@ -70,7 +72,30 @@ fn all(words: &[String]) -> ExitCode {
             }
         }
     }
+    failed |= !memory_is_bounded(words);
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Prints and judges.
+fn memory_is_bounded(words: &[String]) -> bool {
+    let chosen: Vec<Growth> = Growth::ALL.into_iter().filter(|case| is_chosen(words, case.name())).collect();
+    if !chosen.is_empty() {
+        println!("\nMemory: what has passed, and what waits behind a slow store\n");
+    }
+    let mut holds = true;
+    for case in chosen {
+        match child::outcome::<Grown>(&[case.name().to_owned()]) {
+            Ok(grown) => {
+                grown.print(case);
+                holds &= grown.fault().is_none();
+            }
+            Err(why) => {
+                println!("{}: {why}", case.name());
+                holds = false;
+            }
+        }
+    }
+    holds
 }
 
 struct Section {
@@ -117,26 +142,4 @@ fn sections() -> Vec<Section> {
             )
         },
     ]
-}
-
-/// A number from the environment.
-fn size(variable: &str, default: u64) -> u64 {
-    match env::var(variable) {
-        Ok(text) => text.replace('_', "").parse().unwrap_or_else(|_| panic!("{variable}=`{text}` is no number")),
-        Err(_) => default,
-    }
-}
-
-fn in_child(case: &Case) -> Result<Outcome, String> {
-    let program = env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new(program)
-        .arg(CHILD)
-        .args(case.arguments())
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| error.to_string())?;
-    if !output.status.success() {
-        return Err(format!("the case ended with {}", output.status));
-    }
-    serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
 }

@@ -1,6 +1,6 @@
-//! What the operating system says of this process.
+//! What the operating system says of this process, and what its environment asks for.
 
-use std::{fs, time::Duration};
+use std::{env, fs, time::Duration};
 
 /// Clock ticks of `/proc` are 10 ms on every Linux that this was run on (`getconf CLK_TCK`).
 const TICK: Duration = Duration::from_millis(10);
@@ -44,6 +44,14 @@ pub fn memory() -> u64 {
 pub fn forget_peak() {
     // Where it is not allowed, the peak of the preparation counts too: never too little is shown.
     drop(fs::write("/proc/self/clear_refs", "5"));
+}
+
+/// A number from the environment.
+pub fn size(variable: &str, default: u64) -> u64 {
+    match env::var(variable) {
+        Ok(text) => text.replace('_', "").parse().unwrap_or_else(|_| panic!("{variable}=`{text}` is no number")),
+        Err(_) => default,
+    }
 }
 
 fn status(field: &str) -> u64 {

@@ -18,7 +18,7 @@ use crate::{
     counting::Note,
     generator::Generator,
     measure::Cpu,
-    run::{POLLED, page_of, scratch},
+    pipeline::{POLLED, page_of, scratch},
 };
 
 /// What fjall alone took, for the writes as they came, and for the same writes with those of each batch sorted.
@@ -105,13 +105,9 @@ impl Model {
         note
     }
 
-    fn will_come(&mut self, mut generator: Generator) {
-        loop {
-            let messages = generator.chunk(POLLED, 0);
-            if messages.is_empty() {
-                return;
-            }
-            messages.iter().for_each(|message| drop(self.there(page_of(message))));
+    fn will_come(&mut self, generator: Generator) {
+        for message in generator.chunks(POLLED).flatten() {
+            self.there(page_of(&message));
         }
     }
 

@@ -28,14 +28,14 @@ pub fn row(case: &Case, outcome: &Outcome) {
         "{:<28} {:>12} {:>10.0} {:>9.2} {:>9.2} {:>6.2} {:>8.2} {:>10.0} {:>10} {:>10}",
         case.name(),
         case.transactions,
-        case.transactions as f64 / outcome.seconds,
-        micros(outcome.user_seconds),
-        micros(outcome.system_seconds),
-        (outcome.user_seconds + outcome.system_seconds) / outcome.seconds,
+        case.transactions as f64 / outcome.took.seconds,
+        micros(outcome.took.user_seconds),
+        micros(outcome.took.system_seconds),
+        (outcome.took.user_seconds + outcome.took.system_seconds) / outcome.took.seconds,
         per_tx(outcome.operations),
         outcome.operations as f64 / outcome.batches.max(1) as f64,
-        outcome.peak_memory >> 20,
-        outcome.memory_before >> 20,
+        outcome.took.peak_memory >> 20,
+        outcome.took.memory_before >> 20,
     );
     match &outcome.raw {
         Some(raw) => {
@@ -43,7 +43,7 @@ pub fn row(case: &Case, outcome: &Outcome) {
                 format!(
                     "{:.0} tx/s ({:.0} %), {:.2}+{:.2} µs",
                     case.transactions as f64 / took.seconds,
-                    100.0 * took.seconds / outcome.seconds,
+                    100.0 * took.seconds / outcome.took.seconds,
                     micros(took.user_seconds),
                     micros(took.system_seconds),
                 )
