@@ -529,24 +529,33 @@ fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, In
 
 /// Opens the meta record. As long as the group has committed nothing it may have been written just now, by this instance or
 /// another, and a node may still forget it: records without it would be nobody's. So nothing else begins before it is
-/// safe. Nor before it is safe that the store has blobs: forgotten, an empty place would be taken for a new blob store. Nor before
-/// its sentinels are.
+/// safe: not even the mark of its id in the blob store, which no other id could ever take, nor sentinels of it. Nor does anything before it is safe
+/// that the store has blobs: forgotten, an empty place would be taken for a new blob store. Nor before its sentinels are.
 async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets: bool) -> Result<(), InstanceError> {
     nodes.meet().await.map_err(MetaError::from)?;
+    let mut outlasted = None;
     loop {
         let opened = async {
             let meta = parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
+            // What a group has committed speaks of a record that no node forgets.
+            if !group_has_offsets && outlasted != Some(meta.store_id) {
+                outlasted = nodes.outlast().await.map_err(MetaError::from)?.then_some(meta.store_id);
+                return Err(MetaError::Absent.into());
+            }
             let has_new_blobs = claim_blobs(&parts.store, &meta).await?;
             Ok((has_new_blobs, parts.store.plant_sentinels(&meta).await?))
         };
         let (has_new_blobs, has_new_sentinels) = match opened.await {
-            // A node forgot it, just now: perhaps what another instance had written.
+            // To be looked at again: it is safe now, or a node forgot it, perhaps what another instance had written.
             Err(InstanceError::Meta(MetaError::Absent)) => continue,
             opened => opened?,
         };
         let is_safe = group_has_offsets && !has_new_blobs && !has_new_sentinels;
         if is_safe || nodes.outlast().await.map_err(MetaError::from)? {
             if has_new_sentinels {
+                // Whoever made the store at the same time, and was forgotten with it, may have written over them.
+                let meta = parts.store.meta().await?.ok_or(MetaError::Absent)?;
+                parts.store.check_sentinels(&meta).await?;
                 parts.store.note_sentinels().await?;
             }
             return Ok(());

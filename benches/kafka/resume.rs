@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(120);
 /// What the tests' configuration has shorter is as long as by default (`deploy/utxo-store.toml`).
 const DEFAULTS: [(&str, &str); 6] = [
-    ("UTXO_STORE__KAFKA__SESSION_TIMEOUT_MS", "30000"),
+    ("UTXO_STORE__KAFKA__SESSION_TIMEOUT_MS", "45000"),
     ("UTXO_STORE__KAFKA__HEARTBEAT_INTERVAL_MS", "3000"),
     ("UTXO_STORE__KAFKA__MAX_POLL_INTERVAL_MS", "300000"),
     ("UTXO_STORE__KAFKA__FETCH_WAIT_MAX_MS", "50"),

@@ -241,9 +241,7 @@ impl Pipeline {
     async fn on_revoked(&mut self, partitions: &[TopicPartition], lost: bool) -> Result<(), PipelineError> {
         tracing::info!(?partitions, lost, "revoked");
         self.parts.metrics.rebalances.of(if lost { Rebalance::Lost } else { Rebalance::Revoked }).inc();
-        if lost {
-            self.forget_commit_of(partitions);
-        } else {
+        if !lost {
             self.drain(Drain::Revocation).await?;
             self.commit().await?;
         }
@@ -303,7 +301,7 @@ impl Pipeline {
     /// share, what one is done with goes to the others.
     fn share_out(&mut self) {
         let PipelineSettings { bounds: own, bytes_in_all, .. } = self.settings;
-        let level = level(bytes_in_all, self.partitions.values().map(|state| state.tracker.unfinished_bytes()));
+        let level = level(bytes_in_all, self.unfinished_bytes());
         self.bounds = PartitionBounds { bytes: own.bytes.min(level), ..own };
         for number in self.partitions.keys().copied().collect::<Vec<_>>() {
             self.hold_to_bound(number);
@@ -311,9 +309,15 @@ impl Pipeline {
         }
     }
 
+    /// Of each partition; what a halted one has read is not kept.
+    fn unfinished_bytes(&self) -> impl Iterator<Item = u64> {
+        let running = self.partitions.values().filter(|state| state.halted.is_none());
+        running.map(|state| state.tracker.unfinished_bytes())
+    }
+
     /// Whether some have less than an equal share, for others still hold more.
     fn shares_unequally(&self) -> bool {
-        let equal = level(self.settings.bytes_in_all, self.partitions.keys().map(|_| 0));
+        let equal = level(self.settings.bytes_in_all, self.unfinished_bytes().map(|_| 0));
         self.bounds.bytes < self.settings.bounds.bytes.min(equal)
     }
 
@@ -321,11 +325,17 @@ impl Pipeline {
     fn hold_to_bound(&mut self, number: i32) {
         let Some(state) = self.partitions.get_mut(&number).filter(|state| !state.at_bound) else { return };
         let Some(why) = state.over_bound(&self.bounds) else { return };
-        tracing::warn!(partition = number, why, "paused: too much is unfinished");
+        let is_its_own = state.over_bound(&self.settings.bounds).is_some();
         state.at_bound = true;
         self.pause(number);
-        let now_ms = self.now_ms();
-        self.planner.bound_reached(number, now_ms);
+        if is_its_own {
+            tracing::warn!(partition = number, why, "paused: too much is unfinished");
+            let now_ms = self.now_ms();
+            self.planner.bound_reached(number, now_ms);
+        } else {
+            // The others' doing, and it may be over with the next batch.
+            tracing::debug!(partition = number, why, "paused: its share of what may be unfinished in all is used up");
+        }
     }
 
     /// Reads nothing more while too much moves, or may be forgotten; resumes at half. Nor while too many wait for what moves, as long

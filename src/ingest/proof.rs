@@ -110,7 +110,9 @@ pub fn proves_missing(
         let tie = timestamp_ms == event.0 && number != event.1;
         (timestamp_ms, number, offset) >= event && !(tie && ties == Ties::Wait)
     });
-    let read_past = number == event.1 || view.at_end || view.at_bound || view.read_timestamp_ms > past;
+    // What lies beyond the bound is younger only as far as timestamps are in order: nobody believes that before its grace is over.
+    let is_at_bound = view.at_bound && ties == Ties::Break;
+    let read_past = number == event.1 || view.at_end || is_at_bound || view.read_timestamp_ms > past;
     chain_passed && nothing_older && read_past
 }
 
@@ -143,7 +145,12 @@ mod tests {
         assert!(proven(view(None, 1_061), ChainView::AtEnd));
         assert!(!proven(view(None, 1_060), ChainView::AtEnd), "not past the grace");
         assert!(proven(PartitionView { at_end: true, ..view(None, 0) }, ChainView::AtEnd));
-        assert!(proven(PartitionView { at_bound: true, ..view(Some((1_001, 0)), 900) }, ChainView::AtEnd));
+        let at_bound = PartitionView { at_bound: true, ..view(Some((1_001, 0)), 900) };
+        assert!(proven(at_bound.clone(), ChainView::AtEnd));
+        assert!(
+            !super::proves_missing(EVENT, PARENT, Ties::Wait, (0, &at_bound), ChainView::AtEnd, GRACE),
+            "it may lie beyond"
+        );
         assert!(!proven(PartitionView { at_end: true, ..view(Some((999, 3)), 0) }, ChainView::AtEnd), "an older one");
         assert!(
             !proven(PartitionView { at_end: true, ..view(Some((1_000, 3)), 0) }, ChainView::AtEnd),

@@ -204,6 +204,9 @@ fn no_secret_is_told_by_errors() {
         &[("KAFKA__SECURITY__PASSWORD", "planted-kafka-password-93ab\nand more")],
         &[("KAFKA__SECURITY__PASSWORD_FILE", PASSWORD)],
         &[("KAFKA__SECURITY__PASSWORD_FILE", file.to_str().unwrap())],
+        // Secrets where the names of their files belong.
+        &[("KAFKA__SECURITY__PASSWORD_FILE", concat!("/", "planted-kafka-password-93ab"))],
+        &[("KAFKA__SECURITY__PROTOCOL", "ssl"), ("KAFKA__SECURITY__KEY_FILE", PASSWORD)],
         &[("KAFKA__SECURITY__PASSWORD", PASSWORD), ("KAFKA__SECURITY__PASSWORD_FILE", file.to_str().unwrap())],
         &[("KAFKA__SECURITY__KEY_PASSWORD", KEY_PASSWORD)],
         &[("KAFKA__PROPERTIES__SASL_PASWORD", PASSWORD)],
@@ -234,6 +237,7 @@ fn no_secret_is_told_by_errors() {
     said.holds(&[
         "kafka.security.pasword is unknown",
         "must be the absolute path of a file",
+        "key_file names a file that cannot be read",
         "is not one line of plain text",
         "one of them is enough",
         "librdkafka knows no property sasl.pasword",

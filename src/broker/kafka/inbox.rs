@@ -18,6 +18,9 @@ struct Owned {
     paused: bool,
     /// Asked to give it up: may still be committed, is not read.
     revoked: bool,
+    /// Whoever takes from here knows that it is ours. Until then what is asked about it is about an assignment before: it was lost and
+    /// given back, and the queue has not told yet.
+    heard: bool,
     /// Batches that wait to be taken.
     waiting: usize,
 }
@@ -82,6 +85,11 @@ impl Inbox {
             if matches!(event, Ok(Polled::Revoked { lost: false, .. })) && self.revocation == Revocation::Announced {
                 self.revocation = Revocation::Heard;
             }
+            if let Ok(Polled::Assigned(assigned)) = &event {
+                for assigned in assigned {
+                    self.owned.entry(assigned.partition.clone()).and_modify(|owned| owned.heard = true);
+                }
+            }
             return Some(event);
         }
         let deliverable = |polled: &Polled| {
@@ -116,7 +124,7 @@ impl Inbox {
 
     /// Takes a partition in; one that is there already stays as it is.
     pub(super) fn own(&mut self, at: TopicPartition) {
-        self.owned.entry(at).or_insert(Owned { paused: false, revoked: false, waiting: 0 });
+        self.owned.entry(at).or_insert(Owned { paused: false, revoked: false, heard: false, waiting: 0 });
     }
 
     /// Still committable, but no longer read.
@@ -145,12 +153,12 @@ impl Inbox {
 
     /// Whether offsets may be committed for a partition.
     pub(super) fn may_commit(&self, at: &TopicPartition) -> bool {
-        self.owned.contains_key(at)
+        self.owned.get(at).is_some_and(|owned| owned.heard)
     }
 
     /// Whether a partition can be sought, paused and resumed.
     pub(super) fn is_assigned(&self, at: &TopicPartition) -> bool {
-        self.owned.get(at).is_some_and(|owned| !owned.revoked)
+        self.owned.get(at).is_some_and(|owned| owned.heard && !owned.revoked)
     }
 
     /// Drops what waits of a partition: a seek has made it old.
@@ -164,7 +172,7 @@ impl Inbox {
     /// Pauses or resumes; false when the partition is not assigned.
     pub(super) fn set_paused(&mut self, at: &TopicPartition, paused: bool) -> bool {
         match self.owned.get_mut(at) {
-            Some(owned) if !owned.revoked => {
+            Some(owned) if owned.heard && !owned.revoked => {
                 owned.paused = paused;
                 true
             }
@@ -185,7 +193,7 @@ fn partition_of(polled: &Polled) -> Option<&TopicPartition> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::broker::End;
+    use crate::broker::{Assigned, End};
 
     fn at(partition: i32) -> TopicPartition {
         TopicPartition { topic: "topic".into(), partition }
@@ -199,11 +207,36 @@ mod tests {
         inbox.take().map(Result::unwrap)
     }
 
+    /// Takes it in, and tells so.
+    fn assign(inbox: &mut Inbox, partition: i32) {
+        inbox.own(at(partition));
+        let assigned = Assigned { partition: at(partition), epoch: 1, committed: None, position: 0, high_watermark: 0 };
+        inbox.push_event(Ok(Polled::Assigned(vec![assigned])));
+    }
+
+    #[test]
+    fn who_has_not_heard_of_an_assignment_has_no_say_in_it() {
+        let mut inbox = Inbox::default();
+        assign(&mut inbox, 0);
+        assert!(taken(&mut inbox).is_some() && inbox.is_assigned(&at(0)));
+        // Lost and given back, before anybody has heard of either.
+        inbox.disown(&[at(0)]);
+        inbox.push_event(Ok(Polled::Revoked { partitions: vec![at(0)], lost: true }));
+        assign(&mut inbox, 0);
+        for _ in 0..2 {
+            assert!(!inbox.may_commit(&at(0)) && !inbox.is_assigned(&at(0)) && !inbox.set_paused(&at(0), true));
+            taken(&mut inbox).unwrap();
+        }
+        assert!(inbox.may_commit(&at(0)) && inbox.is_assigned(&at(0)) && inbox.set_paused(&at(0), true));
+    }
+
     #[test]
     fn a_revocation_overtakes_what_waits_and_drops_it() {
         let mut inbox = Inbox::default();
-        inbox.own(at(0));
-        inbox.own(at(1));
+        for partition in [0, 1] {
+            assign(&mut inbox, partition);
+            taken(&mut inbox);
+        }
         inbox.push_batch(end(0));
         inbox.push_batch(end(1));
         inbox.revoke(&[at(0)]);
@@ -220,8 +253,10 @@ mod tests {
     #[test]
     fn a_paused_partition_waits_and_lets_others_pass() {
         let mut inbox = Inbox::default();
-        inbox.own(at(0));
-        inbox.own(at(1));
+        for partition in [0, 1] {
+            assign(&mut inbox, partition);
+            taken(&mut inbox);
+        }
         inbox.push_batch(end(0));
         inbox.push_batch(end(1));
         assert!(inbox.set_paused(&at(0), true));

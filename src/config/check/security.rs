@@ -44,14 +44,14 @@ impl Checker<'_> {
             self.refuse(&file_key, format!("is given beside {key}: one of them is enough"));
             return;
         }
-        // Who writes the secret itself there would see it in the log: what cannot be found is named.
+        // Who writes the secret itself there would see it in the log: it is never shown.
         if !file.starts_with('/') {
             self.refuse(&file_key, "must be the absolute path of a file".to_owned());
             return;
         }
         match secret_in(file) {
             Ok(read) => *secret = Some(read),
-            Err(problem) => self.refuse(&file_key, format!("names {file:?}, which {problem}")),
+            Err(problem) => self.refuse(&file_key, format!("names a file that {problem}")),
         }
     }
 
@@ -129,10 +129,8 @@ impl Checker<'_> {
             if let Some(Err(error)) =
                 file.as_ref().map(|file| File::open(file).and_then(|mut file| file.read(&mut [0])))
             {
-                self.refuse(
-                    key,
-                    format!("names {:?}, which cannot be read: {error}", file.as_deref().unwrap_or_default()),
-                );
+                // It may be the key itself.
+                self.refuse(key, format!("names a file that cannot be read: {error}"));
             }
         }
         for (key, given, needed) in [
@@ -188,7 +186,7 @@ impl Checker<'_> {
     }
 }
 
-/// The one line of a file; an error completes the sentence "the file …", without anything of what is in it.
+/// The one line of a file; an error completes the sentence "a file that …", without anything of what is in it.
 fn secret_in(file: &str) -> Result<Secret, String> {
     let cannot_be_read = |error: io::Error| format!("cannot be read: {error}");
     let mut bytes = Vec::new();

@@ -69,8 +69,12 @@ impl Inner {
 
     /// The key of a record of the transaction set that a query or a scan returned.
     pub fn key_of(&self, record: &mut ServerRecord) -> Result<Key, EngineError> {
-        let txid = bins::txid_of(&mut record.bins).map_err(|error| damaged("query", "a record", error))?;
         let digest = record.key.as_ref().map(aerospike::Key::digest);
+        let txid = bins::txid_of(&mut record.bins).map_err(|error| {
+            let digest = digest.map_or_else(|| "none".to_owned(), hex::encode);
+            let bins: Vec<&str> = record.bins.keys().map(String::as_str).collect();
+            damaged("query", format!("the record of digest {digest}, with bins [{}]", bins.join(", ")), error)
+        })?;
         let number = bins::page_number_of(&record.bins);
         let key = digest.and_then(|digest| self.place.key_of(txid, number, digest));
         key.ok_or_else(|| {

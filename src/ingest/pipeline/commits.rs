@@ -92,16 +92,16 @@ pub(super) enum Heard {
 
 /// What the commit that is on its way hears next; never, where there is none.
 pub(super) async fn next_heard(under_way: &mut Option<UnderWay>) -> Heard {
-    let asked = match under_way {
+    let heard = match under_way {
         None => return std::future::pending().await,
-        Some(UnderWay::Asking(asking)) => Ok(asking.await),
-        Some(UnderWay::Committing(_, committing)) => Err(committing.await),
+        Some(UnderWay::Asking(asking)) => Heard::Asked(asking.await),
+        Some(UnderWay::Committing(offered, committing)) => {
+            let answer = committing.await;
+            Heard::Committed(std::mem::take(offered), answer)
+        }
     };
-    match (asked, under_way.take()) {
-        (Err(answer), Some(UnderWay::Committing(offered, _))) => Heard::Committed(offered, answer),
-        (Err(answer), _) => Heard::Committed(Vec::new(), answer),
-        (Ok(asked), _) => Heard::Asked(asked),
-    }
+    *under_way = None;
+    heard
 }
 
 /// Writes into the store what is consumed, then asks its nodes. In this order: what was there for longer than the lag when they were
@@ -158,18 +158,6 @@ impl Pipeline {
             self.next_commit = Instant::now();
         }
         Ok(())
-    }
-
-    /// What was lost is not to be committed, should the commit that is on its way not have begun yet: somebody else may have gone further
-    /// by the time that it does.
-    pub(super) fn forget_commit_of(&mut self, lost: &[TopicPartition]) {
-        let names = |under_way: &UnderWay| match under_way {
-            UnderWay::Asking(_) => false,
-            UnderWay::Committing(offered, _) => offered.iter().any(|(partition, ..)| lost.contains(partition)),
-        };
-        if self.under_way.as_ref().is_some_and(names) {
-            self.under_way = None;
-        }
     }
 
     /// Whoever drains commits once it has: what has only asked the store asks it again then.
