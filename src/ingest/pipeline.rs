@@ -42,6 +42,12 @@ use crate::{
 /// A chain that has stood still for so long may wait for what waits for it here.
 const LONG_WAIT_MS: u64 = 5_000;
 
+/// What goes through all that is in flight pauses for so many times as long as it took: else nothing else gets done where many wait, and
+/// so they wait the longer.
+const REST: u32 = 20;
+/// However long that was: it may have been the machine's doing.
+const LONGEST_REST: Duration = Duration::from_secs(5);
+
 struct Chunk {
     partition: i32,
     epoch: u64,
@@ -88,6 +94,8 @@ pub struct Pipeline {
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
+    /// Nothing goes through all that is in flight before.
+    rested: Instant,
     report: PipelineReport,
 }
 
@@ -123,6 +131,7 @@ impl Pipeline {
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
+            rested: now,
             report: PipelineReport::default(),
             prepare: PrepareSettings::of(parts.creator.store()),
             settings,
@@ -586,8 +595,9 @@ impl Pipeline {
         let now = Instant::now();
         // Before they try again: who tries does not wait.
         if now >= self.next_proof && self.planner.counts().parked > 0 {
-            self.next_proof = now + self.settings.commit_interval;
             self.ask_others();
+            self.rest_from(now);
+            self.next_proof = self.rested.max(now + self.settings.commit_interval);
             if let Modes::Rebuild(_) = self.parts.modes {
                 // How far the chain of the live group is says nothing of this one.
                 self.planner.look_at_own(LONG_WAIT_MS, self.now_ms());
@@ -600,8 +610,9 @@ impl Pipeline {
                 self.share_out();
             }
             self.planner.keep_apart();
+            self.rest_from(now);
             self.last_commit = now;
-            self.next_commit = now + self.settings.commit_interval;
+            self.next_commit = self.rested.max(now + self.settings.commit_interval);
             self.begin_commit();
             if let Some(error) = self.gone.take() {
                 self.on_gone(error).await?;
@@ -609,6 +620,11 @@ impl Pipeline {
         }
         self.planner.retry_due(self.now_ms());
         Ok(())
+    }
+
+    /// Rests for what has been done since `begun`.
+    fn rest_from(&mut self, begun: Instant) {
+        self.rested = self.rested.max(begun + (begun.elapsed() * REST).min(LONGEST_REST));
     }
 
     /// Milliseconds since the pipeline began; unlike the clock's, they never go back or jump.

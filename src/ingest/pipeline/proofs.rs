@@ -80,8 +80,9 @@ impl Pipeline {
     /// for every single contest, though.
     pub(super) fn contests_published(&mut self) {
         if self.publishing == 0 && self.planner.counts().parked > 0 {
-            self.next_proof = Instant::now();
-            self.next_commit = self.next_commit.min(self.last_commit + self.settings.commit_interval / 10);
+            self.next_proof = self.rested.max(Instant::now());
+            let soon = self.rested.max(self.last_commit + self.settings.commit_interval / 10);
+            self.next_commit = self.next_commit.min(soon);
         }
     }
 
@@ -110,6 +111,13 @@ impl Pipeline {
 
     /// Contests what waits for a parent that will never come.
     pub(super) fn prove_missing_parents(&mut self, others: Result<Others, String>) {
+        let begun = Instant::now();
+        self.prove_by(others);
+        self.rest_from(begun);
+        self.next_proof = self.next_proof.max(self.rested);
+    }
+
+    fn prove_by(&mut self, others: Result<Others, String>) {
         self.asking = false;
         let others = match others {
             Ok(others) => others,
