@@ -81,6 +81,16 @@ struct Everything {
     store: Option<(String, MetaRecord)>,
 }
 
+/// A topic that was made just now has no leader yet.
+fn end(client: &BaseConsumer, topic: &str, partition: i32) -> u64 {
+    let mut found = None;
+    until("a leader answers", || {
+        found = client.fetch_watermarks(topic, partition, std::time::Duration::from_secs(30)).ok();
+        found.is_some()
+    });
+    found.unwrap().1 as u64
+}
+
 impl Everything {
     fn of(bench: &Bench, brokers: &str) -> Self {
         let suffix = bench.topic("").trim_start_matches("utxo.").to_owned();
@@ -88,8 +98,8 @@ impl Everything {
         let bound = std::time::Duration::from_secs(30);
         let metadata = client.fetch_metadata(None, bound).unwrap();
         let topics = metadata.topics().iter().filter(|topic| topic.name().ends_with(&suffix)).map(|topic| {
-            let ends = topic.partitions().iter().map(|it| client.fetch_watermarks(topic.name(), it.id(), bound));
-            (topic.name().to_owned(), ends.map(|ends| ends.unwrap().1 as u64).collect())
+            let ends = topic.partitions().iter().map(|it| end(&client, topic.name(), it.id()));
+            (topic.name().to_owned(), ends.collect())
         });
         let mut topics: Vec<(String, Vec<u64>)> = topics.collect();
         topics.sort();

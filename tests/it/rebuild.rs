@@ -20,7 +20,7 @@ const RULES: Rules = Rules { retention: 288 };
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn pause() {
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
 }
 
 async fn rebuild(world: &World) -> (Store, Result<(), InstanceError>) {

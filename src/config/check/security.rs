@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read},
+    path::Path,
 };
 
 use figment::{Profile, value::Value};
@@ -44,14 +45,14 @@ impl Checker<'_> {
             self.refuse(&file_key, format!("is given beside {key}: one of them is enough"));
             return;
         }
-        // Who writes the secret itself there would see it in the log: it is never shown.
+        // Who writes the secret itself there would see it in the log.
         if !file.starts_with('/') {
             self.refuse(&file_key, "must be the absolute path of a file".to_owned());
             return;
         }
         match secret_in(file) {
             Ok(read) => *secret = Some(read),
-            Err(problem) => self.refuse(&file_key, format!("names a file that {problem}")),
+            Err(problem) => self.refuse(&file_key, format!("names {} {problem}", named(file))),
         }
     }
 
@@ -129,8 +130,8 @@ impl Checker<'_> {
             if let Some(Err(error)) =
                 file.as_ref().map(|file| File::open(file).and_then(|mut file| file.read(&mut [0])))
             {
-                // It may be the key itself.
-                self.refuse(key, format!("names a file that cannot be read: {error}"));
+                let file = named(file.as_deref().unwrap_or_default());
+                self.refuse(key, format!("names {file} cannot be read: {error}"));
             }
         }
         for (key, given, needed) in [
@@ -186,7 +187,12 @@ impl Checker<'_> {
     }
 }
 
-/// The one line of a file; an error completes the sentence "a file that …", without anything of what is in it.
+/// The file that a setting names, with the word that goes on about it. One that is not there is not quoted: it may be the secret itself.
+fn named(file: &str) -> String {
+    if Path::new(file).exists() { format!("{file:?}, which") } else { "a file that".to_owned() }
+}
+
+/// The one line of a file; an error completes the sentence "the file …", without anything of what is in it.
 fn secret_in(file: &str) -> Result<Secret, String> {
     let cannot_be_read = |error: io::Error| format!("cannot be read: {error}");
     let mut bytes = Vec::new();
