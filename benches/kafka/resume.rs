@@ -8,15 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use utxo_store::{
-    broker::{Broker, Produce, TopicPartition, kafka::KafkaBroker},
-    event::{Seeded, SeededOutput},
-    tx::Txid,
-};
+use utxo_store::broker::{Broker, kafka::KafkaBroker};
 
 use crate::{
     measure::size,
-    program::{Bench, Instance, PARTITIONS, block_on, until},
+    program::{Bench, Instance, block_on, until},
 };
 
 /// Transactions before and behind each kill.
@@ -43,20 +39,21 @@ pub fn measure(name: &str, is_static: bool, brokers: &str) {
     }
     let bench = Bench::on(brokers);
     bench.create_topics();
-    let load = Load { broker: bench.broker(), topic: bench.topic("validated-txs"), group: bench.group() };
+    let broker = bench.broker();
+    let all_committed = |sent| bench.committed_as_told(&broker).is_ok_and(|committed| committed == sent);
     let mut instance = bench.start_with(&variables);
     let mut sent = 0;
     let (mut completed, mut committed) = (Vec::new(), Vec::new());
     for _ in 0..kills {
-        load.send(&mut sent);
-        until("everything is committed", || load.committed() == sent);
+        send(&bench, &broker, &mut sent);
+        until("everything is committed", || all_committed(sent));
         // SIGKILL.
         drop(instance);
         let started = Instant::now();
         instance = bench.start_unready_with(&variables);
-        load.send(&mut sent);
+        send(&bench, &broker, &mut sent);
         completed.push(passed(started, || is_at_work(&instance)));
-        committed.push(passed(started, || load.committed() == sent));
+        committed.push(passed(started, || all_committed(sent)));
     }
     println!(
         "{name:<20} first completion {}; all {EVENTS} committed {} ({kills} kills)",
@@ -86,34 +83,10 @@ fn told(mut seconds: Vec<f64>) -> String {
 }
 
 /// Partial transactions, which need no parents.
-struct Load {
-    broker: KafkaBroker,
-    topic: String,
-    group: String,
-}
-
-impl Load {
-    fn send(&self, sent: &mut u64) {
-        let message = |number: u64| {
-            let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
-            let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
-            let event = Seeded { txid, coinbase: false, height: 1, outputs };
-            let (key, payload) = (txid.0.to_vec().into(), event.encode().into());
-            Produce { topic: self.topic.clone(), key, payload, ..Produce::default() }
-        };
-        let messages = (*sent..*sent + EVENTS).map(message).collect();
-        block_on(async {
-            let producer = self.broker.producer().await.expect("the broker is ours");
-            producer.produce_all(messages).await.expect("acknowledged");
-        });
-        *sent += EVENTS;
-    }
-
-    fn committed(&self) -> u64 {
-        let partition = |partition| TopicPartition { topic: self.topic.as_str().into(), partition };
-        let partitions: Vec<_> = (0..PARTITIONS).map(partition).collect();
-        let committed = block_on(async { self.broker.committed(&self.group, &partitions).await });
-        // While the group has no coordinator nobody knows.
-        committed.unwrap_or_default().into_iter().flatten().map(|committed| committed.offset).sum()
-    }
+fn send(bench: &Bench, broker: &KafkaBroker, sent: &mut u64) {
+    block_on(async {
+        let producer = broker.producer().await.expect("the broker is ours");
+        producer.produce_all(bench.partials(*sent..*sent + EVENTS)).await.expect("acknowledged");
+    });
+    *sent += EVENTS;
 }

@@ -9,16 +9,12 @@ use rdkafka::{
     ClientConfig,
     consumer::{BaseConsumer, Consumer as _},
 };
-use utxo_store::{
-    broker::{Broker, Produce, TopicPartition},
-    event::{Seeded, SeededOutput},
-    tx::Txid,
-};
+use utxo_store::broker::Broker;
 
 use crate::{
     kafka_server::KafkaServer,
     real_kafka::{json, plain},
-    run::{Bench, PARTITIONS, block_on, until},
+    run::{Bench, block_on, until},
 };
 
 /// Where the cluster keeps what groups have committed: who leads its one partition coordinates all of them.
@@ -35,10 +31,7 @@ fn offsets_of(brokers: &str) -> Option<(usize, usize)> {
 
 /// What the group has committed of the validated transactions; `None`: nobody can say for now.
 fn committed(bench: &Bench) -> Option<u64> {
-    let partition = |partition| TopicPartition { topic: bench.topic("validated-txs").into(), partition };
-    let partitions: Vec<_> = (0..PARTITIONS).map(partition).collect();
-    let committed = block_on(async { bench.broker().committed(&bench.group(), &partitions).await }).ok()?;
-    Some(committed.into_iter().flatten().map(|committed| committed.offset).sum())
+    bench.committed_as_told(&bench.broker()).ok()
 }
 
 /// Produces partial transactions until told to stop; answers how many.
@@ -47,18 +40,7 @@ fn load(bench: &Bench, stop: &AtomicBool, sent: &AtomicU64) {
         let producer = bench.broker().producer().await.unwrap();
         while !stop.load(Relaxed) {
             let first = sent.load(Relaxed);
-            let messages = (first..first + 20).map(|number| {
-                let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
-                let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
-                let event = Seeded { txid, coinbase: false, height: 1, outputs };
-                Produce {
-                    topic: bench.topic("validated-txs"),
-                    key: txid.0.to_vec().into(),
-                    payload: event.encode().into(),
-                    ..Produce::default()
-                }
-            });
-            producer.produce_all(messages.collect()).await.unwrap();
+            producer.produce_all(bench.partials(first..first + 20)).await.unwrap();
             sent.fetch_add(20, Relaxed);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     net::TcpListener,
+    ops::Range,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Output, Stdio},
     time::{Duration, Instant},
@@ -11,10 +12,11 @@ use std::{
 use tempfile::TempDir;
 use utxo_store::{
     broker::{
-        Broker, Message, NewTopic, Produce, TopicPartition,
+        Broker, BrokerError, Message, NewTopic, Produce, TopicPartition,
         kafka::{KafkaBroker, KafkaSettings, MockCluster},
     },
     event::{Seeded, SeededOutput},
+    tx::Txid,
 };
 
 pub const PARTITIONS: i32 = 2;
@@ -141,19 +143,25 @@ impl Bench {
 
     /// Produces `count` partial transactions.
     pub fn seed(&self, count: u8) {
-        let messages = (1..=count).map(|tag| {
-            let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
-            let txid = utxo_store::tx::Txid([tag; 32]);
-            let event = Seeded { txid, coinbase: false, height: 1, outputs };
-            Produce {
-                topic: self.topic("validated-txs"),
-                key: txid.0.to_vec().into(),
-                payload: event.encode().into(),
-                ..Produce::default()
-            }
-        });
-        let messages = messages.collect();
+        let messages = (1..=count).map(|tag| self.partial(Txid([tag; 32]))).collect();
         block_on(async { self.broker().producer().await.unwrap().produce_all(messages).await.unwrap() });
+    }
+
+    /// The event of a partial transaction.
+    pub fn partial(&self, txid: Txid) -> Produce {
+        let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
+        let event = Seeded { txid, coinbase: false, height: 1, outputs };
+        Produce {
+            topic: self.topic("validated-txs"),
+            key: txid.0.to_vec().into(),
+            payload: event.encode().into(),
+            ..Produce::default()
+        }
+    }
+
+    /// The same, of as many as there are numbers.
+    pub fn partials(&self, numbers: Range<u64>) -> Vec<Produce> {
+        numbers.map(|number| self.partial(Txid(*blake3::hash(&number.to_le_bytes()).as_bytes()))).collect()
     }
 
     /// Produces a message as it is, to the topic of that name (without what all names have in common).
@@ -184,10 +192,15 @@ impl Bench {
 
     /// Sum of what the group has committed of the validated transactions.
     pub fn committed(&self) -> u64 {
+        self.committed_as_told(&self.broker()).unwrap()
+    }
+
+    /// The same, where this client is told: while the group has no coordinator nobody knows.
+    pub fn committed_as_told(&self, broker: &KafkaBroker) -> Result<u64, BrokerError> {
         let partition = |partition| TopicPartition { topic: self.topic("validated-txs").into(), partition };
         let partitions: Vec<_> = (0..PARTITIONS).map(partition).collect();
-        let committed = block_on(async { self.broker().committed(&self.group(), &partitions).await.unwrap() });
-        committed.into_iter().flatten().map(|committed| committed.offset).sum()
+        let committed = block_on(async { broker.committed(&self.group(), &partitions).await })?;
+        Ok(committed.into_iter().flatten().map(|committed| committed.offset).sum())
     }
 }
 
