@@ -2,20 +2,21 @@
 
 pub(crate) mod checks;
 pub(crate) mod frontier;
+mod rebuild;
 pub mod set_back;
 
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use checks::{check_decisions, check_topics, first_of_chain};
 use frontier::Frontier;
+pub use rebuild::{Rebuilt, rebuild, resume_rebuild};
 
 use crate::{
     api::{Condition, Health},
     blob::{OpenBlobError, objects::ObjectError},
-    broker::{Broker, BrokerError, BrokerErrorKind, Outage, Producer, replay::ReplayConsumer},
+    broker::{Broker, BrokerError, BrokerErrorKind, Outage, Producer},
     clock::Clock,
     event::Topic,
     ingest::{
@@ -24,7 +25,7 @@ use crate::{
         publish::Publisher,
         replay::Modes,
     },
-    record::{Consumed, MetaRecord},
+    record::MetaRecord,
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, ValidatedSource, chain_group,
         decisions::DecisionError, progress::CommittedProgress,
@@ -32,7 +33,7 @@ use crate::{
     store::{
         Store,
         create::{Creator, Identity},
-        meta::{MetaError, MetaExpectations, Rebuild},
+        meta::{MetaError, MetaExpectations},
         nodes::{Nodes, durability_lag},
         whole::{GroupStore, WholeStore, is_above},
     },
@@ -118,7 +119,9 @@ pub enum InstanceError {
     #[error("the durability lag is too short: the store may forget what it acknowledged within {0:?}; make it longer")]
     LagTooShort(Duration),
     /// A rebuild goes into an empty store.
-    #[error("the store is not empty: a rebuild needs an empty one")]
+    #[error(
+        "the store is not empty: a rebuild needs an empty one, unless it goes on (`--resume`) with one that did not reach its end"
+    )]
     NotEmpty,
     /// The decisions are not those that were made on this chain.
     #[error(
@@ -137,6 +140,12 @@ pub enum InstanceError {
         /// Its end.
         high: u64,
     },
+    /// Nothing is left to resume.
+    #[error("the rebuild of this store has reached its end: there is nothing to resume")]
+    Rebuilt,
+    /// What a rebuild is made from is no longer there.
+    #[error("the log is not the one that this rebuild began with: begin again, with an empty store")]
+    OtherLog,
     /// What a rebuild waits for is not below its frontier.
     #[error(
         "the rebuild waits for what stands above its frontier ({frontier}): {waits}; let the group commit what it has done \
@@ -259,159 +268,8 @@ async fn behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceE
     }
 }
 
-/// What a rebuild did.
-#[derive(Debug, Clone, Copy)]
-pub struct Rebuilt {
-    /// Of the validated transactions.
-    pub pipeline: PipelineReport,
-    /// Contests in the log that nobody has decided yet. The live store may hold slots for those who contest, the rebuilt one does
-    /// not: their digests are the same only once there are none.
-    pub undecided: usize,
-}
-
-/// Rebuilds the state of a live group, as far as it had committed, into an empty store. Publishes nothing and commits
-/// nothing.
-///
-/// Of a group that is quiet that is its state. One that is not has been at every offset of the frontier, but not at all of them at
-/// once: what comes out follows from the log alone, and has no store to be compared with.
-///
-/// # Errors
-/// See [`InstanceError`].
-pub async fn rebuild(
-    mut settings: InstanceSettings,
-    parts: InstanceParts,
-    shutdown: CancellationToken,
-) -> Result<Rebuilt, InstanceError> {
-    let partitions = check_topics(&settings, parts.broker.as_ref()).await?;
-    settings.pipeline.partitions = Some(partitions);
-    if !parts.store.takes_rebuild().await? {
-        return Err(InstanceError::NotEmpty);
-    }
-    // Whatever may be refused comes before the store is anybody's: then it can be tried again.
-    let committed = Frontier::committed(&settings, parts.broker.as_ref()).await?;
-    check_decisions(&settings, parts.broker.as_ref()).await?;
-    first_of_chain(&settings, parts.broker.as_ref()).await?;
-    let mut nodes = nodes(&settings, &parts)?;
-    let producer = parts.broker.producer().await?;
-    let (rebuild, chain_frontier, undecided) = committed.raise(&settings, &parts, producer.clone()).await?;
-
-    let attempt = Rebuild { frontier: chain_frontier, rebuilder: parts.identity.owner };
-    begin_rebuild(&parts, &mut nodes, attempt).await?;
-    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
-    check_chain(&settings, &parts).await?;
-    parts.health.set(Condition::StoreReachable, None);
-    let topic = settings.pipeline.topic.clone();
-    let consumer = Box::new(ReplayConsumer::open(parts.broker.clone(), &topic, &rebuild.frontier).await?);
-    let chain_ends = BTreeMap::from([(0, chain_frontier)]);
-    let chain = Box::new(ReplayConsumer::open(parts.broker.clone(), &settings.topics.chain, &chain_ends).await?);
-    let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
-    let (verdicts, consumed) = (rebuild.verdicts.clone(), rebuild.consumed(chain_frontier));
-    let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
-    let pipeline = Pipeline::new(
-        settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), Modes::Rebuild(Arc::new(rebuild)), &nodes),
-        consumer,
-    );
-    let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let chain_parts = sequencer_parts(&settings, &parts, producer, nodes.clone(), &pipeline);
-    let sequencer = Sequencer::new(SequencerParts { verdicts, ..chain_parts }, mode, chain);
-    let report = tokio::select! {
-        biased;
-        rebuilt = Box::pin(together(pipeline, Some(sequencer), shutdown.clone())) => rebuilt?,
-        why = stands => return Err(why),
-        why = taken_over(&parts.store, attempt.rebuilder) => return Err(why.into()),
-    };
-    if !shutdown.is_cancelled() {
-        end_rebuild(&parts.store, nodes, attempt.rebuilder, &consumed).await?;
-    }
-    Ok(Rebuilt { pipeline: report, undecided })
-}
-
-/// Says in the store that its rebuild begins, and then whose its blobs are, once no node can forget the id that they are marked with:
-/// without it nobody could begin again here.
-async fn begin_rebuild(parts: &InstanceParts, nodes: &mut Nodes, attempt: Rebuild) -> Result<(), InstanceError> {
-    nodes.meet().await.map_err(MetaError::from)?;
-    loop {
-        let meta = parts.store.begin_rebuild(expectations(&parts.store), attempt, parts.store_id).await?;
-        let is_safe = parts.store.blobs.is_none() || nodes.outlast().await.map_err(MetaError::from)?;
-        // Whoever begins at the same time finds the set empty, too: both look again before they write, and one finds the other's number.
-        tokio::time::sleep(LOOK * 2).await;
-        match parts.store.still_rebuilds(attempt.rebuilder).await {
-            // A node has forgotten that it began.
-            Err(MetaError::Absent) if !is_safe => {}
-            other => other?,
-        }
-        if !parts.store.takes_rebuild().await? {
-            return Err(InstanceError::NotEmpty);
-        }
-        if is_safe {
-            claim_blobs(&parts.store, &meta).await?;
-            // Before everything else, so that what is lost on the way is missed at the end.
-            parts.store.plant_sentinels(&meta).await?;
-            return Ok(());
-        }
-    }
-}
-
-/// Says in the store that its rebuild has ended, and waits until no node can forget that any more.
-async fn end_rebuild(
-    store: &Store,
-    mut nodes: Nodes,
-    rebuilder: u64,
-    consumed: &Consumed,
-) -> Result<(), InstanceError> {
-    nodes.meet().await.map_err(MetaError::from)?;
-    store.check_sentinels(&store.meta().await?.ok_or(MetaError::Absent)?).await?;
-    loop {
-        store.end_rebuild(rebuilder, consumed).await?;
-        if nodes.outlast().await.map_err(MetaError::from)? {
-            if store.engine.may_lose_parts() {
-                store.note_sentinels().await?;
-            }
-            return Ok(());
-        }
-    }
-}
-
-/// Ends when another rebuild of this set has begun: once that lets instances in, nobody else may write as a rebuild does.
-async fn taken_over(store: &Store, rebuilder: u64) -> MetaError {
-    loop {
-        tokio::time::sleep(LOOK).await;
-        if let Err(error) = store.still_rebuilds(rebuilder).await {
-            return error;
-        }
-    }
-}
-
-/// Ends when a rebuild stands: neither transactions nor the chain have moved for `grace` (at least [`PATIENCE`]), and whoever is
-/// not done has said what it waits for. That stands above the frontier, where nobody will look.
-async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64, grace: Duration) -> InstanceError {
-    let progress = || (parts.metrics.completed.total(), parts.metrics.chain_offset.get());
-    let (mut seen, mut since) = (progress(), Instant::now());
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let reasons = parts.health.ready().reasons;
-        let says = |condition: Condition| reasons.get(condition.name());
-        let waits: Vec<_> =
-            [Condition::PartitionsRunning, Condition::ChainRunning].into_iter().filter_map(says).collect();
-        let chain_is_done = u64::try_from(seen.1).is_ok_and(|offset| offset >= chain);
-        let chain_waits = chain_is_done || says(Condition::ChainRunning).is_some();
-        if seen != progress() || !chain_waits || waits.is_empty() || says(Condition::StoreReachable).is_some() {
-            (seen, since) = (progress(), Instant::now());
-        } else if since.elapsed() >= grace.max(PATIENCE) {
-            let waits = waits.into_iter().cloned().collect::<Vec<_>>().join("; ");
-            let validated: Vec<String> =
-                validated.iter().map(|(number, offset)| format!("{number}: {offset}")).collect();
-            let frontier = format!("partitions {{{}}}, chain {chain}", validated.join(", "));
-            return InstanceError::RebuildStands { waits, frontier };
-        }
-    }
-}
-
 const COMPARED_EVERY: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(500);
-/// A broker may take so long without anything being wrong.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs both until both have ended; when one cannot go on, the other is shut down in order.
 async fn together(

@@ -22,47 +22,60 @@ struct Source {
     end_told: bool,
 }
 
-/// Reads partitions from their beginning to their ends. What is committed is only kept in memory; the log is not touched.
+/// Where what is committed goes: the log is not touched.
+pub type Keep = Arc<dyn Fn(&[(TopicPartition, Committed)]) -> Committing + Send + Sync>;
+
+/// Reads partitions to their ends, from their beginning or from where an earlier one has kept that it had come.
 pub struct ReplayConsumer {
     broker: Arc<dyn Broker>,
     sources: BTreeMap<i32, Source>,
     to_say: VecDeque<Polled>,
     next: usize,
     epoch: u64,
+    keep: Keep,
 }
 
 const WAIT: Duration = Duration::from_millis(20);
 
 impl ReplayConsumer {
-    /// Opens every partition that `ends` names. Refuses a topic that no longer holds its beginning.
-    pub async fn open(broker: Arc<dyn Broker>, topic: &str, ends: &BTreeMap<i32, u64>) -> Result<Self, BrokerError> {
+    /// Opens every partition that `ends` names, to go on at what is `committed` of it. Refuses a topic that no longer holds what is to be
+    /// read.
+    pub async fn open(
+        broker: Arc<dyn Broker>,
+        topic: &str,
+        ends: &BTreeMap<i32, u64>,
+        committed: &BTreeMap<i32, Committed>,
+        keep: Keep,
+    ) -> Result<Self, BrokerError> {
         let topic: Arc<str> = topic.into();
         let mut sources = BTreeMap::new();
         let mut assigned = Vec::new();
         for (&number, &end) in ends {
             let partition = TopicPartition { topic: topic.clone(), partition: number };
             let (low, high) = until_answered(|| broker.watermarks(&partition)).await?;
-            if low > 0 && end > 0 || high < end {
+            let committed = committed.get(&number).cloned();
+            let from = committed.as_ref().map_or(0, |committed| committed.offset);
+            if low > from && end > from || high < end {
                 return Err(BrokerError {
                     kind: BrokerErrorKind::OutOfRange,
                     operation: "replay",
                     message: format!(
-                        "{topic} partition {number} holds offsets {low} to {high}, but the replay needs 0 to {end}"
+                        "{topic} partition {number} holds offsets {low} to {high}, but the replay needs {from} to {end}"
                     ),
                 });
             }
             assigned.push(Assigned {
                 partition: partition.clone(),
                 epoch: 0,
-                committed: None,
-                position: 0,
+                committed,
+                position: from,
                 high_watermark: end,
             });
-            let reader = until_answered(|| broker.read(&partition, 0)).await?;
+            let reader = until_answered(|| broker.read(&partition, from)).await?;
             sources.insert(number, Source { partition, reader, end, paused: false, end_told: false });
         }
         let to_say = VecDeque::from([Polled::Assigned(assigned)]);
-        Ok(ReplayConsumer { broker, sources, to_say, next: 0, epoch: 0 })
+        Ok(ReplayConsumer { broker, sources, to_say, next: 0, epoch: 0, keep })
     }
 
     fn source(&mut self, partition: &TopicPartition) -> Result<&mut Source, BrokerError> {
@@ -115,8 +128,8 @@ impl Consumer for ReplayConsumer {
         }
     }
 
-    fn commit(&mut self, _: &[(TopicPartition, Committed)]) -> Committing {
-        Box::pin(std::future::ready(Ok(())))
+    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+        (self.keep)(offsets)
     }
 
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {

@@ -22,7 +22,7 @@ use crate::{
     sequencer::{Safe, ValidatedSource, chain_group, floor_of},
     store::{
         Store,
-        meta::MetaError,
+        meta::{MetaError, is_rebuilt},
         nodes::{Nodes, durability_lag},
         prune::{Pass, PruneSettings, Pruned, Step, Terms, Under},
         whole::{GroupStore, WholeStore},
@@ -126,9 +126,7 @@ impl PruneArgs {
     async fn prune(&self, config: &Config, broker: &dyn Broker, store: &Store, safe: Safe) -> Result<Shown, Failure> {
         let instance = wiring::instance(config);
         let meta = store.meta().await?.ok_or(MetaError::Absent)?;
-        if let Some(frontier) = meta.frontier {
-            return Err(MetaError::Unfinished { frontier }.into());
-        }
+        is_rebuilt(&meta)?;
         store.check_blobs(&meta)?;
         let validated = ValidatedSource {
             topic: instance.pipeline.topic.clone(),

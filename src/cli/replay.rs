@@ -20,6 +20,10 @@ commits nothing, and joins no group: it can run beside the instances. The digest
 store, once that has committed everything and stands with no contest undecided. Where the group was stopped before, its
 instances can go on with the new store: point store.url (and store.blobs.url) at it and start them.
 
+A rebuild that was stopped or killed goes on with --resume, from what it had reached some seconds before, up to where it was to
+end when it began, however far the group has come since. See to it that its process has ended. Over a server that has
+restarted since, begin again, in an empty set.
+
 --from-timestamp and --from-offsets read validated transactions once more, into store.url: the group of the stopped
 instances is set back there, and this process works as one of them until the group has committed --until (by default what
 it had). All of it is idempotent. However it ends, the group stands where it has come to: `run` goes on there, as it does
@@ -33,6 +37,7 @@ stay where they are. A timestamp is RFC 3339 (2026-11-23T10:00:00Z) or milliseco
 as fast as the samples were read, which no store keeps up with. Exit code 1 where it would be refused.
 
 Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt
+Example: utxo-store replay --rebuild --resume --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt
 Example: utxo-store replay --from-timestamp 2026-11-23T10:00:00Z --config deploy/utxo-store.toml --dry-run";
 
 /// Arguments of `replay`.
@@ -50,6 +55,9 @@ pub struct ReplayArgs {
     /// (store.blobs.url is not touched)
     #[arg(long, value_name = "URL", requires = "store")]
     blobs: Option<BlobUrl>,
+    /// Go on with the rebuild of --store that was stopped or killed, up to where that was to end; begin where none was begun
+    #[arg(long, requires = "rebuild", conflicts_with = "dry_run")]
+    resume: bool,
     /// How far this process reads: a timestamp, a file of offsets, or `end` (of the partitions, as they are now)
     #[arg(long, value_name = "T|FILE|end", conflicts_with = "rebuild")]
     until: Option<Until>,
@@ -95,7 +103,7 @@ impl ReplayArgs {
                 let Some(store) = self.store else {
                     return Err(UsageError("--rebuild needs --store: an empty one".to_owned()).into());
                 };
-                let rebuild = rebuild::Rebuild { store, blobs: self.blobs, json: self.json };
+                let rebuild = rebuild::Rebuild { store, blobs: self.blobs, resume: self.resume, json: self.json };
                 rebuild.check_blobs(&config).map_err(UsageError)?;
                 opening::logging(&config)?;
                 block_on(rebuild.run(config))

@@ -69,16 +69,7 @@ mod tests {
             network: "main".into(),
             utxo_batch_size: 20_000,
             retention: 288,
-            prune_horizon: 0,
-            chain_id: None,
-            frontier: None,
-            rebuilder: None,
-            partitions: None,
-            has_blobs: false,
-            has_sentinels: false,
-            consumed: Default::default(),
-            replay_floor: Default::default(),
-            reorg_floor: 0,
+            ..MetaRecord::default()
         };
         let rows = [
             Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta.clone())) },

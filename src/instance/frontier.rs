@@ -16,7 +16,7 @@ use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
     blob::objects::Announced,
     broker::{
-        Broker, BrokerError, Committed, Message, Producer, TopicPartition,
+        Broker, BrokerError, Committed, Message, TopicPartition,
         retry::{next_messages, until_answered},
     },
     event::{CommandResult, DecisionBody, Event, SubtreeTransactions},
@@ -27,8 +27,11 @@ use crate::{
         prepare::{PrepareSettings, Prepared, prepare},
         replay::{LastVerdicts, Raised, Rebuild},
     },
-    record::{Consumed, Reason},
-    sequencer::{chain_group, decisions::DecisionLog},
+    record::{Consumed, LogEnds, Reason},
+    sequencer::{
+        chain_group,
+        decisions::{DecisionError, DecisionTable},
+    },
     tx::Txid,
 };
 
@@ -84,49 +87,66 @@ impl Frontier {
         Consumed { chain: self.chain, validated: validated.collect() }
     }
 
+    /// What a rebuild is made from that begins now. What may be named must be looked for last: it was in the log before it was named.
+    pub(super) async fn log_ends(
+        &self,
+        settings: &InstanceSettings,
+        broker: &dyn Broker,
+    ) -> Result<LogEnds, BrokerError> {
+        let end = async |partition: TopicPartition| {
+            until_answered(|| broker.watermarks(&partition)).await.map(|(_, high)| high)
+        };
+        let decisions = end(decisions_of(settings)).await?;
+        let mut ends = Consumed { chain: end(chain_of(settings)).await?, ..Consumed::default() };
+        for number in self.validated.keys() {
+            ends.validated.insert(number.unsigned_abs(), end(validated_of(settings, *number)).await?);
+        }
+        Ok(LogEnds { committed: self.stands_at(), ends, decisions })
+    }
+
     pub(crate) fn any(&self) -> bool {
         self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
     }
+}
 
-    /// How events are treated up to here, the chain's frontier, and how many contests are undecided.
-    ///
-    /// What may be named must be looked for last: it was in the log before it was named.
-    pub(super) async fn raise(
-        self,
-        settings: &InstanceSettings,
-        parts: &InstanceParts,
-        producer: Arc<dyn Producer>,
-    ) -> Result<(Rebuild, u64, usize), InstanceError> {
-        let decided = Decided::read(settings, parts, producer).await?;
-        let chain = self.chain.max(decided.handled);
-        let undecided = decided.undecided.len();
-        let contested = decided.undecided.iter().copied();
-        let verdicts = Arc::new(LastVerdicts::new(decided.log.table().iter(), contested, chain));
-        let mut ends = BTreeMap::new();
-        for &number in self.validated.keys() {
-            ends.insert(number, parts.broker.watermarks(&validated_of(settings, number)).await?.1);
-        }
-        let mut rebuild = Rebuild { frontier: self.validated, verdicts, stop_at_frontier: true, raised: None };
-        if rebuild.frontier != ends {
-            let below = decided.log.table().iter().take_while(|decision| decision.chain_offset < chain);
-            let mut roots: BTreeSet<Txid> = below.flat_map(|decision| names(&decision.body)).collect();
-            roots.extend(&decided.winners);
-            let commands = decided.commands_below(chain);
-            drop(decided);
-            let mut elsewhere = Vec::new();
-            let each = |message: Message| named_in(&message, &commands, &mut roots, &mut elsewhere);
-            read(parts.broker.as_ref(), &chain_of(settings), 0, chain, each).await?;
-            listed_elsewhere(parts, elsewhere, &mut roots).await?;
-            rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
-        }
-        Ok((rebuild, chain, undecided))
+/// How events are treated that a rebuild reads, the chain's frontier, and how many contests are undecided.
+pub(super) async fn raise(
+    log: &LogEnds,
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+) -> Result<(Rebuild, u64, usize), InstanceError> {
+    let decided = Decided::read(log, settings, parts.broker.as_ref()).await?;
+    let chain = log.committed.chain.max(decided.handled);
+    let undecided = decided.undecided.len();
+    let contested = decided.undecided.iter().copied();
+    let verdicts = Arc::new(LastVerdicts::new(decided.table.iter(), contested, chain));
+    let (frontier, ends) = (numbered(&log.committed), numbered(&log.ends));
+    let mut rebuild = Rebuild { frontier, verdicts, stop_at_frontier: true, raised: None };
+    if rebuild.frontier != ends {
+        let below = decided.table.iter().take_while(|decision| decision.chain_offset < chain);
+        let mut roots: BTreeSet<Txid> = below.flat_map(|decision| names(&decision.body)).collect();
+        roots.extend(&decided.winners);
+        let commands = decided.commands_below(chain);
+        drop(decided);
+        let mut elsewhere = Vec::new();
+        let each = |message: Message| named_in(&message, &commands, &mut roots, &mut elsewhere);
+        read(parts.broker.as_ref(), &chain_of(settings), 0, chain, each).await?;
+        listed_elsewhere(parts, elsewhere, &mut roots).await?;
+        rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
     }
+    Ok((rebuild, chain, undecided))
+}
+
+/// By the number of each partition, as it is read.
+fn numbered(consumed: &Consumed) -> BTreeMap<i32, u64> {
+    let numbered = |(partition, offset): (&u32, &u64)| Some((i32::try_from(*partition).ok()?, *offset));
+    consumed.validated.iter().filter_map(numbered).collect()
 }
 
 /// What all decisions come to.
 struct Decided {
     /// All of them. They may be many: nothing keeps them twice.
-    log: DecisionLog,
+    table: DecisionTable,
     /// Whose contests have none yet, or not the whole of one.
     undecided: Vec<Txid>,
     /// Who those found in their place.
@@ -137,34 +157,34 @@ struct Decided {
 
 impl Decided {
     /// All decisions, and the contests that may not be decided on.
-    async fn read(
-        settings: &InstanceSettings,
-        parts: &InstanceParts,
-        producer: Arc<dyn Producer>,
-    ) -> Result<Self, InstanceError> {
-        let log = DecisionLog::open(parts.broker.clone(), producer, &settings.topics.decisions, 0, 0).await?;
-        let handled = log.table().handled_below();
-        let chain = chain_of(settings);
-        let (_, high) = parts.broker.watermarks(&chain).await?;
+    async fn read(log: &LogEnds, settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, InstanceError> {
+        let mut table = DecisionTable::default();
+        let mut absorbed = Ok(());
+        read(broker, &decisions_of(settings), 0, log.decisions, |message| {
+            if absorbed.is_ok() {
+                absorbed = table.absorb(&message);
+            }
+        })
+        .await?;
+        absorbed.map_err(DecisionError::from)?;
+        let handled = table.handled_below();
         let mut contests: Vec<(u64, Txid, Option<Txid>)> = Vec::new();
-        read(parts.broker.as_ref(), &chain, handled.min(high), high, |message| {
+        read(broker, &chain_of(settings), handled.min(log.ends.chain), log.ends.chain, |message| {
             // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
             if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
                 contests.push((message.offset, contest.txid, winner_of(&contest.reason)));
             }
         })
         .await?;
-        contests.retain(|(chain_offset, ..)| log.table().whole(*chain_offset, 0).is_none());
+        contests.retain(|(chain_offset, ..)| table.whole(*chain_offset, 0).is_none());
         let winners = contests.iter().filter_map(|(.., winner)| *winner).collect();
         let undecided = contests.into_iter().map(|(_, txid, _)| txid).collect();
-        Ok(Decided { log, undecided, winners, handled })
+        Ok(Decided { table, undecided, winners, handled })
     }
-}
 
-impl Decided {
     /// The commands below a chain offset whose transactions were there.
     fn commands_below(&self, chain: u64) -> BTreeSet<u64> {
-        let below = self.log.table().iter().take_while(|decision| decision.chain_offset < chain);
+        let below = self.table.iter().take_while(|decision| decision.chain_offset < chain);
         let was_there = |body: &DecisionBody| matches!(body, DecisionBody::CommandDone { result, .. } if !matches!(result, CommandResult::Refused { .. }));
         below.filter(|decision| was_there(&decision.body)).map(|decision| decision.chain_offset).collect()
     }
@@ -333,6 +353,10 @@ async fn read(
 
 fn validated_of(settings: &InstanceSettings, partition: i32) -> TopicPartition {
     TopicPartition { topic: settings.pipeline.topic.clone(), partition }
+}
+
+fn decisions_of(settings: &InstanceSettings) -> TopicPartition {
+    TopicPartition { topic: settings.topics.decisions.as_str().into(), partition: 0 }
 }
 
 fn chain_of(settings: &InstanceSettings) -> TopicPartition {

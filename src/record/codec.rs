@@ -15,7 +15,9 @@ mod page;
 
 use bytes::Bytes;
 
-use super::{BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, MetaRecord, Record};
+use super::{
+    BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, LogEnds, MetaRecord, Rebuilding, Record,
+};
 use fields::{Reader, Writer};
 
 const VERSION: u8 = 1;
@@ -179,7 +181,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         retention,
         prune_horizon,
         chain_id,
-        frontier,
+        rebuilding,
         rebuilder,
         partitions,
         has_blobs,
@@ -195,19 +197,50 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.number(*retention);
     w.number(*prune_horizon);
     w.option(chain_id.as_ref(), |w, id| w.raw(id));
-    w.option(frontier.as_ref(), |w, offset| w.number(*offset));
+    w.option(rebuilding.as_ref(), |w, rebuilding| write_rebuilding(rebuilding, w));
     w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
     w.byte(u8::from(*has_blobs) | u8::from(*has_sentinels) << 1);
-    for Consumed { chain, validated } in [consumed, replay_floor] {
-        w.number(*chain);
-        w.count(validated.len());
-        for (partition, offset) in validated {
-            w.number(*partition);
-            w.number(*offset);
-        }
-    }
+    write_consumed(consumed, w);
+    write_consumed(replay_floor, w);
     w.number(*reorg_floor);
+}
+
+/// A rebuild that is under way as bytes, for engines that store a meta record otherwise than as a whole.
+pub fn encode_rebuilding(rebuilding: &Rebuilding) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write_rebuilding(rebuilding, &mut Writer(&mut bytes));
+    bytes
+}
+
+/// Reads what [`encode_rebuilding`] writes.
+///
+/// # Errors
+/// See [`CodecError`].
+pub fn decode_rebuilding(bytes: impl Into<Bytes>) -> Result<Rebuilding, CodecError> {
+    let mut r = Reader(bytes.into());
+    let rebuilding = read_rebuilding(&mut r)?;
+    if r.0.is_empty() { Ok(rebuilding) } else { Err(CodecError::Trailing) }
+}
+
+fn write_consumed(Consumed { chain, validated }: &Consumed, w: &mut Writer) {
+    w.number(*chain);
+    w.count(validated.len());
+    for (partition, offset) in validated {
+        w.number(*partition);
+        w.number(*offset);
+    }
+}
+
+fn write_rebuilding(rebuilding: &Rebuilding, w: &mut Writer) {
+    let Rebuilding { frontier, log: LogEnds { committed, ends, decisions }, nodes, reached, chain_state } = rebuilding;
+    w.number(*frontier);
+    write_consumed(committed, w);
+    write_consumed(ends, w);
+    w.number(*decisions);
+    w.bytes(nodes.as_bytes());
+    write_consumed(reached, w);
+    w.bytes(chain_state.as_bytes());
 }
 
 fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
@@ -220,7 +253,7 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         retention: r.u32()?,
         prune_horizon: r.u32()?,
         chain_id: r.option(Reader::array)?,
-        frontier: r.option(Reader::u64)?,
+        rebuilding: r.option(|r| Ok(Box::new(read_rebuilding(r)?)))?,
         rebuilder: r.option(Reader::u64)?,
         partitions: r.option(Reader::u32)?,
         has_blobs: {
@@ -233,6 +266,16 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         reorg_floor: r.u32()?,
     };
     if flags < 4 { Ok(meta) } else { Err(CodecError::Field("flag")) }
+}
+
+fn read_rebuilding(r: &mut Reader) -> Result<Rebuilding, CodecError> {
+    Ok(Rebuilding {
+        frontier: r.u64()?,
+        log: LogEnds { committed: read_consumed(r)?, ends: read_consumed(r)?, decisions: r.u64()? },
+        nodes: r.text()?,
+        reached: read_consumed(r)?,
+        chain_state: r.text()?,
+    })
 }
 
 fn read_consumed(r: &mut Reader) -> Result<Consumed, CodecError> {

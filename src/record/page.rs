@@ -538,7 +538,7 @@ pub struct BlockRecord {
 }
 
 /// Who this store is; checked at every start.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MetaRecord {
     /// Random, from the first start.
     pub store_id: [u8; 16],
@@ -554,9 +554,8 @@ pub struct MetaRecord {
     pub prune_horizon: u32,
     /// Identifies the chain topic: a recreated topic would start again at offset 0. `None` until its first event.
     pub chain_id: Option<[u8; 32]>,
-    /// Where a rebuild of this set ends: the chain offset (next to read) that the live group had committed. `None`: none is
-    /// under way.
-    pub frontier: Option<u64>,
+    /// The rebuild of this set that is under way. `None`: none is.
+    pub rebuilding: Option<Box<Rebuilding>>,
     /// Which attempt the last rebuild of this set was, or is: a random number. One that begins again where another was killed puts its own
     /// here, and the other, should it live, ends. `None`: it was never rebuilt.
     pub rebuilder: Option<u64>,
@@ -573,6 +572,42 @@ pub struct MetaRecord {
     pub replay_floor: Consumed,
     /// No block up to this height leaves the longest chain again: what it lists may have been pruned.
     pub reorg_floor: u32,
+}
+
+/// A rebuild that has begun and not ended. Whoever goes on with it makes the same of the same log, however far the live group has come since.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rebuilding {
+    /// Where it ends: chain offset, next to read.
+    pub frontier: u64,
+    /// What it is made from.
+    pub log: LogEnds,
+    /// Incarnation of the store's nodes when it began; empty for a store that forgets nothing.
+    pub nodes: String,
+    /// What was read up to here is in the set for good.
+    pub reached: Consumed,
+    /// The chain's state there, as a commit carries it; empty at its beginning.
+    pub chain_state: String,
+}
+
+/// How far a group and its log had come at a moment; next to read, or to be written.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogEnds {
+    /// What the group had committed.
+    pub committed: Consumed,
+    /// Where the topics ended that it reads.
+    pub ends: Consumed,
+    /// Where the decisions ended.
+    pub decisions: u64,
+}
+
+impl LogEnds {
+    /// Whether the topics go at least as far as those of `earlier` went.
+    pub fn reaches(&self, earlier: &LogEnds) -> bool {
+        let reaches = |(partition, end): (&u32, &u64)| self.ends.validated.get(partition).is_some_and(|now| now >= end);
+        self.decisions >= earlier.decisions
+            && self.ends.chain >= earlier.ends.chain
+            && earlier.ends.validated.iter().all(reaches)
+    }
 }
 
 /// How much of the log has been consumed: next to read.

@@ -270,6 +270,7 @@ impl Sequencer {
         self.parts.health.set(Condition::ChainRunning, None);
         self.parts.health.set(Condition::ChainFed, None);
         self.parts.metrics.chain_halted.set(0);
+        self.parts.metrics.chain_offset.set(assigned.position as i64);
         let (messages, received) = mpsc::unbounded_channel();
         let (safe, committed) = watch::channel(Safe::of(assigned.committed.as_ref()).map_err(bad_state)?);
         let worker = Worker::new(

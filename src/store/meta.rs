@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
-    engine::{EngineError, ErrorKind, Row, Set},
-    record::{Consumed, Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
+    engine::{EngineError, ErrorKind, Incarnation, Row, Set},
+    record::{Consumed, Key, MetaRecord, Operation, Outcome, Rebuilding, Record, ReplaceMeta},
     tx::Network,
 };
 
@@ -26,10 +26,10 @@ pub struct MetaExpectations {
 }
 
 /// An attempt to rebuild a set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rebuild {
-    /// Where it ends: chain offset, next to read.
-    pub frontier: u64,
+    /// What of, and up to where.
+    pub rebuilding: Rebuilding,
     /// Random, of this attempt alone.
     pub rebuilder: u64,
 }
@@ -131,8 +131,8 @@ pub enum MetaError {
     },
     /// A rebuild has not reached its end.
     #[error(
-        "the store is a rebuild that is under way, or did not reach its end (chain offset {frontier}): wait for it, or run \
-         `replay --rebuild` into an empty set"
+        "the store is a rebuild that is under way, or did not reach its end (chain offset {frontier}): wait for it, or go on with it by \
+         `replay --rebuild --resume`"
     )]
     Unfinished {
         /// Where it was to end.
@@ -141,6 +141,11 @@ pub enum MetaError {
     /// Two rebuilds began in one set.
     #[error("another rebuild has begun in this set since: it goes on alone")]
     TakenOver,
+    /// What a rebuild has reached may be forgotten.
+    #[error(
+        "a node of the store has restarted since the rebuild began, and may have forgotten of it: begin again, with an empty set"
+    )]
+    Forgotten,
     /// Bodies of large transactions are in a blob store, which one is not said.
     #[error(
         "the store keeps bodies of large transactions in a blob store, and none is given: set `store.blobs.url` (`externalStore` in \
@@ -256,9 +261,7 @@ impl Store {
 
     async fn may_be_worked_on(&self, meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError> {
         check(meta, expected)?;
-        if let Some(frontier) = meta.frontier {
-            return Err(MetaError::Unfinished { frontier });
-        }
+        is_rebuilt(meta)?;
         self.check_blobs(meta)?;
         if meta.has_sentinels { self.check_sentinels(meta).await } else { Ok(()) }
     }
@@ -311,7 +314,7 @@ impl Store {
     /// The engine's; or the meta record is none.
     pub async fn takes_rebuild(&self) -> Result<bool, MetaError> {
         match self.meta().await? {
-            Some(meta) if meta.frontier.is_some() => Ok(!self.holds_records().await?),
+            Some(meta) if meta.rebuilding.is_some() => Ok(!self.holds_records().await?),
             Some(_) => Ok(false),
             None => Ok(true),
         }
@@ -333,19 +336,63 @@ impl Store {
             // Logs may have been read since it was last asked.
             Some(_) if self.holds_records().await? => return Err(MetaError::Owned),
             Some(meta) => meta,
-            None => self.create_meta(&expected, store_id, Some(rebuild)).await?,
+            None => self.create_meta(&expected, store_id, Some(&rebuild)).await?,
         };
         check(&meta, &expected)?;
         self.check_blobs(&meta)?;
-        self.change_meta(|meta| match meta.frontier {
+        self.change_meta(|meta| match meta.rebuilding {
             Some(_) => Ok(MetaRecord {
-                frontier: Some(rebuild.frontier),
+                rebuilding: Some(Box::new(rebuild.rebuilding.clone())),
                 rebuilder: Some(rebuild.rebuilder),
                 retention: expected.retention,
                 ..meta
             }),
             // Somebody else has begun to work on it, or has ended a rebuild of his own.
             None => Err(MetaError::Owned),
+        })
+        .await
+    }
+
+    /// Goes on with the rebuild of this set that has begun and not ended, over nodes of this incarnation; whoever began it finds the number
+    /// of this attempt, should he live.
+    ///
+    /// # Errors
+    /// See [`MetaError`]; nothing was changed then.
+    pub async fn resume_rebuild(
+        &self,
+        expected: MetaExpectations,
+        nodes: &Incarnation,
+        rebuilder: u64,
+    ) -> Result<MetaRecord, MetaError> {
+        let meta = self.meta().await?.ok_or(MetaError::Absent)?;
+        check(&meta, &expected)?;
+        self.check_blobs(&meta)?;
+        self.change_meta(|meta| match &meta.rebuilding {
+            Some(rebuilding) if rebuilding.nodes != nodes.0 => Err(MetaError::Forgotten),
+            Some(_) => Ok(MetaRecord { rebuilder: Some(rebuilder), retention: expected.retention, ..meta }),
+            None => Err(MetaError::Owned),
+        })
+        .await
+    }
+
+    /// What the rebuild of this set has read so far is in it for good; `chain_state`: that of the chain, where that is among it.
+    ///
+    /// # Errors
+    /// Another one has begun here since; or as [`change_meta`](Self::change_meta).
+    pub async fn note_reached(
+        &self,
+        rebuilder: u64,
+        reached: &Consumed,
+        chain_state: &str,
+    ) -> Result<MetaRecord, MetaError> {
+        self.change_meta(|mut meta| {
+            rebuilt_by(&meta, rebuilder)?;
+            let rebuilding = meta.rebuilding.as_mut().ok_or(MetaError::TakenOver)?;
+            if reached.chain > rebuilding.reached.chain {
+                chain_state.clone_into(&mut rebuilding.chain_state);
+            }
+            rebuilding.reached.raise(reached);
+            Ok(meta)
         })
         .await
     }
@@ -378,7 +425,7 @@ impl Store {
     pub async fn end_rebuild(&self, rebuilder: u64, consumed: &Consumed) -> Result<MetaRecord, MetaError> {
         self.change_meta(|meta| {
             rebuilt_by(&meta, rebuilder)?;
-            Ok(MetaRecord { frontier: None, consumed: consumed.clone(), ..meta })
+            Ok(MetaRecord { rebuilding: None, consumed: consumed.clone(), ..meta })
         })
         .await
     }
@@ -415,7 +462,7 @@ impl Store {
         &self,
         expected: &MetaExpectations,
         store_id: [u8; 16],
-        rebuild: Option<Rebuild>,
+        rebuild: Option<&Rebuild>,
     ) -> Result<MetaRecord, MetaError> {
         if self.holds_records().await? {
             // Somebody else may have made the store his between the two reads.
@@ -427,16 +474,9 @@ impl Store {
             network: expected.network.to_string(),
             utxo_batch_size: expected.utxo_batch_size,
             retention: expected.retention,
-            prune_horizon: 0,
-            chain_id: None,
-            frontier: rebuild.map(|rebuild| rebuild.frontier),
+            rebuilding: rebuild.map(|rebuild| Box::new(rebuild.rebuilding.clone())),
             rebuilder: rebuild.map(|rebuild| rebuild.rebuilder),
-            partitions: None,
-            has_blobs: false,
-            has_sentinels: false,
-            consumed: Consumed::default(),
-            replay_floor: Consumed::default(),
-            reorg_floor: 0,
+            ..MetaRecord::default()
         };
         match self.apply_one(Row { key: Key::Meta, operation: Operation::CreateMeta(Box::new(meta.clone())) }).await? {
             Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Ok(meta),
@@ -479,6 +519,17 @@ pub fn has_partitions(meta: &MetaRecord, found: u32) -> Result<(), MetaError> {
     }
 }
 
+/// Whether no rebuild of the set is under way.
+///
+/// # Errors
+/// [`MetaError::Unfinished`]
+pub fn is_rebuilt(meta: &MetaRecord) -> Result<(), MetaError> {
+    match &meta.rebuilding {
+        Some(rebuilding) => Err(MetaError::Unfinished { frontier: rebuilding.frontier }),
+        None => Ok(()),
+    }
+}
+
 fn rebuilt_by(meta: &MetaRecord, rebuilder: u64) -> Result<(), MetaError> {
     if meta.rebuilder == Some(rebuilder) { Ok(()) } else { Err(MetaError::TakenOver) }
 }
@@ -509,7 +560,37 @@ mod tests {
         MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
 
     fn rebuild(frontier: u64, rebuilder: u64) -> Rebuild {
-        Rebuild { frontier, rebuilder }
+        Rebuild { rebuilding: Rebuilding { frontier, ..Rebuilding::default() }, rebuilder }
+    }
+
+    fn frontier(meta: &MetaRecord) -> Option<u64> {
+        meta.rebuilding.as_ref().map(|rebuilding| rebuilding.frontier)
+    }
+
+    #[tokio::test]
+    async fn a_rebuild_is_resumed_where_it_was_until_a_node_has_restarted_or_it_has_ended() {
+        let store = store(5);
+        let nodes = Incarnation("a".into());
+        let Rebuild { rebuilding, .. } = rebuild(7, 1);
+        let begun = Rebuild { rebuilding: Rebuilding { nodes: "a".into(), ..rebuilding }, rebuilder: 1 };
+        assert!(matches!(store.resume_rebuild(EXPECTED, &nodes, 1).await, Err(MetaError::Absent)));
+        store.begin_rebuild(EXPECTED, begun, [1; 16]).await.unwrap();
+        let at = |chain: u64, validated: u64| Consumed { chain, validated: [(0, validated)].into() };
+        for (reached, state) in [(at(3, 9), "three"), (at(0, 12), ""), (at(2, 0), "two")] {
+            store.note_reached(1, &reached, state).await.unwrap();
+        }
+        store.plant(seeded(1, 2)).await;
+        let meta = store.resume_rebuild(EXPECTED, &nodes, 2).await.unwrap();
+        let rebuilding = meta.rebuilding.unwrap();
+        assert_eq!((rebuilding.reached, rebuilding.chain_state.as_str()), (at(3, 12), "three"));
+        assert!(matches!(store.note_reached(1, &at(4, 0), "four").await, Err(MetaError::TakenOver)));
+        let other = MetaExpectations { utxo_batch_size: 6, ..EXPECTED };
+        assert!(matches!(store.resume_rebuild(other, &nodes, 3).await, Err(MetaError::OtherBatchSize { .. })));
+        let restarted = store.resume_rebuild(EXPECTED, &Incarnation("b".into()), 3).await;
+        assert!(matches!(restarted, Err(MetaError::Forgotten)), "{restarted:?}");
+        store.still_rebuilds(2).await.unwrap();
+        store.end_rebuild(2, &at(7, 20)).await.unwrap();
+        assert!(matches!(store.resume_rebuild(EXPECTED, &nodes, 4).await, Err(MetaError::Owned)));
     }
 
     #[tokio::test]
@@ -638,7 +719,7 @@ mod tests {
             })
             .await
             .unwrap();
-        assert_eq!((meta.prune_horizon, meta.chain_id, meta.frontier), (40, Some([3; 32]), Some(7)));
+        assert_eq!((meta.prune_horizon, meta.chain_id, frontier(&meta)), (40, Some([3; 32]), Some(7)));
     }
 
     #[tokio::test]
@@ -686,7 +767,7 @@ mod tests {
         for (frontier, store_id) in [(7, [1; 16]), (9, [2; 16])] {
             assert!(store.takes_rebuild().await.unwrap());
             let meta = store.begin_rebuild(EXPECTED, rebuild(frontier, frontier), store_id).await.unwrap();
-            assert_eq!((meta.store_id, meta.frontier), ([1; 16], Some(frontier)));
+            assert_eq!((meta.store_id, self::frontier(&meta)), ([1; 16], Some(frontier)));
         }
         let other = MetaExpectations { utxo_batch_size: 6, ..EXPECTED };
         assert!(matches!(
@@ -700,6 +781,6 @@ mod tests {
         store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
         assert!(!store.takes_rebuild().await.unwrap());
         assert!(matches!(store.begin_rebuild(EXPECTED, rebuild(7, 7), [2; 16]).await, Err(MetaError::Owned)));
-        assert_eq!(store.meta().await.unwrap().unwrap().frontier, None);
+        assert_eq!(frontier(&store.meta().await.unwrap().unwrap()), None);
     }
 }

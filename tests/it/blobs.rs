@@ -117,7 +117,7 @@ async fn a_rebuild_has_a_blob_store_of_its_own() {
     let store = target(&world, &engine, blobs(&own).await);
     rebuild(&world, &store, 9).await.expect("it can be tried again");
     let meta = store.meta().await.unwrap().unwrap();
-    assert!(meta.has_blobs && meta.frontier.is_none());
+    assert!(meta.has_blobs && meta.rebuilding.is_none());
     blobs(&own).await.claim(meta.store_id, false).await.unwrap();
     let error = rebuild(&world, &store, 10).await.unwrap_err();
     assert!(matches!(&error, InstanceError::NotEmpty), "{error}");
@@ -134,7 +134,10 @@ async fn a_rebuild_that_was_killed_as_it_began_is_repeated_into_the_same_place()
         let settings = store.settings;
         let expected =
             MetaExpectations { network: settings.network, utxo_batch_size: settings.utxo_batch_size, retention: 288 };
-        let meta = store.begin_rebuild(expected, Rebuild { frontier: 1, rebuilder: 1 }, [8; 16]).await.unwrap();
+        let meta = store
+            .begin_rebuild(expected, Rebuild { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
+            .await
+            .unwrap();
         if killed_after > 1 {
             blobs(&own).await.claim(meta.store_id, true).await.unwrap();
         }

@@ -123,7 +123,7 @@ async fn a_rebuild_that_was_killed_is_refused() {
     let parts = world.parts(&store);
     let shutdown = CancellationToken::new();
     let rebuilding = tokio::spawn(instance::rebuild(world.settings.clone(), parts, shutdown));
-    while store.meta().await.unwrap().is_none_or(|meta| meta.frontier.is_none()) {
+    while store.meta().await.unwrap().is_none_or(|meta| meta.rebuilding.is_none()) {
         tokio::task::yield_now().await;
     }
     rebuilding.abort();

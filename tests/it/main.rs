@@ -39,6 +39,7 @@ mod rebuild;
 mod reference;
 mod regressions;
 mod reorgs;
+mod resumed;
 mod run;
 #[cfg(feature = "aws")]
 #[allow(dead_code, reason = "the tests of blobs need more of it")]

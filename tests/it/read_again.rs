@@ -20,14 +20,14 @@ fn output(mut command: Command) -> Output {
 }
 
 /// The object that a command prints, whatever became of it.
-fn told(command: Command) -> (i32, Value) {
+pub fn told(command: Command) -> (i32, Value) {
     let output = output(command);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output.status.code().unwrap(), serde_json::from_str(out.lines().last().unwrap_or("null")).expect(&err))
 }
 
 #[track_caller]
-fn refused(command: Command, code: i32, words: &[&str]) {
+pub fn refused(command: Command, code: i32, words: &[&str]) {
     let output = output(command);
     let line = last_line(&output);
     assert_eq!(output.status.code(), Some(code), "{line}");
@@ -45,7 +45,7 @@ fn ends(bench: &Bench) -> Vec<u64> {
     })
 }
 
-fn run_to_the_end(bench: &Bench) {
+pub fn run_to_the_end(bench: &Bench) {
     let all = ends(bench).iter().sum::<u64>();
     let mut instance = bench.start();
     until("everything is committed", || bench.committed() == all);
@@ -54,7 +54,12 @@ fn run_to_the_end(bench: &Bench) {
 }
 
 fn digest(bench: &Bench) -> Value {
-    let (code, verified) = told(plain(&["verify", "--json", "--store", &bench.store_url()]));
+    digest_of(&bench.store_url())
+}
+
+/// Of a store that breaks no rule.
+pub fn digest_of(store: &str) -> Value {
+    let (code, verified) = told(plain(&["verify", "--json", "--store", store]));
     assert_eq!((code, &verified["violations"]), (0, &0.into()));
     verified["digest"].clone()
 }

@@ -275,5 +275,5 @@ async fn of_two_rebuilds_into_one_set_the_first_ends() {
     assert!(matches!(first, InstanceError::Meta(MetaError::TakenOver)), "{first}");
     held.let_go().await;
     assert_eq!(digest(&store).await, digest(&world.store).await);
-    assert_eq!(store.meta().await.unwrap().unwrap().frontier, None);
+    assert_eq!(store.meta().await.unwrap().unwrap().rebuilding, None);
 }

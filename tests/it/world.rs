@@ -166,6 +166,8 @@ pub struct World {
     pub settings: InstanceSettings,
     /// What stands between a rebuild and its store.
     pub rebuild_engine: Option<Wrap>,
+    /// A rebuild is killed after each of these, and resumed.
+    pub rebuild_kills: Vec<Duration>,
     /// The token of the next instance.
     pub owners: Arc<AtomicU64>,
 }
@@ -310,7 +312,18 @@ impl World {
         let blobs = inline_limit.map(|_| BlobStore::new(objects.clone(), BlobOptions::default()));
         let mut store = store_on(memory.clone(), rules, page_size).with_blobs(blobs);
         store.settings.inline_limit = inline_limit.unwrap_or(u64::MAX);
-        World { store, objects, owners, memory, nodes, broker, clock, settings, rebuild_engine: None }
+        World {
+            store,
+            objects,
+            owners,
+            memory,
+            nodes,
+            broker,
+            clock,
+            settings,
+            rebuild_engine: None,
+            rebuild_kills: Vec::new(),
+        }
     }
 
     /// A world whose store can be made to forget, by [`FaultEngine::forget`] on its `nodes` or by their faults.
@@ -335,6 +348,7 @@ impl World {
             settings: self.settings.clone(),
             owners: self.owners.clone(),
             rebuild_engine: None,
+            rebuild_kills: Vec::new(),
         }
     }
 
@@ -374,8 +388,21 @@ impl World {
         let store = Store::new(engine, self.store.settings).with_blobs(blobs).with_objects(self.store.objects.clone());
         let wrap = |wrap: &Wrap| Store { engine: wrap(store.engine.clone()), ..store.clone() };
         let wrapped = self.rebuild_engine.as_ref().map(wrap);
-        let parts = self.parts(wrapped.as_ref().unwrap_or(&store));
-        let rebuilt = instance::rebuild(self.settings.clone(), parts, CancellationToken::new());
+        let parts = || self.parts(wrapped.as_ref().unwrap_or(&store));
+        for after in &self.rebuild_kills {
+            let rebuilding =
+                tokio::spawn(instance::resume_rebuild(self.settings.clone(), parts(), CancellationToken::new()));
+            tokio::time::sleep(*after).await;
+            rebuilding.abort();
+            if let Ok(ended) = rebuilding.await {
+                ended.unwrap_or_else(|error| panic!("the rebuild ended: {error}"));
+                return store;
+            }
+            if store.meta().await.unwrap().is_some_and(|meta| meta.rebuilder.is_some() && meta.rebuilding.is_none()) {
+                return store;
+            }
+        }
+        let rebuilt = instance::resume_rebuild(self.settings.clone(), parts(), CancellationToken::new());
         match tokio::time::timeout(Duration::from_secs(3_600), rebuilt).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => panic!("the rebuild ended: {error}\n{}", self.story(&store).await),

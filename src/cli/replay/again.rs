@@ -31,7 +31,7 @@ use crate::{
     record::Consumed,
     store::{
         Store,
-        meta::MetaError,
+        meta::{MetaError, is_rebuilt},
         whole::{GroupStore, WholeStore},
     },
 };
@@ -85,9 +85,7 @@ pub(super) async fn run(config: &Config, from: &Position, until: &Position, json
 /// From where on may be read into the store, which must be the group's.
 pub(super) async fn floor(store: &Store, consumed: &Consumed) -> Result<Consumed, MetaError> {
     let meta = store.meta().await?.ok_or(MetaError::NamespaceLost)?;
-    if let Some(frontier) = meta.frontier {
-        return Err(MetaError::Unfinished { frontier });
-    }
+    is_rebuilt(&meta)?;
     let expected = instance::expectations(store);
     GroupStore { store: store.clone(), expected }.holds(consumed).await?;
     Ok(meta.replay_floor)

@@ -22,6 +22,7 @@ use crate::{
     config::{Config, writable_blobs},
     engine::StoreUrl,
     instance::{self, InstanceParts},
+    record::Rebuilding,
     store::{
         Store,
         digest::{StateDigest, Survey},
@@ -37,6 +38,8 @@ pub(super) struct Rebuild {
     pub store: StoreUrl,
     /// Its blob store.
     pub blobs: Option<BlobUrl>,
+    /// It goes on with one that did not reach its end.
+    pub resume: bool,
     /// Print JSON.
     pub json: bool,
 }
@@ -45,6 +48,7 @@ pub(super) struct Rebuild {
 #[derive(Debug, Serialize)]
 struct Rebuilt<'a> {
     digest: StateDigest,
+    /// That this process was done with.
     events: u64,
     /// Contests without a decision: until they have one, the live store's digest may be another.
     undecided: usize,
@@ -109,16 +113,30 @@ impl Rebuild {
     ) -> Result<instance::Rebuilt, Failure> {
         let groups = inspect::offsets::groups(parts.broker.as_ref(), config).await?;
         let places = groups.iter().flat_map(|group| &group.partitions);
-        let total = places.filter_map(|place| place.committed).sum();
-        let metrics = parts.metrics.clone();
-        let replay = instance::rebuild(wiring::instance(config), parts, shutdown.clone());
+        let mut total = places.filter_map(|place| place.committed).sum();
+        let mut before = 0;
+        let begun = if self.resume { parts.store.meta().await?.and_then(|meta| meta.rebuilding) } else { None };
+        if let Some(Rebuilding { log, reached, .. }) = begun.as_deref() {
+            total = log.committed.chain + log.committed.validated.values().sum::<u64>();
+            before = reached.validated.values().sum();
+        }
+        let (metrics, settings) = (parts.metrics.clone(), wiring::instance(config));
+        let replay = async {
+            match self.resume {
+                true => instance::resume_rebuild(settings, parts, shutdown.clone()).await,
+                false => instance::rebuild(settings, parts, shutdown.clone()).await,
+            }
+        };
         let report = tokio::select! {
             report = replay => report.map_err(|error| Failure::new(format!("{}: {error}", self.store)))?,
-            never = Bar::start(total, "events").follow(|| done(&metrics)) => match never {},
+            never = Bar::start(total, "events").follow(|| before + done(&metrics)) => match never {},
         };
         // A rebuild that was stopped looks like one that has ended.
         match shutdown.is_cancelled() {
-            true => Err(Failure::new(format!("stopped before the end: {} is incomplete, remove it", self.store))),
+            true => Err(Failure::new(format!(
+                "stopped before the end: {} is incomplete; go on with --resume, or remove it",
+                self.store
+            ))),
             false => Ok(report),
         }
     }
@@ -163,7 +181,7 @@ mod tests {
     fn a_store_that_bounds_its_records_is_not_rebuilt_without_a_blob_store() {
         let checked = |store: &str, blobs: Option<&str>| {
             let (store, blobs) = (store.parse().unwrap(), blobs.map(|url| url.parse().unwrap()));
-            Rebuild { store, blobs, json: false }.check_blobs(&Config::default())
+            Rebuild { store, blobs, resume: false, json: false }.check_blobs(&Config::default())
         };
         assert!(checked("aerospike://a/ns", None).unwrap_err().starts_with("--blobs must be given"));
         assert_eq!(checked("aerospike://a/ns", Some("file:///b")), Ok(()));

@@ -100,7 +100,8 @@ pub mod meta {
     pub const RETENTION: &str = "retention";
     pub const PRUNE_HORIZON: &str = "pruneHorizon";
     pub const CHAIN_ID: &str = "chainID";
-    pub const FRONTIER: &str = "frontier";
+    /// Of one that is under way, as `record::codec` writes it.
+    pub const REBUILDING: &str = "rebuilding";
     pub const REBUILDER: &str = "rebuilder";
     pub const PARTITIONS: &str = "partitions";
     pub const HAS_BLOBS: &str = "hasBlobs";

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use crate::{
     engine::Row,
     record::{
-        Blob, BlockRecord, Body, ClaimedBody, Consumed, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn,
-        Operation, Page, Phase, Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
+        Blob, BlockRecord, Body, ClaimedBody, HeldSlot, Key, LockRecord, Marks, MetaRecord, MinedIn, Operation, Page,
+        Phase, Sequenced, Slot, Spend, SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash, amount_size},
 };
@@ -201,14 +201,6 @@ pub(crate) fn meta(prune_horizon: u32) -> MetaRecord {
         utxo_batch_size: 20_000,
         retention: super::RULES.retention,
         prune_horizon,
-        chain_id: None,
-        frontier: None,
-        rebuilder: None,
-        partitions: None,
-        has_blobs: false,
-        has_sentinels: false,
-        consumed: Consumed::default(),
-        replay_floor: Default::default(),
-        reorg_floor: 0,
+        ..MetaRecord::default()
     }
 }

@@ -9,8 +9,8 @@ use proptest::{
 use super::*;
 use crate::{
     record::{
-        Blob, Body, CommandRecord, CommandResult, Consumed, Master, MinedIn, Page, Phase, Reason, Reassignment, Slot,
-        SpendingData, Stamp, StoredOutput, Verdict,
+        Blob, Body, CommandRecord, CommandResult, Consumed, Master, MinedIn, Page, Phase, Reason, Reassignment,
+        Rebuilding, Slot, SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -151,6 +151,19 @@ fn page() -> impl Strategy<Value = Page> {
     )
 }
 
+fn consumed() -> impl Strategy<Value = Consumed> {
+    any::<(u64, BTreeMap<u32, u64>)>().prop_map(|(chain, validated)| Consumed { chain, validated })
+}
+
+fn rebuilding() -> impl Strategy<Value = Rebuilding> {
+    ([consumed(), consumed(), consumed()], any::<[u64; 2]>(), any::<[String; 2]>()).prop_map(
+        |([committed, ends, reached], [frontier, decisions], [nodes, chain_state])| {
+            let log = LogEnds { committed, ends, decisions };
+            Rebuilding { frontier, log, nodes, reached, chain_state }
+        },
+    )
+}
+
 fn stored() -> impl Strategy<Value = (Key, Record)> {
     let lock_record = (txid(), any::<(u64, u64, u32, String, u32, u64)>()).prop_map(|(txid, fields)| {
         let (created_at, expires_at, process_id, hostname, expected_recs, owner) = fields;
@@ -166,15 +179,17 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
     let meta = (
         any::<[u8; 16]>(),
         any::<[u32; 5]>(),
-        any::<(String, Option<[u8; 32]>, [Option<u64>; 2], Option<u32>, bool, bool)>(),
-        any::<(u64, BTreeMap<u32, u64>)>(),
+        any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool, bool)>(),
+        option::of(rebuilding()),
+        consumed(),
     )
         .prop_map(
             |(
                 store_id,
                 numbers,
-                (network, chain_id, [frontier, rebuilder], partitions, has_blobs, has_sentinels),
-                (chain, validated),
+                (network, chain_id, rebuilder, partitions, has_blobs, has_sentinels),
+                rebuilding,
+                consumed,
             )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor] = numbers;
                 let meta = MetaRecord {
@@ -185,12 +200,12 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     retention,
                     prune_horizon,
                     chain_id,
-                    frontier,
+                    rebuilding: rebuilding.map(Box::new),
                     rebuilder,
                     partitions,
                     has_blobs,
                     has_sentinels,
-                    consumed: Consumed { chain, validated },
+                    consumed,
                     replay_floor: Default::default(),
                     reorg_floor,
                 };

@@ -58,15 +58,7 @@ mod tests {
             utxo_batch_size: 20_000,
             retention: 288,
             prune_horizon,
-            chain_id: None,
-            frontier: None,
-            rebuilder: None,
-            partitions: None,
-            has_blobs: false,
-            has_sentinels: false,
-            consumed: Default::default(),
-            replay_floor: Default::default(),
-            reorg_floor: 0,
+            ..MetaRecord::default()
         }
     }
 

@@ -54,6 +54,10 @@ pub struct Finished {
 
 /// For how long the healed world may take until everything is consumed; simulated.
 const PATIENCE: Duration = Duration::from_secs(900);
+/// Dice of their own, so that older seeds stay what they were.
+const KILLS: u64 = 0x6B69_6C6C;
+/// Most rebuilds take less; with messages that are lost some take more.
+const LONGEST_REBUILD_MS: u64 = 3_000;
 
 /// For how long an instance that wakes does not hear yet that others have taken over; simulated.
 const DROWSY: Duration = Duration::from_millis(20);
@@ -149,6 +153,10 @@ impl<'a> Simulation<'a> {
             };
             Arc::new(FaultEngine::new(engine, rebuild_dice).with(faults))
         }));
+        let mut kills = Seeded::new(plan.dice ^ KILLS);
+        for _ in 0..kills.below(3) {
+            world.rebuild_kills.push(Duration::from_millis(kills.below(LONGEST_REBUILD_MS)));
+        }
         let objects = FaultStore::new(world.objects.clone(), plan.dice);
         objects.set(swarm::blob_faults(&plan.faults));
         let commits = CommitCheck::new(&world, observer.clone());

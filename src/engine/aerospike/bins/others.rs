@@ -8,7 +8,10 @@ use super::{
     fields::{BadRecord, Fields, int},
     page::{stamp_from, stamp_number},
 };
-use crate::record::{BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, MetaRecord};
+use crate::record::{
+    BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, MetaRecord,
+    codec::{decode_rebuilding, encode_rebuilding},
+};
 
 /// The seed's only kind of lock record.
 const LOCK_TYPE: &str = "tx_creation";
@@ -126,8 +129,8 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if let Some(id) = record.chain_id {
         bins.push((meta::CHAIN_ID, Value::Blob(id.to_vec())));
     }
-    if let Some(frontier) = record.frontier {
-        bins.push((meta::FRONTIER, int(frontier)));
+    if let Some(rebuilding) = &record.rebuilding {
+        bins.push((meta::REBUILDING, Value::Blob(encode_rebuilding(rebuilding))));
     }
     if let Some(rebuilder) = record.rebuilder {
         bins.push((meta::REBUILDER, int(rebuilder)));
@@ -160,6 +163,7 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
 }
 
 pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
+    let rebuilding = bins.optional_blob(meta::REBUILDING)?.map(|bytes| decode_rebuilding(bytes).map(Box::new));
     Ok(MetaRecord {
         store_id: bins.array(meta::STORE_ID)?,
         layout_version: bins.required(meta::LAYOUT_VERSION)?,
@@ -168,7 +172,7 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         retention: bins.required(meta::RETENTION)?,
         prune_horizon: bins.required(meta::PRUNE_HORIZON)?,
         chain_id: bins.optional_array(meta::CHAIN_ID)?,
-        frontier: bins.optional(meta::FRONTIER)?,
+        rebuilding: rebuilding.transpose().map_err(|_| BadRecord(meta::REBUILDING))?,
         rebuilder: bins.optional(meta::REBUILDER)?,
         partitions: bins.optional(meta::PARTITIONS)?,
         has_blobs: bins.flag(meta::HAS_BLOBS)?,

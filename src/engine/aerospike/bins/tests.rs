@@ -145,9 +145,16 @@ fn other_records_come_back() {
     comes_back(Key::Block(7), &Record::Block(marked));
     comes_back(Key::Meta, &Record::Meta(meta(8)));
     let consumed = crate::record::Consumed { chain: 7, validated: [(0, 12), (63, 1 << 40)].into() };
+    let rebuilding = crate::record::Rebuilding {
+        frontier: 9,
+        log: crate::record::LogEnds { committed: consumed.clone(), ends: consumed.clone(), decisions: 3 },
+        nodes: "a:1".into(),
+        reached: consumed.clone(),
+        chain_state: "{}".into(),
+    };
     let later = crate::record::MetaRecord {
         chain_id: Some([4; 32]),
-        frontier: Some(9),
+        rebuilding: Some(Box::new(rebuilding)),
         rebuilder: Some(u64::MAX >> 1),
         partitions: Some(64),
         has_blobs: true,
