@@ -35,6 +35,10 @@ impl Replay<'_> {
         if !self.complaints.is_empty() {
             return Err(self.complaints);
         }
+        // Nothing changes any more: who is live is found out once, and not again for everybody who descends from it.
+        for txid in self.history.fates.keys().copied().collect::<Vec<_>>() {
+            self.history.witness(&txid);
+        }
         if let Some(height) = self.history.rules.pruned_to {
             self.history.forget(height);
         }
