@@ -104,8 +104,8 @@ async fn run(
     let rebuilder = parts.identity.owner;
     let reached = match begun {
         None => {
-            begin(&parts, &mut nodes, rebuilder, Rebuilding { frontier: chain_frontier, log, ..Rebuilding::default() })
-                .await?;
+            let rebuilding = Rebuilding { frontier: chain_frontier, log, ..Rebuilding::default() };
+            begin(&parts, &mut nodes, rebuilder, rebuilding).await?;
             Reached::default()
         }
         Some(begun) if begun.frontier != chain_frontier => return Err(InstanceError::OtherLog),
