@@ -26,9 +26,9 @@ mutations: setup ## plants known faults and has the simulator find each: FAULTS=
 	@$(if $(FAULTS),FAULTS="$(FAULTS)") $(if $(SEEDS),SEEDS="$(SEEDS)") \
 		cargo test --locked --test mutations -- --ignored --nocapture
 
-torture: setup ## instances on Apache Kafka, killed, frozen and started at random: SECONDS=n RATE=n SEED=n STORE=fjall|aerospike
+torture: setup ## instances on Apache Kafka, killed, frozen and started at random: SECONDS=n RATE=n SEED=n STORE=fjall|aerospike PROTOCOL=classic|consumer
 	@scripts/setup.sh tests
-	@TORTURE_SECONDS="$(or $(SECONDS),900)" STORE="$(or $(STORE),fjall)" RATE="$(or $(RATE),400)" $(if $(SEED),SEED="$(SEED)") \
+	@TORTURE_SECONDS="$(or $(SECONDS),900)" STORE="$(or $(STORE),fjall)" RATE="$(or $(RATE),400)" $(if $(SEED),SEED="$(SEED)") PROTOCOL="$(or $(PROTOCOL),classic)" \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::for_long -- --ignored --nocapture
 
 kill-test: setup ## SIGKILL to instances on fjall and Aerospike, and to Aerospike itself, each judged: KILLS=200 RATE=n SEED=n KIND=fjall|aerospike|file|memory

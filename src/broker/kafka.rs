@@ -3,6 +3,7 @@
 //! A consumer is a thread ([`worker`]) that owns librdkafka's consumer, and an async side ([`consumer`]) that hears of it
 //! through an inbox ([`inbox`]). Nothing that may block runs on the runtime's threads.
 
+mod admin;
 mod arena;
 mod consumer;
 mod errors;
@@ -51,7 +52,7 @@ pub use self::{
     refused::{REFUSED, Refusal, refusal},
     rights::{Right, Rights},
     security::{HAS_TLS, KafkaSecurity, SaslMechanism, SecurityProtocol},
-    settings::{AssignmentStrategy, KafkaSettings},
+    settings::{AssignmentStrategy, GroupProtocol, KafkaSettings},
 };
 use super::{
     Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Producer, Reader, TopicPartition,

@@ -123,6 +123,7 @@ pub fn kafka(config: &Config) -> KafkaSettings {
     KafkaSettings {
         client_id: kafka.client_id.clone(),
         group_instance_id: kafka.instance_id.clone(),
+        group_protocol: kafka.group_protocol,
         assignment: kafka.assignment.unwrap_or(match kafka.instance_id {
             // Cooperative rebalances lose what a static member has given up and dies before it says so.
             Some(_) => AssignmentStrategy::Range,

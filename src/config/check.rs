@@ -12,7 +12,10 @@ use super::{
     types::{Range, SettingType},
     writable_blobs,
 };
-use crate::{broker::kafka::AssignmentStrategy, text::one_line};
+use crate::{
+    broker::kafka::{AssignmentStrategy, GroupProtocol},
+    text::one_line,
+};
 
 /// A machine with much to do may rightly keep a thread waiting for a moment.
 const SHORTEST_WATCH_MS: u64 = 1_000;
@@ -109,7 +112,17 @@ impl<'a> Checker<'a> {
         }
         // librdkafka refuses to start otherwise.
         self.ordered(session, Relation::AtMost, ("kafka.max_poll_interval_ms", kafka.max_poll_interval_ms));
-        if kafka.instance_id.is_some() && kafka.assignment == Some(AssignmentStrategy::CooperativeSticky) {
+        if kafka.group_protocol == GroupProtocol::Consumer {
+            if kafka.assignment.is_some() {
+                let problem =
+                    "must not be set where kafka.group_protocol is consumer: the brokers spread the partitions";
+                self.refuse("kafka.assignment", problem.to_owned());
+            }
+            if kafka.instance_id.is_some() {
+                let problem = "must not be set where kafka.group_protocol is consumer: an instance that was killed would be refused under its name until its session ends";
+                self.refuse("kafka.instance_id", problem.to_owned());
+            }
+        } else if kafka.instance_id.is_some() && kafka.assignment == Some(AssignmentStrategy::CooperativeSticky) {
             let problem = "must not be cooperative-sticky where kafka.instance_id is set: what is to move could be left to nobody";
             self.refuse("kafka.assignment", problem.to_owned());
         }

@@ -5,7 +5,7 @@
 
 use crate::{
     blob::BlobUrl,
-    broker::kafka::{AssignmentStrategy, SaslMechanism, SecurityProtocol},
+    broker::kafka::{AssignmentStrategy, GroupProtocol, SaslMechanism, SecurityProtocol},
     engine::StoreUrl,
     tx::Network,
 };
@@ -146,6 +146,11 @@ settings! {
         /// timeout takes its partitions back without a rebalance. Such instances do not go by cooperative-sticky (see assignment).
         /// Of two under one name the first ends, with exit code 5.
         instance_id: Option<String>, example "utxo-store-0";
+        /// Who spreads the partitions over the instances of the group: classic (the instances, see assignment) or consumer (the brokers, which are Kafka
+        /// 4.0 or later: KIP-848). By the latter the brokers say how long a session is (group.consumer.session.timeout.ms) and when heartbeats are due, and
+        /// instance_id is not to be had: one that was killed would be refused under its name until its session ends. All instances of a
+        /// group say the same.
+        group_protocol: GroupProtocol = "classic";
         /// Without a heartbeat for so long, an instance is taken for dead and its partitions go to others.
         session_timeout_ms: u64 = 45_000, range 1_000 to 3_600_000, unit "ms";
         /// Time between heartbeats; at most a third of the session timeout.
@@ -154,7 +159,7 @@ settings! {
         max_poll_interval_ms: u64 = 300_000, range 1_000 to 86_400_000, unit "ms";
         /// How long a broker holds back a fetch that has less than `fetch_min_bytes` to say.
         fetch_wait_max_ms: u64 = 50, range 1 to 60_000, unit "ms";
-        /// How partitions are spread over the instances of the group: cooperative-sticky (only what has to move is taken away), range or
+        /// How instances spread the partitions by the classic protocol: cooperative-sticky (only what has to move is taken away), range or
         /// roundrobin (everything is, at every change). All instances of a group say the same. Unless it is set: cooperative-sticky, and
         /// range where instance_id is set, as cooperative-sticky hands out in two steps: an instance that is killed between them and
         /// comes back under its name gets what it had, and the second step never comes.

@@ -179,6 +179,19 @@ fn settings_at_odds_with_each_other_are_refused() {
 }
 
 #[test]
+fn what_belongs_to_the_classic_protocol_is_refused_beside_the_other() {
+    let file = "[kafka]\ngroup_protocol = \"consumer\"\n";
+    assert!(load(file, &[]).is_ok());
+    let classic = [("UTXO_STORE__KAFKA__ASSIGNMENT", "range"), ("UTXO_STORE__KAFKA__INSTANCE_ID", "a")];
+    let errors = load(file, &classic).unwrap_err();
+    let [assignment, instance_id] = errors.try_into().unwrap();
+    assert!(assignment.starts_with("kafka.assignment must not be set where kafka.group_protocol is consumer: "));
+    assert!(instance_id.starts_with("kafka.instance_id must not be set where kafka.group_protocol is consumer: "));
+    let errors = load("[kafka]\ngroup_protocol = \"new\"\n", &[]).unwrap_err();
+    assert_eq!(errors, ["kafka.group_protocol must be one of classic, consumer, not \"new\" (FILE)"]);
+}
+
+#[test]
 fn a_section_given_as_a_setting_is_refused_also_beside_its_settings() {
     let errors = load(
         "",

@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     blob::{BlobUrl, BlobUrlError},
-    broker::kafka::{AssignmentStrategy, SaslMechanism, SecurityProtocol},
+    broker::kafka::{AssignmentStrategy, GroupProtocol, SaslMechanism, SecurityProtocol},
     engine::{OpenError, StoreUrl},
     text::word_types,
     tx::Network,
@@ -80,7 +80,16 @@ macro_rules! text_types {
     )*};
 }
 
-text_types!(AssignmentStrategy, Brokers, LogFilter, LogFormat, SaslMechanism, SecurityProtocol, TopicName);
+text_types!(
+    AssignmentStrategy,
+    Brokers,
+    GroupProtocol,
+    LogFilter,
+    LogFormat,
+    SaslMechanism,
+    SecurityProtocol,
+    TopicName
+);
 
 impl SettingType for StoreUrl {
     const KIND: Kind = Kind::Text;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use utxo_store::broker::{
     conformance,
-    kafka::{AssignmentStrategy, KafkaBroker, KafkaSettings},
+    kafka::{AssignmentStrategy, GroupProtocol, KafkaBroker, KafkaSettings},
 };
 
 use crate::kafka_server::KafkaServer;
@@ -28,4 +28,6 @@ async fn kafka_conforms() {
     conformance::run(Arc::new(broker), "cooperative-").await;
     let eager = KafkaSettings { assignment: AssignmentStrategy::Range, ..settings(server.bootstrap_servers()) };
     conformance::run_eager(Arc::new(KafkaBroker::new(eager).unwrap()), "eager-").await;
+    let consumer = KafkaSettings { group_protocol: GroupProtocol::Consumer, ..settings(server.bootstrap_servers()) };
+    conformance::run(Arc::new(KafkaBroker::new(consumer).unwrap()), "consumer-").await;
 }

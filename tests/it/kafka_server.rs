@@ -292,7 +292,11 @@ fn write_properties(data: &Path, ports: &[u16], controller: u16, setup: &Setup<'
          offsets.topic.num.partitions=4\n\
          transaction.state.log.replication.factor=1\n\
          transaction.state.log.min.isr=1\n\
-         group.initial.rebalance.delay.ms=0\n{lines}",
+         group.initial.rebalance.delay.ms=0\n\
+         group.consumer.min.session.timeout.ms=6000\n\
+         group.consumer.session.timeout.ms=6000\n\
+         group.consumer.min.heartbeat.interval.ms=300\n\
+         group.consumer.heartbeat.interval.ms=300\n{lines}",
         data.join("log").display()
     );
     fs::write(&properties, text).unwrap();

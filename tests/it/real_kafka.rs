@@ -152,6 +152,22 @@ fn generated_run_verified_and_what_retention_took_halts_its_partition() {
 }
 
 #[test]
+fn a_stopped_group_changes_its_protocol_and_goes_on_where_it_was() {
+    let Some(server) = KafkaServer::shared() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    bench.create_topics();
+    for (protocol, committed) in [("classic", 10), ("consumer", 20), ("classic", 30)] {
+        let mut instance = bench.start_with(&[("UTXO_STORE__KAFKA__GROUP_PROTOCOL", protocol)]);
+        bench.seed(10);
+        until("what came is committed", || bench.committed() == committed);
+        // Members are seen whichever protocol they are of, and whichever the command is configured for.
+        assert_refused(bench.command(&["prune", "--height", "1"], &[]), &["1 of the instances of this store run"]);
+        instance.signal("TERM");
+        assert_eq!(instance.wait().code(), Some(0));
+    }
+}
+
+#[test]
 fn what_is_spent_is_pruned_by_hand_while_nobody_runs() {
     let Some(server) = KafkaServer::shared() else { return };
     let bench = Bench::on(server.bootstrap_servers());

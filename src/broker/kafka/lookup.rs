@@ -4,14 +4,21 @@ use std::{ffi::CString, time::Duration};
 
 use rdkafka::{
     ClientContext, Offset, TopicPartitionList,
-    bindings::rd_kafka_get_watermark_offsets,
+    bindings::{
+        rd_kafka_ConsumerGroupDescription_error, rd_kafka_ConsumerGroupDescription_member_count, rd_kafka_error_code,
+        rd_kafka_get_watermark_offsets,
+    },
     client::Client,
     consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext},
     error::{KafkaResult, RDKafkaErrorCode as Code},
     types::RDKafkaRespErr,
 };
 
-use super::errors::translate;
+use super::{
+    admin::{describe_groups, refused},
+    errors::translate,
+    trouble::Asked,
+};
 use crate::broker::{BrokerError, BrokerErrorKind, Committed, TopicPartition};
 
 /// What the consumer's group has committed, in the order asked for.
@@ -78,15 +85,20 @@ pub(super) fn set_committed_of<C: ConsumerContext>(
     })
 }
 
-/// How many members a group has.
-pub(super) fn members_of<C: ConsumerContext>(
-    client: &BaseConsumer<C>,
-    group: &str,
-    timeout: Duration,
-) -> Result<usize, BrokerError> {
-    let answer = client.fetch_group_list(Some(group), timeout);
-    let answer = answer.map_err(|error| translate("look up group", group, &error))?;
-    Ok(answer.groups().iter().filter(|found| found.name() == group).map(|found| found.members().len()).sum())
+/// How many members a group has, by whichever protocol they joined it.
+pub(super) fn members_of(client: &Asked, group: &str, timeout: Duration) -> Result<usize, BrokerError> {
+    const OPERATION: &str = "look up group";
+    // SAFETY: what is described lives while this looks at it.
+    let each = |described| unsafe {
+        let error = rd_kafka_ConsumerGroupDescription_error(described);
+        match rd_kafka_error_code(error) {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(rd_kafka_ConsumerGroupDescription_member_count(described)),
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_ID_NOT_FOUND => Ok(0),
+            code => Err(refused(OPERATION, code.into(), None)),
+        }
+    };
+    let told: Vec<(String, _)> = describe_groups(client, OPERATION, &[group.to_owned()], timeout, each)?;
+    told.into_iter().map(|(_, members)| members).sum()
 }
 
 /// (low, high) watermarks, asked of the broker.

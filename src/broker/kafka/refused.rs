@@ -31,6 +31,7 @@ pub const REFUSED: &[(&[&str], Refusal)] = &[
     (&["group.id"], Refusal::SetBy("kafka.group")),
     (&["client.id"], Refusal::SetBy("kafka.client_id")),
     (&["group.instance.id"], Refusal::SetBy("kafka.instance_id")),
+    (&["group.protocol"], Refusal::SetBy("kafka.group_protocol")),
     (&["partition.assignment.strategy"], Refusal::SetBy("kafka.assignment")),
     (&["session.timeout.ms"], Refusal::SetBy("kafka.session_timeout_ms")),
     (&["heartbeat.interval.ms"], Refusal::SetBy("kafka.heartbeat_interval_ms")),
@@ -73,8 +74,8 @@ pub const REFUSED: &[(&[&str], Refusal)] = &[
         Refusal::Fixed("the ends of partitions must be heard of: that a parent is missing is proven by them"),
     ),
     (
-        &["group.protocol", "group.protocol.type", "group.remote.assignor"],
-        Refusal::Fixed("with the new group protocol an exceeded poll interval is fatal in this librdkafka"),
+        &["group.protocol.type", "group.remote.assignor"],
+        Refusal::Fixed("with kafka.group_protocol = consumer the brokers choose how partitions are spread"),
     ),
     (
         &[

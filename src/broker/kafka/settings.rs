@@ -29,7 +29,43 @@ pub(super) struct Ahead {
     pub(super) batch_bytes: usize,
 }
 
-/// How a consumer group spreads partitions over its members.
+/// How the members of a consumer group agree on who reads what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GroupProtocol {
+    /// The members do: one of them spreads the partitions ([`AssignmentStrategy`]).
+    #[default]
+    Classic,
+    /// The brokers do (KIP-848, Kafka 4.0 and later), and say how long sessions are and when heartbeats are due.
+    Consumer,
+}
+
+impl GroupProtocol {
+    const ALL: [Self; 2] = [GroupProtocol::Classic, GroupProtocol::Consumer];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            GroupProtocol::Classic => "classic",
+            GroupProtocol::Consumer => "consumer",
+        }
+    }
+}
+
+impl fmt::Display for GroupProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for GroupProtocol {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = GroupProtocol::ALL.map(GroupProtocol::as_str).join(", ");
+        let found = GroupProtocol::ALL.into_iter().find(|protocol| protocol.as_str() == text);
+        found.ok_or_else(|| format!("must be one of {known}, not {text:?}"))
+    }
+}
+
+/// How a consumer group of the classic protocol spreads partitions over its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AssignmentStrategy {
     /// Only what has to move is revoked.
@@ -78,11 +114,13 @@ pub struct KafkaSettings {
     pub client_id: String,
     /// `group.instance.id`: static membership, so that a restart within the session timeout moves no partition.
     pub group_instance_id: Option<String>,
-    /// How partitions are spread.
+    /// `group.protocol`
+    pub group_protocol: GroupProtocol,
+    /// How partitions are spread, by the classic protocol.
     pub assignment: AssignmentStrategy,
-    /// `session.timeout.ms`: how long the group waits for a silent member.
+    /// `session.timeout.ms`, by the classic protocol: how long the group waits for a silent member.
     pub session_timeout: Duration,
-    /// `heartbeat.interval.ms`: at most a third of the session timeout.
+    /// `heartbeat.interval.ms`, by the classic protocol: at most a third of the session timeout.
     pub heartbeat_interval: Duration,
     /// `max.poll.interval.ms`: also what the group grants a member to give partitions up.
     pub max_poll_interval: Duration,
@@ -124,6 +162,7 @@ impl KafkaSettings {
             brokers: brokers.into(),
             client_id: "utxo-store".into(),
             group_instance_id: None,
+            group_protocol: GroupProtocol::default(),
             assignment: AssignmentStrategy::default(),
             session_timeout: Duration::from_secs(30),
             heartbeat_interval: Duration::from_secs(3),
@@ -148,6 +187,11 @@ impl KafkaSettings {
     /// Refuses values that contradict each other, and pass-through keys that are ours to set.
     pub fn check(&self) -> Result<(), BrokerError> {
         let refused = |message: String| Err(BrokerError::new(BrokerErrorKind::Refused, "configure Kafka", message));
+        if self.group_protocol == GroupProtocol::Consumer && self.group_instance_id.is_some() {
+            return refused(
+                "group.instance.id and the group protocol `consumer`: a member that was killed is refused under its name until its session ends".to_owned(),
+            );
+        }
         if self.heartbeat_interval * 3 > self.session_timeout {
             return refused(format!(
                 "heartbeat interval {:?} is more than a third of the session timeout {:?}",
@@ -246,7 +290,15 @@ impl KafkaSettings {
     /// A group member.
     pub(super) fn member(&self, group: &str, partitions: usize) -> ClientConfig {
         let mut config = self.reading(group, partitions);
-        config.set("partition.assignment.strategy", self.assignment.as_str());
+        match self.group_protocol {
+            GroupProtocol::Classic => {
+                config.set("partition.assignment.strategy", self.assignment.as_str());
+            }
+            GroupProtocol::Consumer => {
+                // librdkafka refuses to start where it is told what the brokers say.
+                config.set("group.protocol", "consumer").remove("session.timeout.ms").remove("heartbeat.interval.ms");
+            }
+        }
         if let Some(id) = &self.group_instance_id {
             config.set("group.instance.id", id);
         }
@@ -274,6 +326,7 @@ impl KafkaSettings {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
+    use rdkafka::consumer::BaseConsumer;
 
     use super::*;
     use crate::broker::kafka::{HAS_TLS, KafkaBroker, SaslMechanism, SecurityProtocol};
@@ -286,6 +339,22 @@ mod tests {
             let error = settings.check().unwrap_err();
             assert!(error.message.starts_with(key), "{error}");
         }
+    }
+
+    #[test]
+    fn members_by_the_new_protocol_leave_to_the_brokers_what_they_say() {
+        let mut settings = KafkaSettings::new("localhost:9092");
+        settings.group_protocol = GroupProtocol::Consumer;
+        settings.check().unwrap();
+        let member = settings.member("group", 8);
+        assert_eq!(member.get("group.protocol"), Some("consumer"));
+        for classic in ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"] {
+            assert_eq!(member.get(classic), None);
+        }
+        member.create::<BaseConsumer>().unwrap();
+        assert_eq!(settings.reading_at_once("group").get("group.protocol"), Some("classic"));
+        settings.group_instance_id = Some("a".into());
+        assert!(settings.check().unwrap_err().message.starts_with("group.instance.id"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! random ([`crew`]), and now and then the broker is. At the end the store must be what the model makes of the logs, break no
 //! invariant, and equal a rebuild.
 //!
-//! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike`; a short one of each is in `make test`. HOLD=1 leaves everything as
+//! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike PROTOCOL=classic|consumer`; a short one of each is in `make test`. HOLD=1 leaves everything as
 //! it is where something fails.
 
 mod crew;
@@ -43,6 +43,11 @@ const TICK: Duration = Duration::from_millis(50);
 /// A number of the environment.
 fn asked(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+/// `kafka.group_protocol` of all instances.
+fn group_protocol() -> String {
+    std::env::var("PROTOCOL").unwrap_or_else(|_| "classic".into())
 }
 
 fn asked_seed() -> u64 {
@@ -216,7 +221,9 @@ impl Ground {
         assert!(create.stdout(Stdio::null()).status().unwrap().success());
         let mut ground =
             Ground { bench, variables: Vec::new(), live: Vec::new(), rebuilt: Vec::new(), has_forgotten: false };
+        let protocol = group_protocol();
         for (key, value) in [
+            ("KAFKA__GROUP_PROTOCOL", protocol.as_str()),
             ("STORE__NETWORK", "regtest"),
             ("PRUNE__ENABLED", "false"),
             ("INGEST__MISSING_PARENT_GRACE_MS", "5000"),
@@ -325,7 +332,7 @@ fn on_fjall(kafka: &mut KafkaServer, size: Size) {
 fn on_aerospike(kafka: &mut KafkaServer, size: Size) {
     let Some(server) = AerospikeServer::start() else { return };
     let ground = Ground::aerospike(kafka, &server);
-    let are_static = size.seed.is_multiple_of(2);
+    let are_static = size.seed.is_multiple_of(2) && group_protocol() == "classic";
     torture(&ground, kafka, &mut Processes::new(&ground, are_static), size);
 }
 
