@@ -37,31 +37,25 @@ pub fn run(place: &Place, sink: Sink) -> Took {
     }
     // Connected before the clock starts, as the pipeline is by then.
     consumer.fetch_metadata(Some(&place.topic), CONNECTED_WITHIN).expect("the broker is ours");
-    let watch = Watch::start();
     consumer.assign(&partitions).expect("assigned");
-    let mut read = 0;
     match sink {
-        Sink::Txid => each(&consumer, place.transactions, |key, payload| {
+        Sink::Txid => each(&consumer, place, |_, key, payload| {
             let Ok(Event::Validated(event)) = Event::decode(payload) else { panic!("the generator's event") };
             let txid = Transaction::parse(event.tx).expect("the generator's transaction").txid();
             assert_eq!(txid, Txid(key.try_into().expect("an id")));
-            read += 1;
         }),
         // Copied out of librdkafka's buffer, as whoever keeps it has to.
-        _ => each(&consumer, place.transactions, |key, payload| {
+        _ => each(&consumer, place, |offset, key, payload| {
             let message = Message {
-                offset: read,
+                offset,
                 timestamp_ms: 0,
                 key: Bytes::copy_from_slice(key),
                 payload: Bytes::copy_from_slice(payload),
                 headers: Vec::new(),
             };
             drop(prepare(&PREPARE, &message).expect("the generator's transaction"));
-            read += 1;
         }),
     }
-    assert_eq!(read, place.transactions);
-    watch.stop()
 }
 
 /// What decides how librdkafka fetches is as the program sets it.
@@ -82,13 +76,13 @@ fn config(place: &Place) -> ClientConfig {
     config
 }
 
-/// Hands over key and payload of so many messages.
-fn each(consumer: &BaseConsumer, count: u64, mut work: impl FnMut(&[u8], &[u8])) {
+/// Hands over number, key and payload of each message.
+fn each(consumer: &BaseConsumer, place: &Place, mut work: impl FnMut(u64, &[u8], &[u8])) -> Took {
     let mut batch: [*mut rd_kafka_message_t; AT_ONCE] = [ptr::null_mut(); AT_ONCE];
     // SAFETY: the consumer, and with it the handle, outlives the queue.
     let queue = unsafe { rd_kafka_queue_get_consumer(consumer.client().native_ptr()) };
-    let mut read = 0;
-    while read < count {
+    let (mut watch, mut read) = (Watch::start(), 0);
+    while read < place.transactions {
         // SAFETY: the array has room for as many as are asked for. rdkafka has no safe form of this call, which is the cheapest.
         let taken = unsafe { rd_kafka_consume_batch_queue(queue, WAIT_MS, batch.as_mut_ptr(), AT_ONCE) };
         let taken = usize::try_from(taken).expect("the queue is there");
@@ -97,8 +91,11 @@ fn each(consumer: &BaseConsumer, count: u64, mut work: impl FnMut(&[u8], &[u8]))
             unsafe {
                 let told = &**message;
                 if told.err as i32 == 0 {
-                    work(bytes(told.key, told.key_len), bytes(told.payload, told.len));
+                    work(read, bytes(told.key, told.key_len), bytes(told.payload, told.len));
                     read += 1;
+                    if read == place.warm_up() {
+                        watch = watch.is_warm();
+                    }
                 }
                 rd_kafka_message_destroy(*message);
             }
@@ -106,6 +103,7 @@ fn each(consumer: &BaseConsumer, count: u64, mut work: impl FnMut(&[u8], &[u8]))
     }
     // SAFETY: it was made above, and nobody else has it.
     unsafe { rd_kafka_queue_destroy(queue) };
+    watch.stop(read - place.warm_up())
 }
 
 /// # Safety

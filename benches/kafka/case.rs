@@ -111,6 +111,12 @@ impl Place {
         })
     }
 
+    /// How many of the transactions come before the clock starts: what is touched for the first time, and would not be touched anew by
+    /// a process that has run for a while (what is in flight, librdkafka's buffers), is there by then.
+    pub fn warm_up(&self) -> u64 {
+        self.transactions / 4
+    }
+
     /// The configuration's own defaults.
     pub fn settings(&self) -> KafkaSettings {
         KafkaSettings { brokers: self.brokers.clone(), ..wiring::kafka(&Config::default()) }

@@ -31,7 +31,8 @@ pub fn run(case: Case, place: &Place) -> Took {
             let opened = Opened::new(sink).await;
             opened.fill(&topic::generator(place)).await;
             let (settings, log) = log(case.source, place).await;
-            let took = pipeline::to_the_end(settings, log, opened.engine.clone(), place.transactions).await;
+            let took =
+                pipeline::to_the_end(settings, log, opened.engine.clone(), place.transactions, place.warm_up()).await;
             opened.engine.close().await.expect("closed");
             took
         }),

@@ -23,35 +23,43 @@ impl Rounds {
     }
 
     pub fn transactions_a_second(&self) -> f64 {
-        self.place.transactions as f64 / self.median(|took| took.seconds)
+        self.median(|took| took.transactions as f64 / took.seconds)
     }
 
-    fn micros(&self, seconds: f64) -> f64 {
-        seconds * 1e6 / self.place.transactions as f64
+    /// The middle one of a time, µs a transaction.
+    fn micros(&self, seconds: impl Fn(&Took) -> f64) -> f64 {
+        self.median(|took| micros(took, seconds(took)))
     }
 
     /// User and system time a transaction, µs.
     fn cpu(&self) -> f64 {
-        self.micros(self.median(|took| took.user_seconds + took.system_seconds))
+        self.micros(cpu_seconds)
     }
 
     fn row(&self) {
-        let all = |took: &Took| took.user_seconds + took.system_seconds;
-        let cpus = || self.took.iter().map(all).map(|seconds| self.micros(seconds));
+        let cpus = || self.took.iter().map(|took| micros(took, cpu_seconds(took)));
         println!(
             "{:<20} {:>12} {:>10.0} {:>9.2} {:>9.2} {:>9.2} {:>15} {:>6.2} {:>10.0} {:>10.0}",
             self.case.name(),
-            self.place.transactions,
+            self.took[0].transactions,
             self.transactions_a_second(),
-            self.micros(self.median(|took| took.user_seconds)),
-            self.micros(self.median(|took| took.system_seconds)),
+            self.micros(|took| took.user_seconds),
+            self.micros(|took| took.system_seconds),
             self.cpu(),
             format!("{:.2} to {:.2}", cpus().fold(f64::MAX, f64::min), cpus().fold(0.0, f64::max)),
-            self.median(|took| all(took) / took.seconds),
+            self.median(|took| cpu_seconds(took) / took.seconds),
             self.median(|took| (took.memory_before >> 20) as f64),
             self.median(|took| (took.peak_memory >> 20) as f64),
         );
     }
+}
+
+fn cpu_seconds(took: &Took) -> f64 {
+    took.user_seconds + took.system_seconds
+}
+
+fn micros(took: &Took, seconds: f64) -> f64 {
+    seconds * 1e6 / took.transactions as f64
 }
 
 /// CPU of one case in that of another; where there is a goal, the most that it may be.

@@ -133,9 +133,10 @@ impl Running {
     }
 }
 
-/// What it took, from the assignment to the last completion.
+/// What it took, from the assignment to the last completion; without those that it warmed up with.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Took {
+    pub transactions: u64,
     pub seconds: f64,
     pub user_seconds: f64,
     pub system_seconds: f64,
@@ -158,27 +159,39 @@ impl Watch {
         Watch { memory_before: measure::memory(), started: Instant::now(), cpu: Cpu::now() }
     }
 
-    pub fn stop(self) -> Took {
+    /// What went before was to warm up; but for memory it counts.
+    pub fn is_warm(self) -> Self {
+        Watch { started: Instant::now(), cpu: Cpu::now(), ..self }
+    }
+
+    pub fn stop(self, transactions: u64) -> Took {
         let (seconds, (user_seconds, system_seconds)) = (self.started.elapsed().as_secs_f64(), Cpu::since(self.cpu));
         let peak_memory = measure::peak_memory();
-        Took { seconds, user_seconds, system_seconds, peak_memory, memory_before: self.memory_before }
+        Took { transactions, seconds, user_seconds, system_seconds, peak_memory, memory_before: self.memory_before }
     }
 }
 
-/// Runs until everything is completed. Joining a group comes before the clock starts.
+/// Runs until everything is completed. Joining a group, and the first `warm_up` of the transactions, come before the clock starts.
 pub async fn to_the_end(
     settings: PipelineSettings,
     log: Log,
     engine: Arc<dyn RecordEngine>,
     transactions: u64,
+    warm_up: u64,
 ) -> Took {
     let partitions = settings.partitions.map_or(1, i32::unsigned_abs).into();
     let running = Running::start(settings, log, engine).await;
     running.until_assigned(partitions).await;
-    let watch = Watch::start();
+    let mut watch = Watch::start();
+    let mut before = 0;
+    if warm_up > 0 {
+        running.until_completed(warm_up).await;
+        watch = watch.is_warm();
+        before = running.completed();
+    }
     running.until_completed(transactions).await;
-    let took = watch.stop();
     let completed = running.completed();
+    let took = watch.stop(completed - before);
     let report = running.stop().await;
     assert_eq!(report.completed, transactions, "all are completed, once");
     assert_eq!((completed, report.contests, report.dead_letters), (transactions, 0, 0), "all are live");

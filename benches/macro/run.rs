@@ -158,7 +158,7 @@ async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (O
     let engine = Arc::new(Counting::new(engine, noted));
     let settings = pipeline::settings();
     let feed = Feed::new(&settings.topic, chunks(case), case.transactions);
-    let took = pipeline::to_the_end(settings, Log::of_feed(feed).await, engine.clone(), case.transactions).await;
+    let took = pipeline::to_the_end(settings, Log::of_feed(feed).await, engine.clone(), case.transactions, 0).await;
     let outcome = Outcome { took, operations: engine.rows(), batches: engine.batches(), raw: None };
     (outcome, engine.take_notes())
 }
