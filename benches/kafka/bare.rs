@@ -94,7 +94,7 @@ fn each(consumer: &BaseConsumer, place: &Place, mut work: impl FnMut(u64, &[u8],
                     work(read, bytes(told.key, told.key_len), bytes(told.payload, told.len));
                     read += 1;
                     if read == place.warm_up() {
-                        watch = watch.is_warm();
+                        watch = watch.warmed_up();
                     }
                 }
                 rd_kafka_message_destroy(*message);

@@ -160,7 +160,7 @@ impl Watch {
     }
 
     /// What went before was to warm up; but for memory it counts.
-    pub fn is_warm(self) -> Self {
+    pub fn warmed_up(self) -> Self {
         Watch { started: Instant::now(), cpu: Cpu::now(), ..self }
     }
 
@@ -186,7 +186,7 @@ pub async fn to_the_end(
     let mut before = 0;
     if warm_up > 0 {
         running.until_completed(warm_up).await;
-        watch = watch.is_warm();
+        watch = watch.warmed_up();
         before = running.completed();
     }
     running.until_completed(transactions).await;

@@ -176,7 +176,7 @@ impl Pipeline {
     }
 
     async fn end(&mut self) -> Result<PipelineReport, PipelineError> {
-        self.drain(Drain::Shutdown).await?;
+        self.drain(Drain::Shutdown, None).await?;
         self.dispatcher.end().await;
         self.commit().await?;
         self.consumer.close().await?;
@@ -251,7 +251,7 @@ impl Pipeline {
         tracing::info!(?partitions, lost, "revoked");
         self.parts.metrics.rebalances.of(if lost { Rebalance::Lost } else { Rebalance::Revoked }).inc();
         if !lost {
-            self.drain(Drain::Revocation).await?;
+            self.drain(Drain::Revocation, Some(partitions)).await?;
             self.commit().await?;
         }
         let now_ms = self.now_ms();
@@ -696,16 +696,24 @@ impl Pipeline {
         all_done || (!moving && (self.planner.next_due_ms().is_some() || self.planner.has_halted()))
     }
 
-    /// Lets what moves come to its end, within a bound; what waits stays behind and is read again by whoever comes next.
-    async fn drain(&mut self, why: Drain) -> Result<(), PipelineError> {
+    fn moves(&self) -> bool {
+        self.planner.counts().active > 0 || !self.dispatcher.is_idle() || !self.chunks.is_empty() || self.publishing > 0
+    }
+
+    /// Whether something of the partition moves. It may say so where two events wait as one transaction.
+    fn moves_in(&self, partition: &TopicPartition) -> bool {
+        let number = partition.partition;
+        let unfinished = self.partitions.get(&number).map_or(0, |state| state.tracker.unfinished());
+        unfinished > self.planner.parked_of(number)
+    }
+
+    /// Lets what moves come to its end, within a bound: of some partitions, or all of it. What waits stays behind and is read again by
+    /// whoever comes next.
+    async fn drain(&mut self, why: Drain, of: Option<&[TopicPartition]>) -> Result<(), PipelineError> {
         let begun = Instant::now();
         let deadline = begun + self.settings.drain_timeout;
         self.begin_no_commit();
-        while self.planner.counts().active > 0
-            || !self.dispatcher.is_idle()
-            || !self.chunks.is_empty()
-            || self.publishing > 0
-        {
+        while self.moves() && of.is_none_or(|partitions| partitions.iter().any(|one| self.moves_in(one))) {
             let flush = self.dispatcher.deadline().unwrap_or(deadline).min(deadline);
             tokio::select! {
                 biased;

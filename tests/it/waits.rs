@@ -14,7 +14,7 @@ use utxo_store::{
 
 use crate::world::{Made, PARTITIONS, Running, World, spend};
 
-fn partition_of(made: &Made) -> i32 {
+pub fn partition_of(made: &Made) -> i32 {
     utxo_store::broker::partitioner::partition_of(&made.txid.0, PARTITIONS).unwrap()
 }
 

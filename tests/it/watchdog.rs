@@ -34,6 +34,7 @@ use crate::{
     health::troubled,
     run::{Bench, Instance, block_on, until},
     troubled_broker::{Asked, TroubledBroker},
+    waits::partition_of,
     world::{GROUP, Running, World, WorldSettings, spend},
 };
 
@@ -192,6 +193,28 @@ async fn a_rebalance_that_drains_trips_nothing() {
     let drained = watched.running.metrics.drain_seconds.of(Drain::Revocation);
     assert_eq!((drained.get_sample_count(), drained.get_sample_sum().round()), (1, 300.0));
     watched.kill().await;
+}
+
+/// What moves in a partition that stays does not hold up the others, which go to somebody else.
+#[tokio::test(start_paused = true)]
+async fn a_rebalance_drains_what_goes() {
+    let (mut world, engine) = troubled().await;
+    world.settings.pipeline.drain_timeout = LIMIT * 30;
+    let first = Watched::start(&world);
+    world.seed(1, 1).await;
+    first.turns_for(5).await;
+    // Of the transactions of one partition the first hangs, and partitions go round: one of three goes to whoever joins.
+    let stays = (2..).find(|tag| partition_of(&World::partial(*tag, 1)) == 0).unwrap();
+    *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(stays, 1).txid));
+    world.seed(stays, 1).await;
+    first.turns_for(5).await;
+    let second = world.start();
+    first.turns_for(20).await;
+    let drained = first.running.metrics.drain_seconds.of(Drain::Revocation);
+    assert_eq!((drained.get_sample_count(), drained.get_sample_sum().round()), (1, 0.0));
+    assert!(first.running.metrics.in_flight.get() > 0, "what hangs goes on hanging");
+    second.stop().await;
+    first.kill().await;
 }
 
 #[tokio::test(start_paused = true)]
