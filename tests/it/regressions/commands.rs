@@ -18,6 +18,29 @@ use crate::{
     world::{Coin, MAY_FORGET, World, spend, spend_claiming},
 };
 
+/// It is decided that a free output is frozen; before it is, a spend comes.
+/// Protects: a free output is marked before it is decided, so that from then on only the sequencer gives it to anybody.
+#[tokio::test(start_paused = true)]
+async fn a_spend_between_the_decision_to_freeze_and_the_freeze() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let outpoint = seed.coin(0).outpoint;
+    let held =
+        Held::the_first(&world, |row| matches!(row.operation, Operation::Sequenced(_, Sequenced::Freeze { .. })));
+    let running = held.before(&world).start();
+    world.until_consumed().await;
+    world.command(1, Action::Freeze { outpoint }).await;
+    held.until_kept(1).await;
+    let late = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&late).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    held.let_go().await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(reason(&world, &late).await, Some(Reason::Frozen { input: 0 }));
+    world.check("a spend between the decision to freeze and the freeze").await;
+}
+
 /// A command has locked a parent; its child waits for that, or has waited too long, and a block lists the child, and the parent too or a
 /// block before it did. The unlock stands behind.
 /// Protects: no lock bars what a block lists.
