@@ -43,10 +43,12 @@ use crate::{
         state::{ChainShown, NodesShown},
     },
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
-    engine::ErrorKind,
     ingest::partition::{Halt, Moment, PartitionBounds, PartitionState, never_read},
     record::Consumed,
-    store::nodes::{Look, Nodes},
+    store::{
+        asked::{Asked, Unasked, ask},
+        nodes::{Look, Nodes},
+    },
     tasks,
     telemetry::{CommitFailure, Rebalance},
 };
@@ -85,9 +87,6 @@ pub struct Sequencer {
 
 /// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
 const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
-
-/// The store may take so long to write down what is consumed; a commit is tried again soon enough.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
@@ -418,32 +417,23 @@ impl Sequencer {
             commits.succeeded(health);
             return Ok(());
         };
-        if self.mode == ChainMode::Live && holding.noted < holding.next {
-            let consumed = Consumed { chain: holding.next, ..Consumed::default() };
-            let why = match tokio::time::timeout(PATIENCE, self.parts.whole.note(&consumed)).await {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) if !error.may_be_retried() => return Err(Stop::Damaged(error.to_string())),
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some(format!("no answer within {PATIENCE:?}")),
-            };
-            if let Some(why) = why {
-                tracing::warn!(why, "what is consumed cannot be written into the store: the chain is not committed");
-                self.parts.metrics.commit_failures.of(CommitFailure::Store).inc();
-                commits.failed(health, format!("what is consumed cannot be written into the store: {why}"));
-                return Ok(());
-            }
-            holding.noted = holding.next;
+        let unnoted = self.mode == ChainMode::Live && holding.noted < holding.next;
+        let consumed = unnoted.then(|| Consumed { chain: holding.next, ..Consumed::default() });
+        let Asked { noted, look } = ask(self.parts.whole.as_ref(), &self.parts.nodes, consumed).await;
+        if let Some((_, consumed)) = noted {
+            holding.noted = consumed.chain;
         }
-        let asked = match self.parts.nodes.look().await {
+        let asked = match look {
             Ok(Look::Same { asked }) => asked,
             Ok(Look::Restarted) => return Err(Stop::NodeRestarted),
-            Err(error) if error.kind == ErrorKind::Fatal => return Err(error.into()),
-            Err(error) => {
-                tracing::warn!(%error, "nobody knows whether a node has restarted: nothing is committed");
-                self.parts.metrics.commit_failures.of(CommitFailure::Nodes).inc();
-                commits.failed(health, format!("nobody knows whether a node of the store has restarted: {error}"));
+            Err(Unasked::Now(failure, why)) => {
+                tracing::warn!(why, "the chain is not committed");
+                self.parts.metrics.commit_failures.of(failure).inc();
+                commits.failed(health, why);
                 return Ok(());
             }
+            Err(Unasked::Store(error)) => return Err(Stop::Damaged(error.to_string())),
+            Err(Unasked::Engine(error)) => return Err(error.into()),
         };
         let Some(committed) = holding.safe(asked, self.parts.nodes.lag()) else {
             commits.succeeded(health);

@@ -1,5 +1,6 @@
 //! The multi-record protocols over one-record operations, and reads.
 
+pub mod asked;
 pub mod body;
 pub mod canonical;
 pub mod compare;

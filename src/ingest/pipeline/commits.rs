@@ -1,13 +1,12 @@
 //! Commits what is safe, or reads everything else again where a node of the store has forgotten.
 
-use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::VecDeque, pin::Pin, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
     broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition},
-    engine::{EngineError, ErrorKind},
     ingest::{
         dispatch::{Done, spawn},
         partition::consumed_of,
@@ -15,15 +14,14 @@ use crate::{
     },
     record::Consumed,
     store::{
+        asked::{Asked, Unasked, ask},
         meta::MetaError,
-        nodes::{Look, Nodes},
+        nodes::Look,
         whole::WholeStore,
     },
     telemetry::CommitFailure,
 };
 
-/// The store may take so long to write down what is consumed; a commit is tried again soon enough.
-const PATIENCE: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A consumer's commits have a bound of their own; what it says behind this one is not waited for.
 const COMMITTED_WITHIN: Duration = Duration::from_secs(15);
@@ -52,25 +50,6 @@ impl Notes {
     fn of(&self, partition: i32) -> u64 {
         self.settled.validated.get(&partition.unsigned_abs()).copied().unwrap_or(0)
     }
-}
-
-/// What the store said when a commit asked it.
-#[derive(Debug)]
-pub(super) struct Asked {
-    /// What was written into it meanwhile, and when that was there.
-    noted: Option<(Instant, Consumed)>,
-    look: Result<Look, Unasked>,
-}
-
-/// Why nothing may be committed.
-#[derive(Debug)]
-enum Unasked {
-    /// What is consumed is not written down.
-    NotNoted(String),
-    /// Nobody knows whether a node has restarted.
-    Nodes(EngineError),
-    /// The store cannot go on.
-    Fatal(String),
 }
 
 /// What is committed, each under the epoch of its assignment.
@@ -102,25 +81,6 @@ pub(super) async fn next_heard(under_way: &mut Option<UnderWay>) -> Heard {
     };
     *under_way = None;
     heard
-}
-
-/// Writes into the store what is consumed, then asks its nodes. In this order: what was there for longer than the lag when they were
-/// asked is there for good.
-async fn ask(whole: Arc<dyn WholeStore>, nodes: Nodes, consumed: Option<Consumed>) -> Asked {
-    let mut noted = None;
-    if let Some(consumed) = consumed {
-        let why = match tokio::time::timeout(PATIENCE, whole.note(&consumed)).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) if !error.may_be_retried() => Some(Unasked::Fatal(error.to_string())),
-            Ok(Err(error)) => Some(Unasked::NotNoted(error.to_string())),
-            Err(_) => Some(Unasked::NotNoted(format!("no answer within {PATIENCE:?}"))),
-        };
-        if let Some(why) = why {
-            return Asked { noted, look: Err(why) };
-        }
-        noted = Some((Instant::now(), consumed));
-    }
-    Asked { noted, look: nodes.look().await.map_err(Unasked::Nodes) }
 }
 
 /// Ends whatever a consumer does, or does not do.
@@ -190,7 +150,8 @@ impl Pipeline {
 
     /// The first half of a commit, which holds nothing of the pipeline.
     fn asking_the_store(&self) -> Pin<Box<dyn Future<Output = Asked> + Send>> {
-        Box::pin(ask(self.parts.whole.clone(), self.parts.nodes.clone(), self.to_note()))
+        let (whole, nodes, consumed) = (self.parts.whole.clone(), self.parts.nodes.clone(), self.to_note());
+        Box::pin(async move { ask(whole.as_ref(), &nodes, consumed).await })
     }
 
     /// What is consumed by now, where the store does not know it.
@@ -219,16 +180,9 @@ impl Pipeline {
                 }
                 return Ok(Some(look));
             }
-            Err(Unasked::Fatal(why)) => return Err(PipelineError::Store(why)),
-            Err(Unasked::Nodes(error)) if error.kind == ErrorKind::Fatal => {
-                return Err(PipelineError::Store(error.to_string()));
-            }
-            Err(Unasked::Nodes(error)) => {
-                (CommitFailure::Nodes, format!("nobody knows whether a node of the store has restarted: {error}"))
-            }
-            Err(Unasked::NotNoted(why)) => {
-                (CommitFailure::Store, format!("what is consumed cannot be written into the store: {why}"))
-            }
+            Err(Unasked::Now(failure, why)) => (failure, why),
+            Err(Unasked::Store(error)) => return Err(PipelineError::Store(error.to_string())),
+            Err(Unasked::Engine(error)) => return Err(PipelineError::Store(error.to_string())),
         };
         tracing::warn!(why, "nothing is committed");
         self.parts.metrics.commit_failures.of(failure).inc();
