@@ -102,6 +102,15 @@ pub struct Request {
     pub again: bool,
 }
 
+/// It tries once more, since what it waits for is proven missing.
+#[derive(Debug, Clone)]
+pub struct LastTry {
+    /// The parents of which that is proven: another one that turns out to be absent may still come.
+    pub proven: Vec<Txid>,
+    /// How it was proven.
+    pub ties: Ties,
+}
+
 /// One group of spends: the inputs that take slots of one page.
 #[derive(Debug, Clone, Default)]
 pub struct Group {
@@ -198,7 +207,7 @@ pub struct Flight {
     /// It stands in the planner's table of absent parents.
     pub awaits_registered: bool,
     /// What is absent after this try will never come.
-    pub last_try: Option<Ties>,
+    pub last_try: Option<LastTry>,
 }
 
 impl Flight {

@@ -162,7 +162,7 @@ impl Pipeline {
                 })
             };
             if wanted.iter().all(is_missing) {
-                self.planner.parent_is_missing(flight, ties, now_ms);
+                self.planner.parents_are_missing(flight, wanted, ties, now_ms);
             }
         }
     }

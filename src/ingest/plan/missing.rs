@@ -5,20 +5,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{EventRef, Mode, Planner};
 use crate::{
     ingest::{
-        flight::{Flight, FlightId, Stage},
+        flight::{Flight, FlightId, LastTry, Stage},
         proof::{MOST_NAMED, Name, Ties, name_of},
     },
     tx::Txid,
 };
 
 impl Planner {
-    /// The transactions that wait for parents that may never come, by their first event, with those: what is absent, or one that is
+    /// The transactions that wait for parents that may never come, by their first event, with those: what is absent, and one that is
     /// in flight here, came behind them, and waits itself.
     pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId, Vec<Txid>)> {
         let waiting = self.flights.iter().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
         let wanted = |flight: &Flight| match flight.stage {
-            Stage::Parked => flight.absent_parents().collect(),
-            _ => Vec::from_iter(self.parent_behind(flight)),
+            Stage::Parked => Vec::from_iter(flight.absent_parents()),
+            _ => {
+                let behind = self.parent_behind(flight);
+                let others = flight.absent_parents().filter(|parent| behind.is_some_and(|behind| behind != *parent));
+                behind.into_iter().chain(others).collect()
+            }
         };
         waiting
             .map(|flight| (flight, wanted(flight)))
@@ -79,10 +83,10 @@ impl Planner {
         now_ms.saturating_sub(since_ms)
     }
 
-    /// What a parked transaction waits for is proven to have come already, or never: it tries once more, and is contested if
+    /// What a transaction waits for is `proven` to have come already, or never: it tries once more, and is contested if
     /// a parent is still absent. (Its last try may be older than the proof, and the parent have come in between.) A parent
     /// that came behind it and waits here counts as missing, but only where ties are broken.
-    pub fn parent_is_missing(&mut self, id: FlightId, ties: Ties, now_ms: u64) {
+    pub fn parents_are_missing(&mut self, id: FlightId, proven: Vec<Txid>, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         if flight.stage == Stage::Parked {
             let awaited: Vec<Txid> = flight.awaited_parents().collect();
@@ -100,18 +104,22 @@ impl Planner {
         }
         self.wait_no_longer(id);
         if let Some(flight) = self.get(id) {
-            flight.last_try = Some(ties);
+            flight.last_try = Some(LastTry { proven, ties });
         }
         self.ready.push_back(id);
         self.settle_ready(now_ms);
     }
 
     /// The parent that is absent still, after the last try. One that is in flight may be about to come, unless it stands
-    /// behind its child and waits itself.
+    /// behind its child and waits itself; and so may one of which nothing is proven: who waited for a parent in flight may not
+    /// have looked at the others since they came, or never.
     pub(super) fn missing_at_last(&mut self, id: FlightId, none_in_flight: bool) -> Option<Txid> {
-        let ties = self.get(id)?.last_try.take()?;
+        let LastTry { proven, ties } = self.get(id)?.last_try.take()?;
         let flight = self.flights.get(id.index as usize)?.as_ref()?;
         let absent = flight.absent_parents().next()?;
+        if flight.absent_parents().any(|parent| !proven.contains(&parent)) {
+            return None;
+        }
         let is_behind = || self.parent_behind(flight).filter(|behind| flight.absent_parents().any(|it| it == *behind));
         if none_in_flight { Some(absent) } else { is_behind().filter(|_| ties == Ties::Break) }
     }

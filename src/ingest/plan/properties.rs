@@ -578,9 +578,9 @@ impl World {
             while self.quiet_step() {}
             idle = if self.log.ended.len() > ended { 0 } else { idle + 1 };
             if idle > 0
-                && let Some((_, flight, _)) = self.planner.waiting_for_absent().into_iter().min()
+                && let Some((_, flight, wanted)) = self.planner.waiting_for_absent().into_iter().min()
             {
-                self.planner.parent_is_missing(flight, Ties::Break, self.now_ms);
+                self.planner.parents_are_missing(flight, wanted, Ties::Break, self.now_ms);
             }
             let waits = self.planner.one_that_waits();
             assert!(idle < 50, "stuck: {:?}, {waits:?}, open {:?}", self.planner.counts(), self.log.open);

@@ -325,8 +325,8 @@ fn a_parent_that_is_proven_missing_is_looked_for_once_more() {
     for (answer, contested) in [(Outcome::Rejected(Rejection::NotFound), true), (applied(), false)] {
         let mut planner = Planner::new(SETTINGS);
         park(&mut planner, tx(&[outside(0)], 1));
-        let (_, id, _) = planner.waiting_for_absent().remove(0);
-        planner.parent_is_missing(id, Ties::Break, 5);
+        let (_, id, wanted) = planner.waiting_for_absent().remove(0);
+        planner.parents_are_missing(id, wanted, Ties::Break, 5);
         let (token, spend) = row(&mut planner);
         assert!(matches!(spend.operation, Operation::Spend(_)), "what it waited for may have come since");
         planner.outcome(token, answer, 5);
@@ -345,9 +345,44 @@ fn a_child_gives_up_a_parent_that_came_behind_it_only_once_none_that_came_before
         planner.submit(event(1), child.clone(), Mode::Normal, 0);
         park_at(&mut planner, 2, behind);
         let id = planner.by_txid[&child.txid];
-        planner.parent_is_missing(id, Ties::Break, 5);
+        let wanted = waits_for(&planner, id);
+        planner.parents_are_missing(id, wanted, Ties::Break, 5);
         assert_eq!(!actions(&mut planner).is_empty(), tries_again);
     }
+}
+
+/// Simulator, seed 5114 (24 November): of two parents one came behind the child, and the other, older, waited in a partition of
+/// somebody else's. The child was contested as soon as the first was proven missing, and was told that the second was.
+#[test]
+fn a_child_gives_up_a_parent_that_came_behind_it_only_once_every_absent_one_is_proven_missing() {
+    for all_are_proven in [false, true] {
+        let behind = tx(&[outside(1)], 1);
+        let child = tx(&[outside(0), of(&behind, 0)], 2);
+        let mut planner = Planner::new(SETTINGS);
+        planner.submit(event(0), child.clone(), Mode::Normal, 0);
+        nothing_is_there(&mut planner, 0);
+        park_at(&mut planner, 1, behind.clone());
+        planner.retry_due(10_000);
+        let id = planner.by_txid[&child.txid];
+        for action in actions(&mut planner) {
+            it_is_not_there(&mut planner, action, 10_000);
+        }
+        let wanted = waits_for(&planner, id);
+        assert_eq!(wanted, [behind.txid, outside(0).txid]);
+        let proven = if all_are_proven { wanted } else { vec![behind.txid] };
+        planner.parents_are_missing(id, proven, Ties::Break, 10_005);
+        let tries = actions(&mut planner);
+        assert_eq!(tries.len(), 2);
+        tries.into_iter().for_each(|action| it_is_not_there(&mut planner, action, 10_005));
+        let is_contested = |action: &Action| matches!(action, Action::Apply(_, row) if matches!(row.operation, Operation::CreateContested(_)));
+        assert_eq!(actions(&mut planner).iter().any(is_contested), all_are_proven);
+    }
+}
+
+/// What it has to be asked of whether it is missing.
+fn waits_for(planner: &Planner, id: FlightId) -> Vec<Txid> {
+    let waiting = planner.waiting_for_absent().into_iter().find(|(_, flight, _)| *flight == id);
+    waiting.map_or(Vec::new(), |(.., wanted)| wanted)
 }
 
 /// Simulator, seeds 2698 and, with `SIM_PRUNE`, 1273: the later event waited for what is only proven missing once the child has ended.
@@ -372,7 +407,8 @@ fn a_child_does_not_wait_for_a_later_event_of_a_parent_that_is_conflicting_by_ve
         park_at(&mut planner, 1, parent.clone());
         planner.retry_due(10_000);
         answer(&mut planner);
-        planner.parent_is_missing(id, Ties::Break, 5);
+        let wanted = waits_for(&planner, id);
+        planner.parents_are_missing(id, wanted, Ties::Break, 5);
         assert_eq!(actions(&mut planner).len(), 2, "it tries both once more: {fell:?}");
     }
 }
