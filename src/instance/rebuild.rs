@@ -25,7 +25,7 @@ use crate::{
         pipeline::{Pipeline, PipelineReport},
         replay::Modes,
     },
-    record::{Consumed, MetaRecord, Rebuilding},
+    record::{Consumed, LogEnds, MetaRecord, Rebuilding},
     sequencer::{ChainMode, Sequencer, SequencerParts},
     store::{
         Store,
@@ -109,7 +109,7 @@ async fn run(
             Reached::default()
         }
         Some(begun) if begun.frontier != chain_frontier => return Err(InstanceError::OtherLog),
-        Some(_) => resume(&parts, &mut nodes, rebuilder).await?,
+        Some(begun) => resume(&parts, &mut nodes, rebuilder, &begun.log).await?,
     };
     parts.store.bind_partitions(partitions.unsigned_abs()).await?;
     check_chain(&settings, &parts).await?;
@@ -169,26 +169,39 @@ async fn begin(
             return Err(InstanceError::NotEmpty);
         }
         if is_safe {
-            return own(&parts.store, &meta).await;
+            claim_blobs(&parts.store, &meta).await?;
+            // Before everything else, so that what is lost on the way is missed at the end.
+            parts.store.plant_sentinels(&meta).await?;
+            return Ok(());
         }
     }
 }
 
-/// Marks what is the store's: before everything else, so that what is lost on the way is missed at the end.
-async fn own(store: &Store, meta: &MetaRecord) -> Result<(), InstanceError> {
-    claim_blobs(store, meta).await?;
-    store.plant_sentinels(meta).await?;
-    Ok(())
-}
-
-/// Says in the store that its rebuild goes on. No node has forgotten anything since it began, so what is missing of it was never written.
-async fn resume(parts: &InstanceParts, nodes: &mut Nodes, rebuilder: u64) -> Result<Reached, InstanceError> {
+/// Says in the store that its rebuild goes on. No node has forgotten anything since it began, so what is missing of it was never written,
+/// or is lost with a part of the store.
+async fn resume(
+    parts: &InstanceParts,
+    nodes: &mut Nodes,
+    rebuilder: u64,
+    log: &LogEnds,
+) -> Result<Reached, InstanceError> {
     let incarnation = nodes.meet().await.map_err(MetaError::from)?;
-    let meta = parts.store.resume_rebuild(expectations(&parts.store), incarnation, rebuilder).await?;
+    let meta = parts.store.resume_rebuild(expectations(&parts.store), incarnation, rebuilder, log).await?;
     tokio::time::sleep(LOOK * 2).await;
     parts.store.still_rebuilds(rebuilder).await?;
-    own(&parts.store, &meta).await?;
-    let Some(rebuilding) = meta.rebuilding else { return Err(MetaError::TakenOver.into()) };
+    // Who was killed may have waited for this.
+    let is_unmarked = parts.store.blobs.is_some() && !meta.has_blobs;
+    if is_unmarked && !nodes.outlast().await.map_err(MetaError::from)? {
+        return Err(MetaError::Forgotten.into());
+    }
+    claim_blobs(&parts.store, &meta).await?;
+    let rebuilding = meta.rebuilding.clone().ok_or(MetaError::TakenOver)?;
+    if rebuilding.reached == Consumed::default() {
+        parts.store.plant_sentinels(&meta).await?;
+    } else {
+        // What lies below is not read again: a part of it that is lost stays so, and must not be given new ones.
+        parts.store.check_sentinels(&meta).await?;
+    }
     tracing::info!(reached = ?rebuilding.reached, frontier = rebuilding.frontier, "the rebuild is resumed");
     Ok(Reached::of(*rebuilding))
 }
@@ -240,9 +253,12 @@ fn keeping(store: Store, rebuilder: u64, chain: Arc<str>) -> Keep {
     })
 }
 
-/// Says in the store that its rebuild has ended, and waits until no node can forget that any more.
+/// Waits until no node can forget any more what the chain has done last, which nobody has waited for, then says in the store that its
+/// rebuild has ended, and waits until none can forget that.
 async fn end(store: &Store, mut nodes: Nodes, rebuilder: u64, consumed: &Consumed) -> Result<(), InstanceError> {
-    nodes.meet().await.map_err(MetaError::from)?;
+    if !nodes.outlast().await.map_err(MetaError::from)? {
+        return Err(MetaError::Forgotten.into());
+    }
     store.check_sentinels(&store.meta().await?.ok_or(MetaError::Absent)?).await?;
     loop {
         store.end_rebuild(rebuilder, consumed).await?;

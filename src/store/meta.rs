@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
     engine::{EngineError, ErrorKind, Incarnation, Row, Set},
-    record::{Consumed, Key, MetaRecord, Operation, Outcome, Rebuilding, Record, ReplaceMeta},
+    record::{Consumed, Key, LogEnds, MetaRecord, Operation, Outcome, Rebuilding, Record, ReplaceMeta},
     tx::Network,
 };
 
@@ -353,8 +353,8 @@ impl Store {
         .await
     }
 
-    /// Goes on with the rebuild of this set that has begun and not ended, over nodes of this incarnation; whoever began it finds the number
-    /// of this attempt, should he live.
+    /// Goes on with the rebuild of this set from this `log` that has begun and not ended, over nodes of this incarnation; whoever began it
+    /// finds the number of this attempt, should he live.
     ///
     /// # Errors
     /// See [`MetaError`]; nothing was changed then.
@@ -363,12 +363,14 @@ impl Store {
         expected: MetaExpectations,
         nodes: &Incarnation,
         rebuilder: u64,
+        log: &LogEnds,
     ) -> Result<MetaRecord, MetaError> {
         let meta = self.meta().await?.ok_or(MetaError::Absent)?;
         check(&meta, &expected)?;
         self.check_blobs(&meta)?;
         self.change_meta(|meta| match &meta.rebuilding {
             Some(rebuilding) if rebuilding.nodes != nodes.0 => Err(MetaError::Forgotten),
+            Some(rebuilding) if rebuilding.log != *log => Err(MetaError::TakenOver),
             Some(_) => Ok(MetaRecord { rebuilder: Some(rebuilder), retention: expected.retention, ..meta }),
             None => Err(MetaError::Owned),
         })
@@ -572,25 +574,29 @@ mod tests {
         let store = store(5);
         let nodes = Incarnation("a".into());
         let Rebuild { rebuilding, .. } = rebuild(7, 1);
+        let log = rebuilding.log.clone();
         let begun = Rebuild { rebuilding: Rebuilding { nodes: "a".into(), ..rebuilding }, rebuilder: 1 };
-        assert!(matches!(store.resume_rebuild(EXPECTED, &nodes, 1).await, Err(MetaError::Absent)));
+        assert!(matches!(store.resume_rebuild(EXPECTED, &nodes, 1, &log).await, Err(MetaError::Absent)));
         store.begin_rebuild(EXPECTED, begun, [1; 16]).await.unwrap();
         let at = |chain: u64, validated: u64| Consumed { chain, validated: [(0, validated)].into() };
         for (reached, state) in [(at(3, 9), "three"), (at(0, 12), ""), (at(2, 0), "two")] {
             store.note_reached(1, &reached, state).await.unwrap();
         }
         store.plant(seeded(1, 2)).await;
-        let meta = store.resume_rebuild(EXPECTED, &nodes, 2).await.unwrap();
+        let meta = store.resume_rebuild(EXPECTED, &nodes, 2, &log).await.unwrap();
         let rebuilding = meta.rebuilding.unwrap();
         assert_eq!((rebuilding.reached, rebuilding.chain_state.as_str()), (at(3, 12), "three"));
         assert!(matches!(store.note_reached(1, &at(4, 0), "four").await, Err(MetaError::TakenOver)));
         let other = MetaExpectations { utxo_batch_size: 6, ..EXPECTED };
-        assert!(matches!(store.resume_rebuild(other, &nodes, 3).await, Err(MetaError::OtherBatchSize { .. })));
-        let restarted = store.resume_rebuild(EXPECTED, &Incarnation("b".into()), 3).await;
+        assert!(matches!(store.resume_rebuild(other, &nodes, 3, &log).await, Err(MetaError::OtherBatchSize { .. })));
+        let restarted = store.resume_rebuild(EXPECTED, &Incarnation("b".into()), 3, &log).await;
         assert!(matches!(restarted, Err(MetaError::Forgotten)), "{restarted:?}");
+        let of_another_log = LogEnds { ends: Consumed { chain: 99, ..Consumed::default() }, ..log.clone() };
+        let taken = store.resume_rebuild(EXPECTED, &nodes, 3, &of_another_log).await;
+        assert!(matches!(taken, Err(MetaError::TakenOver)), "{taken:?}");
         store.still_rebuilds(2).await.unwrap();
         store.end_rebuild(2, &at(7, 20)).await.unwrap();
-        assert!(matches!(store.resume_rebuild(EXPECTED, &nodes, 4).await, Err(MetaError::Owned)));
+        assert!(matches!(store.resume_rebuild(EXPECTED, &nodes, 4, &log).await, Err(MetaError::Owned)));
     }
 
     #[tokio::test]

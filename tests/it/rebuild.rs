@@ -8,7 +8,7 @@ use utxo_store::{
     engine::{RecordEngine, fault::FaultEngine, memory::MemoryEngine},
     ingest::proof::MOST_NAMED,
     instance::{self, InstanceError},
-    record::{Operation, Rules, TxState},
+    record::{Operation, Page, Rules, Sequenced, TxState},
     store::{Store, meta::MetaError},
     tx::{Outpoint, Txid},
 };
@@ -86,6 +86,36 @@ async fn a_rebuild_into_a_store_that_may_forget() {
     // What is there has outlived what a node forgets.
     nodes.forget(MAY_FORGET, |_| true);
     assert_eq!(digest(&store).await, digest(&world.store).await);
+}
+
+/// The chain is done last, and a node forgets that before the rebuild has said that it has ended.
+/// Protects: what a rebuild says to be there outlives what a node forgets, the chain's last writes too.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_forgets_what_the_chain_did_last_is_seen_at_the_end_of_a_rebuild() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let mined = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&mined).await;
+    world.mine(1, &[&mined]).await;
+    world.run_until_consumed().await;
+    let memory = Arc::new(MemoryEngine::forgetful(RULES, world.clock.clone(), MAY_FORGET));
+    let nodes = Arc::new(FaultEngine::forgetful(memory, world.clock.clone(), 1));
+    let behind = World { store: Store { engine: nodes.clone(), ..world.store.clone() }, ..world.clone() };
+    // The transactions are safe by then.
+    let late = Held::late(&behind, MAY_FORGET * 30, |row| {
+        matches!(row.operation, Operation::Sequenced(_, Sequenced::SetMined { .. }))
+    });
+    let rebuilding = rebuild_into(&world, late);
+    let forgetting = async {
+        let is_mined = |page: &Page| page.master.as_ref().is_some_and(|master| !master.mined.is_empty());
+        while !behind.page(&mined).await.is_some_and(|page| is_mined(&page)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        nodes.forget(MAY_FORGET, |_| true);
+    };
+    let ((_, ended), ()) = tokio::join!(rebuilding, forgetting);
+    let error = ended.unwrap_err();
+    assert!(matches!(error, InstanceError::Meta(MetaError::Forgotten)), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

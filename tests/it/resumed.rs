@@ -2,14 +2,16 @@
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
+use object_store::memory::InMemory;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
+    blob::{BlobOptions, BlobStore},
     broker::Broker,
     engine::{fault::FaultEngine, memory::MemoryEngine},
     event::Action,
     instance::{self, InstanceError, Rebuilt},
-    record::{Rebuilding, Rules, TxState},
+    record::{Key, Rebuilding, Rules, TxState},
     store::{Store, meta::MetaError},
 };
 
@@ -158,6 +160,53 @@ async fn a_rebuild_whose_nodes_have_restarted_is_not_resumed() {
             assert!(error.to_string().contains("begin again"), "{error}");
         }
     }
+}
+
+/// A device is gone, and with it a part of what was reached.
+/// Protects: what is not read again is not given new sentinels.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_of_which_a_part_is_lost_is_not_resumed() {
+    let world = World::new().await;
+    a_history(&world).await;
+    let memory = Arc::new(MemoryEngine::new(RULES).in_parts());
+    let store = Store::new(memory.clone(), world.store.settings);
+    let first = begin(&world, &store);
+    while rebuilding(&store).await.is_none_or(|begun| begun.reached.validated.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    kill(first).await;
+    memory.put(Key::Sentinel(7), None);
+    let error = resume(&world, &store).await.unwrap_err();
+    assert!(matches!(error, InstanceError::Meta(MetaError::PartLost { missing: 1, .. })), "{error}");
+}
+
+/// It was killed, and resumed, before nodes could no longer forget that it had begun; then they did.
+/// Protects: no place for blobs is marked with an id that a node forgets, or nobody could begin again there.
+#[tokio::test(start_paused = true)]
+async fn the_blobs_of_a_rebuild_are_marked_once_nobody_forgets_that_it_has_begun() {
+    let world = World::forgetful().await;
+    a_history(&world).await;
+    let may_forget = Duration::from_secs(3);
+    let memory = Arc::new(MemoryEngine::forgetful(RULES, world.clock.clone(), may_forget));
+    let nodes = Arc::new(FaultEngine::forgetful(memory, world.clock.clone(), 1));
+    let blobs = BlobStore::new(Arc::new(InMemory::new()), BlobOptions::default());
+    let store = Store { blobs: Some(blobs), ..Store::new(nodes.clone(), world.store.settings) };
+    let first = begin(&world, &store);
+    while rebuilding(&store).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    kill(first).await;
+    let again = tokio::spawn({
+        let (settings, parts) = (world.settings.clone(), world.parts(&store));
+        instance::resume_rebuild(settings, parts, CancellationToken::new())
+    });
+    // It has said that it goes on, and looked whether anybody else did.
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    nodes.forget(may_forget, |_| true);
+    let error = again.await.unwrap().unwrap_err();
+    assert!(matches!(error, InstanceError::Meta(MetaError::Forgotten)), "{error}");
+    assert!(store.meta().await.unwrap().is_none(), "it is forgotten that it had begun");
+    resume(&world, &store).await.unwrap();
 }
 
 /// A verdict makes a transaction fall with its child, later ones delete both; whoever rebuilds dies when all of that is done and little of
