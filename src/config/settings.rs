@@ -151,7 +151,7 @@ settings! {
         /// instance_id is not to be had: one that was killed would be refused under its name until its session ends. All instances of a
         /// group say the same.
         group_protocol: GroupProtocol = "classic";
-        /// Without a heartbeat for so long, an instance is taken for dead and its partitions go to others.
+        /// Without a heartbeat for so long, an instance is taken for dead and its partitions go to others. By the classic protocol, as the next.
         session_timeout_ms: u64 = 45_000, range 1_000 to 3_600_000, unit "ms";
         /// Time between heartbeats; at most a third of the session timeout.
         heartbeat_interval_ms: u64 = 3_000, range 100 to 600_000, unit "ms";

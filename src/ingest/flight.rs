@@ -1,6 +1,9 @@
 //! One transaction in flight.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use crate::{
     broker::Message,
@@ -106,7 +109,7 @@ pub struct Request {
 #[derive(Debug, Clone)]
 pub struct LastTry {
     /// The parents of which that is proven: another one that turns out to be absent may still come.
-    pub proven: Vec<Txid>,
+    pub proven: BTreeSet<Txid>,
     /// How it was proven.
     pub ties: Ties,
 }

@@ -700,11 +700,12 @@ impl Pipeline {
         self.planner.counts().active > 0 || !self.dispatcher.is_idle() || !self.chunks.is_empty() || self.publishing > 0
     }
 
-    /// Whether something of the partition moves. It may say so where two events wait as one transaction.
+    /// Whether something of the partition moves, but in one that is halted, where what was read never ends. It may say so where two events
+    /// wait as one transaction.
     fn moves_in(&self, partition: &TopicPartition) -> bool {
         let number = partition.partition;
-        let unfinished = self.partitions.get(&number).map_or(0, |state| state.tracker.unfinished());
-        unfinished > self.planner.parked_of(number)
+        let running = self.partitions.get(&number).filter(|state| state.halted.is_none());
+        running.is_some_and(|state| state.tracker.unfinished() > self.planner.parked_of(number))
     }
 
     /// Lets what moves come to its end, within a bound: of some partitions, or all of it. What waits stays behind and is read again by

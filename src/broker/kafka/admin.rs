@@ -34,7 +34,7 @@ pub(super) fn describe_groups<T, All: FromIterator<(String, T)>>(
         return Ok(All::from_iter([]));
     }
     let (_names, mut pointers) = terminated(operation, groups)?;
-    let event = ask(client, operation, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS, timeout, {
+    let event = ask(client, operation, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS, timeout, 2, {
         // SAFETY: all live until the answer is there.
         |client, options, queue| unsafe {
             rd::rd_kafka_DescribeConsumerGroups(client, pointers.as_mut_ptr(), pointers.len(), options, queue)
@@ -73,12 +73,14 @@ pub(super) fn terminated(
     Ok((names, pointers))
 }
 
-/// Sends a question that asks for rights, too, and waits for its answer.
+/// Sends a question that asks for rights, too, and waits for its answer. librdkafka makes up to so many requests of it, one after the
+/// other: of groups two, one by each protocol.
 pub(super) fn ask(
     client: &Asked,
     operation: &'static str,
     question: rd_kafka_admin_op_t,
     timeout: Duration,
+    requests: u32,
     send: impl FnOnce(*mut rd::rd_kafka_t, *const rd::rd_kafka_AdminOptions_t, *mut rd::rd_kafka_queue_t),
 ) -> Result<Owned<rd_kafka_event_t>, BrokerError> {
     let no_answer = || BrokerError::new(BrokerErrorKind::Retryable, operation, format!("no answer within {timeout:?}"));
@@ -89,7 +91,7 @@ pub(super) fn ask(
         let native = client.client().native_ptr();
         let queue = Owned(rd::rd_kafka_queue_new(native), rd::rd_kafka_queue_destroy);
         let options = Owned(rd::rd_kafka_AdminOptions_new(native, question), rd::rd_kafka_AdminOptions_destroy);
-        rd::rd_kafka_AdminOptions_set_request_timeout(options.0, ms(timeout), ptr::null_mut(), 0);
+        rd::rd_kafka_AdminOptions_set_request_timeout(options.0, ms(timeout / requests), ptr::null_mut(), 0);
         drop(Owned(
             rd::rd_kafka_AdminOptions_set_include_authorized_operations(options.0, 1),
             rd::rd_kafka_error_destroy,

@@ -43,7 +43,7 @@ pub(super) fn on_topics(client: &Asked, topics: &[String], timeout: Duration) ->
     let collection = unsafe { rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len()) };
     drop(names);
     let collection = Owned(collection, rd::rd_kafka_TopicCollection_destroy);
-    let event = ask(client, OPERATION, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout, {
+    let event = ask(client, OPERATION, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout, 1, {
         // SAFETY: all four live until the answer is there.
         |client, options, queue| unsafe { rd::rd_kafka_DescribeTopics(client, collection.0, options, queue) }
     })?;

@@ -104,7 +104,7 @@ impl Planner {
         }
         self.wait_no_longer(id);
         if let Some(flight) = self.get(id) {
-            flight.last_try = Some(LastTry { proven, ties });
+            flight.last_try = Some(LastTry { proven: BTreeSet::from_iter(proven), ties });
         }
         self.ready.push_back(id);
         self.settle_ready(now_ms);
