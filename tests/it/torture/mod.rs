@@ -21,7 +21,7 @@ use std::{
 };
 
 use utxo_store::{
-    broker::{Broker, BrokerError, Produce, Producer},
+    broker::{Broker, BrokerError, Produce, Producer, kafka::GroupProtocol},
     seeded::Seeded,
 };
 
@@ -45,11 +45,6 @@ fn asked(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// `kafka.group_protocol` of all instances.
-fn group_protocol() -> String {
-    std::env::var("PROTOCOL").unwrap_or_else(|_| "classic".into())
-}
-
 fn asked_seed() -> u64 {
     asked("SEED", Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id()))
 }
@@ -63,6 +58,8 @@ struct Size {
     seed: u64,
     /// The first instance is never killed, nor told to stop: a soak watches it.
     spares_first: bool,
+    /// `kafka.group_protocol` of all instances.
+    protocol: GroupProtocol,
 }
 
 impl Size {
@@ -73,11 +70,13 @@ impl Size {
             rate: asked("RATE", 400),
             seed: asked_seed(),
             spares_first: false,
+            protocol: std::env::var("PROTOCOL").map_or(GroupProtocol::Classic, |asked| asked.parse().unwrap()),
         }
     }
 
     fn short(seed: u64) -> Self {
-        Size { time: Duration::from_secs(20), rate: 300, seed, spares_first: false }
+        let time = Duration::from_secs(20);
+        Size { time, rate: 300, seed, spares_first: false, protocol: GroupProtocol::Classic }
     }
 }
 
@@ -221,9 +220,7 @@ impl Ground {
         assert!(create.stdout(Stdio::null()).status().unwrap().success());
         let mut ground =
             Ground { bench, variables: Vec::new(), live: Vec::new(), rebuilt: Vec::new(), has_forgotten: false };
-        let protocol = group_protocol();
         for (key, value) in [
-            ("KAFKA__GROUP_PROTOCOL", protocol.as_str()),
             ("STORE__NETWORK", "regtest"),
             ("PRUNE__ENABLED", "false"),
             ("INGEST__MISSING_PARENT_GRACE_MS", "5000"),
@@ -325,14 +322,16 @@ fn give_up(ground: &Ground, seed: u64, why: Box<dyn std::any::Any + Send>) -> ! 
 }
 
 fn on_fjall(kafka: &mut KafkaServer, size: Size) {
-    let ground = Ground::fjall(kafka);
+    let mut ground = Ground::fjall(kafka);
+    ground.set("KAFKA__GROUP_PROTOCOL", &size.protocol.to_string());
     torture(&ground, kafka, &mut Host::new(&ground), size);
 }
 
 fn on_aerospike(kafka: &mut KafkaServer, size: Size) {
     let Some(server) = AerospikeServer::start() else { return };
-    let ground = Ground::aerospike(kafka, &server);
-    let are_static = size.seed.is_multiple_of(2) && group_protocol() == "classic";
+    let mut ground = Ground::aerospike(kafka, &server);
+    ground.set("KAFKA__GROUP_PROTOCOL", &size.protocol.to_string());
+    let are_static = size.seed.is_multiple_of(2) && size.protocol == GroupProtocol::Classic;
     torture(&ground, kafka, &mut Processes::new(&ground, are_static), size);
 }
 
@@ -358,4 +357,10 @@ fn a_short_one_on_fjall() {
 fn a_short_one_on_aerospike() {
     let Some(mut kafka) = KafkaServer::own() else { return };
     on_aerospike(&mut kafka, Size::short(2));
+}
+
+#[test]
+fn a_short_one_by_the_consumer_protocol() {
+    let Some(mut kafka) = KafkaServer::own() else { return };
+    on_fjall(&mut kafka, Size { protocol: GroupProtocol::Consumer, ..Size::short(3) });
 }

@@ -10,6 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use utxo_store::broker::kafka::GroupProtocol;
+
 use super::{Ground, INSTANCES, Size, asked, asked_seed, crew::Crew, on_aerospike, on_fjall};
 use crate::kafka_server::KafkaServer;
 
@@ -148,7 +150,13 @@ fn bound(log: &Path) {
 #[ignore = "takes as long as it is told to"]
 fn for_long() {
     let time = Duration::from_secs(asked("SOAK_SECONDS", 3_600));
-    let size = Size { time, rate: asked("RATE", 50), seed: asked_seed(), spares_first: true };
+    let size = Size {
+        time,
+        rate: asked("RATE", 50),
+        seed: asked_seed(),
+        spares_first: true,
+        protocol: GroupProtocol::Classic,
+    };
     let Some(mut kafka) = KafkaServer::own() else { return };
     match std::env::var("STORE").as_deref() {
         Ok("aerospike") => on_aerospike(&mut kafka, size),
