@@ -81,7 +81,8 @@ fn each(consumer: &BaseConsumer, place: &Place, mut work: impl FnMut(u64, &[u8],
     let mut batch: [*mut rd_kafka_message_t; AT_ONCE] = [ptr::null_mut(); AT_ONCE];
     // SAFETY: the consumer, and with it the handle, outlives the queue.
     let queue = unsafe { rd_kafka_queue_get_consumer(consumer.client().native_ptr()) };
-    let (mut watch, mut read) = (Watch::start(), 0);
+    let (mut watch, mut took, mut read) = (Some(Watch::start()), None, 0);
+    let (begins, ends) = (place.warm_up(), place.transactions - place.warm_up());
     while read < place.transactions {
         // SAFETY: the array has room for as many as are asked for. rdkafka has no safe form of this call, which is the cheapest.
         let taken = unsafe { rd_kafka_consume_batch_queue(queue, WAIT_MS, batch.as_mut_ptr(), AT_ONCE) };
@@ -93,8 +94,11 @@ fn each(consumer: &BaseConsumer, place: &Place, mut work: impl FnMut(u64, &[u8],
                 if told.err as i32 == 0 {
                     work(read, bytes(told.key, told.key_len), bytes(told.payload, told.len));
                     read += 1;
-                    if read == place.warm_up() {
-                        watch = watch.warmed_up();
+                    if read == begins {
+                        watch = watch.map(Watch::warmed_up);
+                    }
+                    if read == ends {
+                        took = watch.take().map(|watch| watch.stop(ends - begins));
                     }
                 }
                 rd_kafka_message_destroy(*message);
@@ -103,7 +107,7 @@ fn each(consumer: &BaseConsumer, place: &Place, mut work: impl FnMut(u64, &[u8],
     }
     // SAFETY: it was made above, and nobody else has it.
     unsafe { rd_kafka_queue_destroy(queue) };
-    watch.stop(read - place.warm_up())
+    took.expect("there are more than were to warm up")
 }
 
 /// # Safety

@@ -112,7 +112,7 @@ impl Place {
     }
 
     /// How many of the transactions come before the clock starts: what is touched for the first time, and would not be touched anew by
-    /// a process that has run for a while (what is in flight, librdkafka's buffers), is there by then.
+    /// a process that has run for a while (what is in flight, librdkafka's buffers), is there by then. As many are left when it stops.
     pub fn warm_up(&self) -> u64 {
         self.transactions / 4
     }

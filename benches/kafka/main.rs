@@ -144,7 +144,7 @@ impl Bench<'_> {
     fn place(&self, case: Case) -> Place {
         let (topic, transactions) = match case.sink.is_far() {
             false => ("bench.near", size("KAFKA_TRANSACTIONS", 1_000_000)),
-            true => ("bench.far", size("KAFKA_FAR_TRANSACTIONS", 200_000)),
+            true => ("bench.far", size("KAFKA_FAR_TRANSACTIONS", 400_000)),
         };
         Place { brokers: self.brokers.clone(), topic: topic.to_owned(), partitions: self.partitions(), transactions }
     }

@@ -171,7 +171,8 @@ impl Watch {
     }
 }
 
-/// Runs until everything is completed. Joining a group, and the first `warm_up` of the transactions, come before the clock starts.
+/// Runs until everything is completed. Joining a group, and the first `warm_up` of the transactions, come before the clock starts; and when
+/// it stops, as many are left, so that as much is in hand at the end as was at the beginning.
 pub async fn to_the_end(
     settings: PipelineSettings,
     log: Log,
@@ -189,9 +190,10 @@ pub async fn to_the_end(
         watch = watch.warmed_up();
         before = running.completed();
     }
+    running.until_completed(transactions - warm_up).await;
+    let took = watch.stop(running.completed() - before);
     running.until_completed(transactions).await;
     let completed = running.completed();
-    let took = watch.stop(completed - before);
     let report = running.stop().await;
     assert_eq!(report.completed, transactions, "all are completed, once");
     assert_eq!((completed, report.contests, report.dead_letters), (transactions, 0, 0), "all are live");
