@@ -155,8 +155,15 @@ fn time_to_live(lock_record: &LockRecord, now_ms: u64) -> u32 {
     u32::try_from(left + LOCK_RECORD_SLACK_S).unwrap_or(u32::MAX / 2)
 }
 
-/// Writes every bin.
+/// Writes every bin. The client copies name and value out of the bin that it is shown, so one serves for all.
 pub fn put_all(bins: Bins) -> Vec<ServerOperation> {
+    let mut shown = Bin::new(String::new(), Value::Nil);
+    let put = |(name, value): (&str, Value)| {
+        shown.name.clear();
+        shown.name.push_str(name);
+        shown.value = value;
+        operations::put(&shown)
+    };
     bins.into_iter().map(put).collect()
 }
 
