@@ -67,13 +67,14 @@ impl Instance {
             store_id: [7; 16],
             identity: Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None },
         };
+        let health = parts.health.clone();
         let shutdown = CancellationToken::new();
         let running = instance::run(settings, parts, shutdown.clone());
         let task = tokio::spawn(async move { running.await.inspect_err(|error| eprintln!("the instance: {error}")) });
         let producer = broker.producer().await.expect("the memory broker has one");
         let instance = Instance { broker, producer, store, metrics, shutdown, task };
-        // What is in a store that is nobody's yet is another's.
-        instance.until(async || instance.store.meta().await.is_ok_and(|meta| meta.is_some())).await;
+        // What is in a store that is nobody's yet is another's; and over nodes that may forget it is made for longer than a case takes.
+        instance.until(async || health.ready().ok).await;
         instance
     }
 
