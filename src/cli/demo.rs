@@ -122,13 +122,11 @@ impl DemoArgs {
         let loaded = self.load()?;
         let feed = loaded.feed()?;
         let rivals = self.rivals(&feed);
+        let blocks = feed.counts().map_or(0, |counts| counts.blocks);
         let messages = || -> Box<dyn Iterator<Item = Message> + Send + '_> {
             match &rivals {
                 Some(rivals) => Box::new(rivals.among(feed.messages())),
-                None if self.reorgs > 0 => {
-                    let blocks = feed.counts().blocks;
-                    Box::new(Reorganised::new(feed.messages(), blocks, self.reorgs, self.seed))
-                }
+                None if self.reorgs > 0 => Box::new(Reorganised::new(feed.messages(), blocks, self.reorgs, self.seed)),
                 None => feed.messages(),
             }
         };
@@ -144,7 +142,7 @@ impl DemoArgs {
             utxo_batch_size: self.utxo_batch_size,
             externalize_all: self.externalize_all,
         })?;
-        let result = self.through(&config, &log, &directory, messages, rivals.as_ref(), feed.counts().blocks).await;
+        let result = self.through(&config, &log, &directory, messages, rivals.as_ref(), blocks).await;
         if result.is_err() {
             directory.keep();
         }

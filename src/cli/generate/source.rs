@@ -124,11 +124,11 @@ impl Feed<'_> {
         }
     }
 
-    /// What the blocks hold; nothing where there are none.
-    pub fn counts(&self) -> ChainCounts {
+    /// What the blocks hold; events are not looked into.
+    pub fn counts(&self) -> Option<ChainCounts> {
         match self {
-            Feed::Chain(chain) => chain.counts(),
-            Feed::Lines(_) => ChainCounts::default(),
+            Feed::Chain(chain) => Some(chain.counts()),
+            Feed::Lines(_) => None,
         }
     }
 }

@@ -108,3 +108,12 @@ async fn everything_arrives_once_and_in_order() {
     let refused = same(loaded.feed().unwrap().messages()).await.unwrap_err().to_string();
     assert!(refused.contains("utxo.block-mined holds the blocks of another chain"), "{refused}");
 }
+
+#[test]
+fn events_are_not_said_to_hold_nothing() {
+    let produced = Produced { events: 2, bytes: 30 };
+    assert_eq!(Summary { counts: None, produced }.line(), "2 events, 30 bytes");
+    let counts = Some(ChainCounts { blocks: 1, seeded: 4, ..ChainCounts::default() });
+    let line = Summary { counts, produced }.line();
+    assert_eq!(line, "2 events, 30 bytes: 1 blocks with 0 transactions, 4 partial parents");
+}
