@@ -348,7 +348,8 @@ settings! {
         flag_grace_ms: u64 = 60_000, range 0 to 86_400_000, unit "ms";
         /// Pause before the first retry of what the store could not do, or of what waits for its parent; doubled each time, with jitter, …
         retry_pause_ms: u64 = 50, range 1 to 600_000, unit "ms";
-        /// … up to this; up to an eighth of it where so few wait for their parents that fewer than 5,000 are tried in a second.
+        /// … up to this. Those that wait for their parents pause for up to an eighth of it, and where many wait for as long as it takes to
+        /// try 5,000 of them a second; but the oldest, for which all others wait, from a 32nd of it on.
         retry_pause_max_ms: u64 = 5_000, range 1 to 3_600_000, unit "ms";
         /// Time between commits of offsets.
         commit_interval_ms: u64 = 1_000, range 10 to 600_000, unit "ms";

@@ -131,9 +131,9 @@ pub enum Action {
 /// Bounds and pauses of the planner.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanSettings {
-    /// First pause before a parked transaction is tried again, ms; where many are parked it doubles, up to `retry_max_ms`.
+    /// First pause before a parked transaction is tried again, ms; it doubles, up to what is usual of its age among those that are parked.
     pub retry_min_ms: u64,
-    /// Longest pause, ms.
+    /// The oldest pause for a small part of this, ms; where very many are parked the younger ones do for longer.
     pub retry_max_ms: u64,
     /// How long a transaction waits on a locked parent before it is contested, ms.
     pub flag_grace_ms: u64,
@@ -163,6 +163,7 @@ pub struct Planner {
     /// Parked flights by the absent parent they wait for: its arrival here wakes them.
     awaited: TxidMap<Vec<FlightId>>,
     parked: Parked,
+    next_look_at_front_ms: u64,
     /// Who was parked and tries again now.
     trying: Vec<FlightId>,
     actions: VecDeque<Action>,
@@ -193,6 +194,7 @@ impl Planner {
             by_txid: TxidMap::default(),
             awaited: TxidMap::default(),
             parked: Parked::default(),
+            next_look_at_front_ms: 0,
             trying: Vec::new(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),

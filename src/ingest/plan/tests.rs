@@ -230,7 +230,7 @@ fn what_waits_for_an_absent_parent_is_tried_again_and_woken_by_its_arrival() {
     planner.retry_due(10);
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 10);
-    assert_eq!(planner.next_due_ms(), Some(22), "nobody else waits");
+    assert_eq!(planner.next_due_ms(), Some(20), "nobody else waits");
     planner.submit(event(1), parent, Mode::Normal, 11);
     assert_eq!(planner.next_due_ms(), None, "it waits for the parent now, which is here");
     let (token, _) = row(&mut planner);
@@ -612,27 +612,65 @@ fn who_waits_does_not_hold_its_batch() {
     assert!(matches!(row(&mut planner), (Token::Create(_), _)), "it goes on as it was");
 }
 
-#[test]
-fn the_more_wait_the_longer_each_pauses() {
-    // Pauses of one after the other, once it has waited for long.
-    for (count, longest) in [(1, 12), (60, 12), (251, 50), (5_000, 100)] {
-        let mut planner = many_that_wait(count);
-        let mut now_ms = 0;
-        for _ in 0..8 {
-            now_ms += SETTINGS.retry_max_ms;
-            while planner.next_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
-                planner.retry_due(now_ms);
-                nothing_is_there(&mut planner, now_ms);
+/// How often each was tried within so many milliseconds, once all have waited for long; the answers come at once.
+fn tries_within(planner: &mut Planner, ms: u64) -> Vec<u32> {
+    let mut tries = vec![0; planner.flights.len()];
+    for now_ms in 0..2 * ms {
+        while planner.next_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
+            planner.retry_due(now_ms);
+            while let Some(action) = planner.next_action() {
+                if let (Action::Apply(token, _), true) = (&action, now_ms >= ms) {
+                    tries[token.flight().index as usize] += 1;
+                }
+                it_is_not_there(planner, action, now_ms);
             }
         }
-        let mut pauses = Vec::new();
-        while let Some(due_ms) = planner.next_due_ms().filter(|due_ms| *due_ms <= now_ms + SETTINGS.retry_max_ms) {
-            pauses.push(due_ms - now_ms);
-            planner.retry_due(due_ms);
-            nothing_is_there(&mut planner, now_ms + SETTINGS.retry_max_ms);
-        }
-        assert_eq!(pauses.last(), Some(&longest), "{count} wait: {pauses:?}");
     }
+    tries
+}
+
+#[test]
+fn the_more_wait_the_longer_the_younger_pause() {
+    // Of the oldest, one in the middle of the front, the youngest: SETTINGS have a class of the front pause for 10, 20, 40, 80 ms.
+    for (count, tries) in [(1, [100; 3]), (250, [100, 100, 50]), (1_024, [100, 25, 12]), (5_000, [100, 25, 1])] {
+        let mut planner = many_that_wait(count);
+        let all = tries_within(&mut planner, 1_000);
+        let of = |number: u32| all[number.min(count - 1) as usize];
+        let middle = if count > 500 { 500 } else { 100 };
+        let near = |(tried, usual): (u32, u32)| tried.abs_diff(usual) <= 1 + usual / 10;
+        let looked = [of(0), of(middle), of(count)];
+        assert!(looked.into_iter().zip(tries).all(near), "{count} wait: {looked:?}");
+        assert!(all.iter().all(|tried| *tried > 0), "{count} wait: nobody is left out");
+    }
+}
+
+#[test]
+fn who_comes_to_the_front_is_tried_as_often_as_the_rest_of_it() {
+    let mut planner = many_that_wait(6_000);
+    tries_within(&mut planner, 1_000);
+    let young = 5_000;
+    assert_eq!(planner.parked.class_of(event(young)), None);
+    // The parents of the older ones come.
+    for id in planner.flights.iter().flatten().take(young as usize).map(|flight| flight.id).collect::<Vec<_>>() {
+        planner.wait_no_longer(id);
+        planner.finish(id, Completion::PassedOver);
+    }
+    actions(&mut planner);
+    let mut now_ms = 2_000;
+    let mut first_of_young = None;
+    while first_of_young.is_none() && now_ms < 4_000 {
+        planner.retry_due(now_ms);
+        while let Some(action) = planner.next_action() {
+            if let Action::Apply(token, _) = &action
+                && token.flight().index == young as u32
+            {
+                first_of_young.get_or_insert(now_ms);
+            }
+            it_is_not_there(&mut planner, action, now_ms);
+        }
+        now_ms += 1;
+    }
+    assert!(first_of_young.is_some_and(|at_ms| at_ms <= 2_020), "{first_of_young:?}: it slept on");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Action, EventRef, Mode, Planner, Token};
+use super::{Action, EventRef, Mode, PlanSettings, Planner, Token};
 use crate::{
     ingest::flight::{Flight, FlightId, Kept, Stage, Work, decided},
     record::Reason,
@@ -13,20 +13,30 @@ use crate::{
 /// Those that wait may be as many as a partition's bound allows; the next look is for the others.
 const LOOKS_AT_ONCE: usize = 1_024;
 
-/// Tries of parked transactions in a second, all together: what a store does in passing. As long as few are parked each is tried again
-/// soon, however long it has waited: of a chain whose links lie with several instances each takes one such pause …
+/// Tries in a second of those that stand behind the front, all together: what a store does in passing. As long as few are parked each is
+/// tried again soon, however long it has waited …
 const TRIES_A_SECOND: u64 = 5_000;
 
-/// … which is this part of the longest: shorter, they would try more than they wait.
+/// … which is this part of the longest pause: shorter, they would try more than they wait.
 const SOON: u64 = 8;
+
+/// And who is in the first class of the front after this part of it, however many are parked: of a chain whose links lie with several
+/// instances each takes one such pause, and a block waits for such chains.
+const AT_ONCE: u64 = 32;
 
 /// Tries that may be unanswered at once. A store that is slow would otherwise be given the more the slower it is, before everything that
 /// those who try wait for.
 const TRIES_AT_ONCE: usize = 64;
 
-/// The pause, in ms, with which so many are tried as often as all together may be.
-fn pause_of(parked: usize) -> u64 {
-    (parked as u64).saturating_mul(1_000) / TRIES_A_SECOND
+/// The longest pause, in ms, of those behind the front, where so many are parked.
+fn pause_behind(settings: &PlanSettings, parked: usize) -> u64 {
+    let soon = (settings.retry_max_ms / SOON).max(settings.retry_min_ms);
+    ((parked as u64).saturating_mul(1_000) / TRIES_A_SECOND).max(soon)
+}
+
+/// The longest pause, in ms, of who is in a class of the front.
+fn pause_of_class(settings: &PlanSettings, class: u32) -> u64 {
+    (settings.retry_max_ms / AT_ONCE).max(settings.retry_min_ms) << class
 }
 
 impl Planner {
@@ -116,13 +126,13 @@ impl Planner {
     /// Waits a while before it tries again, whatever it waits for: what has just been answered may be answered again at once.
     pub(super) fn pause(&mut self, id: FlightId, now_ms: u64) {
         let settings = self.settings;
-        let soon = (settings.retry_max_ms / SOON).max(settings.retry_min_ms);
-        let longest = pause_of(self.parked.count()).max(soon).min(settings.retry_max_ms);
-        let Some(flight) = self.get(id) else { return };
-        if flight.events.is_empty() {
+        let Some(age) = self.get(id).and_then(|flight| flight.first_event()) else {
             // Its partitions were taken away: whoever has them now reads the event again.
             return self.finish(id, Completion::PassedOver);
-        }
+        };
+        let behind = pause_behind(&settings, self.parked.count());
+        let longest = self.parked.class_of(age).map_or(behind, |class| pause_of_class(&settings, class).min(behind));
+        let Some(flight) = self.get(id) else { return };
         flight.parked_since_ms.get_or_insert(now_ms);
         let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(longest);
         flight.attempts += 1;
@@ -132,7 +142,7 @@ impl Planner {
         for parent in absent {
             self.awaited.entry(parent).or_default().push(id);
         }
-        self.parked.insert(id, now_ms + pause);
+        self.parked.insert(id, age, now_ms + pause);
         self.count_waiting(id, 1);
     }
 
@@ -189,6 +199,12 @@ impl Planner {
 
     /// Tries again what has been parked long enough: not all at once, where they are many.
     pub fn retry_due(&mut self, now_ms: u64) {
+        if now_ms >= self.next_look_at_front_ms {
+            let settings = self.settings;
+            let behind = pause_behind(&settings, self.parked.count());
+            self.next_look_at_front_ms = now_ms.saturating_add(pause_of_class(&settings, 0));
+            self.parked.look_at_front(now_ms, |class| pause_of_class(&settings, class).min(behind));
+        }
         let mut trying = std::mem::take(&mut self.trying);
         trying.retain(|id| self.is_answering(*id));
         while trying.len() < TRIES_AT_ONCE
