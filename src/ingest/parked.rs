@@ -23,17 +23,18 @@ struct Place {
     held_until_ms: u64,
 }
 
-/// A queue ordered by the time of the next try, and among those whose time has come by age: where they are more than can be tried, the
-/// oldest do not wait behind the rest.
+/// A queue by the time of the next try. Where more are due than can be tried, the oldest does not wait behind the rest, nor does anybody wait
+/// for ever: they come out in turn, the oldest and whoever has been due for longest.
 #[derive(Debug, Default)]
 pub struct Parked {
     places: HashMap<FlightId, Place, foldhash::fast::FixedState>,
-    /// Those that are not ready.
     by_due: BTreeSet<(u64, FlightId)>,
     by_age: BTreeSet<(EventRef, FlightId)>,
-    /// Whose time has come, and when that was last looked at.
+    /// Those whose time had come when that was last looked at.
     ready: BTreeSet<(EventRef, FlightId)>,
     ready_ms: u64,
+    /// Whose turn it is.
+    oldest_is_next: bool,
     /// The youngest of each class that was full when that was last looked at.
     youngest: Vec<EventRef>,
 }
@@ -42,9 +43,8 @@ impl Parked {
     /// Parks a flight of this age until `due_ms`; a flight that is parked already is moved.
     pub fn insert(&mut self, id: FlightId, age: EventRef, due_ms: u64) {
         self.remove(id);
-        self.by_due.insert((due_ms, id));
         self.by_age.insert((age, id));
-        self.places.insert(id, Place { age, due_ms, held_until_ms: 0 });
+        self.put(id, Place { age, due_ms, held_until_ms: 0 });
     }
 
     /// Keeps a flight that is parked until `until_ms` at least.
@@ -60,8 +60,15 @@ impl Parked {
     fn move_to(&mut self, id: FlightId, place: Place, due_ms: u64) {
         self.ready.remove(&(place.age, id));
         self.by_due.remove(&(place.due_ms, id));
-        self.by_due.insert((due_ms, id));
-        self.places.insert(id, Place { due_ms, ..place });
+        self.put(id, Place { due_ms, ..place });
+    }
+
+    fn put(&mut self, id: FlightId, place: Place) {
+        self.by_due.insert((place.due_ms, id));
+        if place.due_ms <= self.ready_ms {
+            self.ready.insert((place.age, id));
+        }
+        self.places.insert(id, place);
     }
 
     /// Takes a flight out, wherever it stands.
@@ -73,14 +80,18 @@ impl Parked {
         }
     }
 
-    /// The oldest flight whose time has come.
+    /// A flight whose time has come: the oldest, and the next time the one whose time came first.
     pub fn pop_due(&mut self, now_ms: u64) -> Option<FlightId> {
-        while let Some(&(due_ms, id)) = self.by_due.first().filter(|(due_ms, _)| *due_ms <= now_ms) {
-            self.by_due.remove(&(due_ms, id));
-            self.ready.extend(self.places.get(&id).map(|place| (place.age, id)));
+        if self.ready_ms < now_ms {
+            let first = FlightId { index: 0, generation: 0 };
+            let due = self.by_due.range((self.ready_ms + 1, first)..).take_while(|(due_ms, _)| *due_ms <= now_ms);
+            self.ready.extend(due.filter_map(|(_, id)| Some((self.places.get(id)?.age, *id))));
             self.ready_ms = now_ms;
         }
-        let &(_, id) = self.ready.first()?;
+        let (_, oldest) = self.ready.first()?;
+        let (_, longest_due) = self.by_due.first()?;
+        self.oldest_is_next = !self.oldest_is_next;
+        let id = if self.oldest_is_next { *oldest } else { *longest_due };
         self.remove(id);
         Some(id)
     }
@@ -92,8 +103,7 @@ impl Parked {
 
     /// When the first one is due.
     pub fn next_due_ms(&self) -> Option<u64> {
-        let ready = (!self.ready.is_empty()).then_some(self.ready_ms);
-        ready.or_else(|| self.by_due.first().map(|(due_ms, _)| *due_ms))
+        self.by_due.first().map(|(due_ms, _)| *due_ms)
     }
 
     /// The class of the front that a flight of this age belongs to, as the front was last looked at; `None`: it stands behind the front.
@@ -150,21 +160,35 @@ mod tests {
     }
 
     #[test]
-    fn of_those_whose_time_has_come_the_oldest_comes_first() {
+    fn the_oldest_and_whoever_has_been_due_for_longest_come_out_in_turn() {
         let mut parked = Parked::default();
-        for (number, due_ms) in [(1, 40), (2, 30), (3, 20), (4, 10), (5, 50)] {
+        for (number, due_ms) in [(1, 40), (2, 30), (3, 20), (4, 10), (5, 50), (6, 5)] {
             parked.insert(id(number), age(number.into()), due_ms);
         }
-        assert_eq!(parked.pop_due(30), Some(id(2)));
-        assert_eq!(parked.next_due_ms(), Some(30), "two are ready");
-        // One is taken out, one is put off, and an older one has become due.
+        assert_eq!([30, 30].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), Some(id(6))]);
+        // One is taken out, one is put off and one is put back among them.
         parked.remove(id(3));
         parked.hold(id(4), 45);
-        assert_eq!((parked.next_due_ms(), parked.count()), (Some(40), 3));
-        assert_eq!(
-            [44, 44, 49, 50].map(|now_ms| parked.pop_due(now_ms)),
-            [Some(id(1)), None, Some(id(4)), Some(id(5))]
-        );
+        parked.insert(id(2), age(2), 29);
+        assert_eq!((parked.next_due_ms(), parked.count()), (Some(29), 4));
+        assert_eq!([30, 30, 44].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), None, Some(id(1))]);
+        assert_eq!([44, 50, 50].map(|now_ms| parked.pop_due(now_ms)), [None, Some(id(4)), Some(id(5))]);
+    }
+
+    #[test]
+    fn nobody_is_left_out_where_the_oldest_are_always_due() {
+        let mut parked = Parked::default();
+        (0..100).for_each(|number| parked.insert(id(number), age(number.into()), 1));
+        let mut tried = [0; 100];
+        // Two come out in each moment, and all wish to be tried in every second one.
+        for now_ms in 1..1_000 {
+            for _ in 0..2 {
+                let Some(FlightId { index, .. }) = parked.pop_due(now_ms) else { continue };
+                tried[index as usize] += 1;
+                parked.insert(id(index), age(index.into()), now_ms + 2);
+            }
+        }
+        assert!(tried[0] > 400 && tried.iter().all(|count| *count >= 9), "{tried:?}");
     }
 
     #[test]
