@@ -48,6 +48,14 @@ pub struct Message {
     pub headers: Vec<(String, Bytes)>,
 }
 
+impl Message {
+    /// What whoever keeps it keeps: key, payload and headers.
+    pub fn bytes(&self) -> usize {
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
+        self.key.len() + self.payload.len() + headers.sum::<usize>()
+    }
+}
+
 /// Messages of one partition, in order, read under one epoch.
 ///
 /// An offset that was delivered under an epoch may, rarely, be delivered again under the same one (the client fetches
@@ -373,4 +381,9 @@ impl BrokerError {
         let message = format!("{at}: offset {offset} is out of range: the partition holds {low}..{high}");
         Self::new(BrokerErrorKind::OutOfRange, operation, message)
     }
+}
+
+/// What was asked of a partition that is being taken away, which is heard next: there is nothing to be done.
+pub(crate) fn unless_taken_away(answer: Result<(), BrokerError>) -> Result<(), BrokerError> {
+    answer.or_else(|error| if error.kind == BrokerErrorKind::NotAssigned { Ok(()) } else { Err(error) })
 }

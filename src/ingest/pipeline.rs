@@ -84,8 +84,8 @@ pub struct Pipeline {
     /// Where the chain stands, and since when that has been seen.
     chain: (ChainView, u64),
     started: Instant,
-    /// The log did not say which partition this befell.
-    gone: Option<BrokerError>,
+    /// The log did not say which partition this befell, of those that were held then, each with its epoch.
+    gone: Option<(BrokerError, BTreeMap<i32, u64>)>,
     commits: Commits,
     notes: Notes,
     under_way: Option<UnderWay>,
@@ -166,7 +166,10 @@ impl Pipeline {
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
                     Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await?,
-                    Err(error) => heart.through("the ends of its partitions", self.on_gone(error)).await?,
+                    Err(error) => {
+                        let held = self.epochs();
+                        heart.through("the ends of its partitions", self.on_gone(error, held)).await?;
+                    }
                 },
                 () = tokio::time::sleep_until(wake) => heart.through("the ends of its partitions", self.on_tick()).await?,
             }
@@ -178,7 +181,8 @@ impl Pipeline {
     async fn end(&mut self) -> Result<PipelineReport, PipelineError> {
         self.drain(Drain::Shutdown, None).await?;
         self.dispatcher.end().await;
-        self.commit().await?;
+        // Whoever comes next finds out for himself that a node has restarted: to read everything again takes a store that answers.
+        self.commit_unless_restarted().await?;
         self.consumer.close().await?;
         self.report.parked_max = self.planner.counts().parked_max as u64;
         Ok(self.report)
@@ -614,8 +618,8 @@ impl Pipeline {
             self.last_commit = now;
             self.next_commit = self.rested.max(now + self.settings.commit_interval);
             self.begin_commit();
-            if let Some(error) = self.gone.take() {
-                self.on_gone(error).await?;
+            if let Some((error, held)) = self.gone.take() {
+                self.on_gone(error, held).await?;
             }
         }
         self.planner.retry_due(self.now_ms());

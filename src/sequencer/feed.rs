@@ -149,6 +149,9 @@ impl Feed {
                 acknowledged(&self.parts, produced).await.map_err(|error| {
                     if error.kind == BrokerErrorKind::TooLarge { too_large(&batch, error) } else { error }
                 })?;
+            } else if self.reads_no_further() {
+                // Neither topic is listened to, so nothing else here would let others have their turn, nor whoever stops this.
+                tokio::time::sleep(IDLE).await;
             }
             let passed = self.has_passed();
             self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
@@ -158,6 +161,11 @@ impl Feed {
     fn has_passed(&self) -> Passed {
         let sequence = self.fed.next().saturating_sub(1);
         Passed { block_mined: self.block_mined.next(), reorgs: self.reorgs.next(), sequence }
+    }
+
+    /// Whether enough waits of both topics, none of which is next.
+    fn reads_no_further(&self) -> bool {
+        [&self.block_mined, &self.reorgs].iter().all(|tap| tap.heads.len() >= BATCH)
     }
 
     /// Waits only while there is nothing to feed: one topic that is quiet must not hold up the other.

@@ -256,3 +256,21 @@ async fn a_block_under_a_sequence_that_another_had_is_a_dead_letter_and_readines
     assert_eq!(topics.parts.health.ready().reasons.get("chain_fed"), None);
     feed.abort();
 }
+
+#[test]
+fn behind_a_gap_it_lets_others_have_their_turn() {
+    // Real threads: under a paused clock who never waits would hang the test instead of failing it.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let ended = runtime.block_on(async {
+        let topics = Topics::new().await;
+        for sequence in 2..2 + 2 * BATCH as u64 + 40 {
+            topics.put(["block-mined", "reorgs"][sequence as usize % 2], sequence).await;
+        }
+        let feeding = tokio::spawn(topics.feed(&ChainState::default(), 0).await.run());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        feeding.abort();
+        tokio::time::timeout(Duration::from_secs(10), feeding).await
+    });
+    runtime.shutdown_background();
+    assert!(ended.is_ok_and(|ended| ended.is_err_and(|error| error.is_cancelled())), "it cannot be stopped");
+}

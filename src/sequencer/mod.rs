@@ -42,7 +42,7 @@ use crate::{
         Commits, Condition,
         state::{ChainShown, NodesShown},
     },
-    broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
+    broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition, unless_taken_away},
     ingest::partition::{Halt, Moment, PartitionBounds, PartitionState, never_read},
     record::Consumed,
     store::{
@@ -340,7 +340,7 @@ impl Sequencer {
             Err(error) => return Err(error.into()),
         };
         if holding.state.paused {
-            self.consumer.resume(&holding.partition)?;
+            unless_taken_away(self.consumer.resume(&holding.partition))?;
         }
         let Holding { partition, committed, state, .. } = holding;
         self.take_hold(Assigned { partition, epoch, committed, position, high_watermark: state.high_watermark }).await
@@ -350,10 +350,10 @@ impl Sequencer {
     fn pace(&mut self) -> Result<(), Stop> {
         let Some(holding) = &mut self.holding else { return Ok(()) };
         if !holding.state.paused && holding.state.over_bound(&BOUNDS).is_some() {
-            self.consumer.pause(&holding.partition)?;
+            unless_taken_away(self.consumer.pause(&holding.partition))?;
             holding.state.paused = true;
         } else if holding.state.paused && holding.state.over_half(&BOUNDS).is_none() {
-            self.consumer.resume(&holding.partition)?;
+            unless_taken_away(self.consumer.resume(&holding.partition))?;
             holding.state.paused = false;
         }
         Ok(())

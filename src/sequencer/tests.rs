@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     api::Health,
     broker::{
-        Broker, NewTopic, Produce,
+        Broker, BrokerError, Committing, NewTopic, Produce,
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
@@ -140,4 +140,60 @@ async fn a_shutdown_does_not_wait_for_nodes_that_do_not_answer() {
     assert!(reasons.contains("the nodes of the store"), "{reasons}");
     shutdown.cancel();
     tokio::time::timeout(Duration::from_secs(5), running).await.unwrap().unwrap().unwrap();
+}
+
+/// A member from whom the chain is being taken away as soon as it is paused, and who has not heard of it.
+struct Leaving(Box<dyn Consumer>, bool);
+
+#[async_trait::async_trait]
+impl Consumer for Leaving {
+    async fn poll(&mut self) -> Result<Polled, BrokerError> {
+        self.0.poll().await
+    }
+
+    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+        self.0.commit(offsets)
+    }
+
+    async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
+        self.0.seek(partition, offset).await
+    }
+
+    fn pause(&mut self, partition: &TopicPartition) -> Result<(), BrokerError> {
+        if self.1 {
+            return Err(BrokerError::new(BrokerErrorKind::NotAssigned, "pause", "it is leaving"));
+        }
+        self.1 = true;
+        self.0.pause(partition)
+    }
+
+    fn resume(&mut self, _: &TopicPartition) -> Result<(), BrokerError> {
+        Err(BrokerError::new(BrokerErrorKind::NotAssigned, "resume", "it is leaving"))
+    }
+
+    fn finish_revocation(&mut self) {
+        self.0.finish_revocation();
+    }
+
+    async fn close(&mut self) -> Result<(), BrokerError> {
+        self.0.close().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_that_is_being_taken_away_is_paused_no_more_and_ends_nobody() {
+    let parts = parts().await;
+    parts.store.plant(testing::seeded(1, 2)).await;
+    let listed = testing::transaction(&[(testing::outpoint(crate::tx::Txid([1; 32]), 0), 1_000)], &[600]);
+    fill(&parts, &listed, 2 * BOUNDS.span as usize).await;
+    let consumer = parts.broker.subscribe("g.chain", &["chain".to_owned()]).await.unwrap();
+    let shutdown = CancellationToken::new();
+    let sequencer = Sequencer::new(parts.clone(), ChainMode::Live, Box::new(Leaving(consumer, false)));
+    let running = tokio::spawn(sequencer.run(shutdown.clone()));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    parts.store.accept(&listed).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(!running.is_finished(), "what is heard next is that it is revoked");
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
 }

@@ -136,6 +136,23 @@ async fn a_shutdown_leaves_what_is_not_safe_to_whoever_comes_next() {
     world.check("shutdown").await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_ends_does_not_begin_anew_because_a_node_has_restarted() {
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.commit_interval = Duration::from_secs(600);
+    let seed = world.seed(1, 1).await;
+    let first = world.start();
+    until(async || is_stored(&world, &seed).await).await;
+    world.nodes.forget(MAY_FORGET, everything);
+    let metrics = first.metrics.clone();
+    first.stop().await;
+    assert_eq!(metrics.node_restarts.get(), 0, "whoever comes next reads it again");
+    world.settings.pipeline.commit_interval = Duration::from_secs(1);
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &seed).await, TxState::Live);
+    world.check("a node that restarts before the end").await;
+}
+
 /// Two rivals, the child of one, and an honest transaction beside them.
 async fn rivals(world: &World) -> (Made, [Made; 3]) {
     let seed = world.seed(1, 3).await;

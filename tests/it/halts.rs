@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    broker::{Broker, Committed, NewTopic, Polled, Produce, TopicPartition, partitioner::partition_of},
+    broker::{
+        Broker, BrokerErrorKind, Committed, NewTopic, Polled, Produce, TopicPartition, partitioner::partition_of,
+    },
     engine::{
         fault::{FaultEngine, Faults},
         memory::MemoryEngine,
@@ -17,7 +19,10 @@ use utxo_store::{
     store::Store,
 };
 
-use crate::world::{GROUP, Made, PARTITIONS, Running, World, WorldSettings, spend, wide_coinbase};
+use crate::{
+    troubled_broker::{Asked, TroubledBroker, start_on},
+    world::{GROUP, Made, PARTITIONS, Running, World, WorldSettings, spend, wide_coinbase},
+};
 
 async fn pause() {
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -448,4 +453,34 @@ async fn what_is_too_big_for_the_store_fails_its_rebuild_by_name() {
         let refused = refused.unwrap_err().to_string();
         assert!(refused.starts_with(&format!("store: {} cannot be stored: ", large.txid)), "{refused}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_cannot_look_at_a_position_that_is_gone_leaves_it_to_its_next_holder() {
+    let world = World::new().await;
+    for tag in 1..=40 {
+        world.seed(tag, 1).await;
+    }
+    world.run_until_consumed().await;
+    for tag in 41..=80 {
+        world.seed(tag, 1).await;
+    }
+    // The first of two members has the first partitions.
+    let last = TopicPartition { topic: "txs".into(), partition: PARTITIONS - 1 };
+    let committed = world.broker.committed(GROUP, std::slice::from_ref(&last)).await.unwrap()[0].clone().unwrap();
+    world.broker.truncate(&last, committed.offset + 2).unwrap();
+    let (broker, rules) = TroubledBroker::over(&world);
+    let first = start_on(&world, broker);
+    rules.refuse(move |asked, at| (asked == Asked::Watermarks && *at == last).then_some(BrokerErrorKind::Retryable));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!first.task.is_finished() && reason(&first).is_none(), "it cannot look");
+    let second = world.start();
+    pause().await;
+    rules.refuse(|_, _| None);
+    pause().await;
+    assert!(reason(&second).is_some_and(|why| why.starts_with("partition 2: offset")), "{:?}", reason(&second));
+    assert!(!first.task.is_finished(), "its partitions are not concerned");
+    assert_eq!(reason(&first), None);
+    first.stop().await;
+    second.stop().await;
 }

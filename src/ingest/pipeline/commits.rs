@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition},
+    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition, unless_taken_away},
     ingest::{
         dispatch::{Done, spawn},
         partition::consumed_of,
@@ -131,6 +131,11 @@ impl Pipeline {
     /// Commits what is safe, and waits for that: what is to be let go is not committed later. A commit that is on its way is waited for
     /// where the group has been asked, and begun anew where only the store has.
     pub(super) async fn commit(&mut self) -> Result<(), PipelineError> {
+        if self.commit_unless_restarted().await? { Ok(()) } else { self.rewind().await }
+    }
+
+    /// The same; `false`: a node of the store has restarted, nothing was committed, and what was done since the last commit is to be done again.
+    pub(super) async fn commit_unless_restarted(&mut self) -> Result<bool, PipelineError> {
         self.commit_due = false;
         if let Some(UnderWay::Committing(offered, committing)) = self.under_way.take() {
             let answer = committing.await;
@@ -138,14 +143,16 @@ impl Pipeline {
         }
         let asked = self.asking_the_store().await;
         match self.on_asked(asked)? {
-            Some(Look::Restarted) => self.rewind().await,
+            Some(Look::Restarted) => return Ok(false),
             Some(Look::Same { .. }) => {
-                let Some((offered, answer)) = self.offer() else { return Ok(()) };
-                let answer = answer.await;
-                self.on_committed(offered, answer)
+                if let Some((offered, answer)) = self.offer() {
+                    let answer = answer.await;
+                    self.on_committed(offered, answer)?;
+                }
             }
-            None => Ok(()),
+            None => {}
         }
+        Ok(true)
     }
 
     /// The first half of a commit, which holds nothing of the pipeline.
@@ -242,7 +249,7 @@ impl Pipeline {
             match self.consumer.seek(&partition, position).await {
                 Ok(epoch) => {
                     if state.paused {
-                        self.consumer.resume(&partition)?;
+                        unless_taken_away(self.consumer.resume(&partition))?;
                     }
                     self.partitions.insert(number, state.rewound(partition, epoch, position));
                     // Only an instance that was started after a halt tries again.

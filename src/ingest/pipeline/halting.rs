@@ -18,8 +18,8 @@ use crate::{
 
 impl Pipeline {
     /// What is to be read next is no longer in the topic, or is not there yet: skipping it would lose it, so the partitions
-    /// that this befell halt. The rest goes on.
-    pub(super) async fn on_gone(&mut self, error: BrokerError) -> Result<(), PipelineError> {
+    /// that this befell halt. The rest goes on. It is one of those that were `held` when the log said so.
+    pub(super) async fn on_gone(&mut self, error: BrokerError, held: BTreeMap<i32, u64>) -> Result<(), PipelineError> {
         // Nobody will look at a rebuild: it has failed.
         if error.kind != BrokerErrorKind::OutOfRange || self.parts.modes.ends().is_some() {
             return Err(error.into());
@@ -32,7 +32,7 @@ impl Pipeline {
                 Ok(ends) => ends,
                 Err(why) if why.kind == BrokerErrorKind::Retryable => {
                     tracing::warn!(%error, %why, "which partition that is, is asked again");
-                    self.gone = Some(error);
+                    self.gone = Some((error, held));
                     return Ok(());
                 }
                 Err(why) => return Err(why.into()),
@@ -42,7 +42,15 @@ impl Pipeline {
                 self.halt(number, why);
             }
         }
-        if found { Ok(()) } else { Err(error.into()) }
+        // It may have been taken away since: then its next holder finds out.
+        let now = self.epochs();
+        let all_held = held.iter().all(|(number, epoch)| now.get(number) == Some(epoch));
+        if found || !all_held { Ok(()) } else { Err(error.into()) }
+    }
+
+    /// The partitions that are held, each with the epoch of its assignment.
+    pub(super) fn epochs(&self) -> BTreeMap<i32, u64> {
+        self.partitions.iter().map(|(number, state)| (*number, state.epoch)).collect()
     }
 
     /// An event is a dead letter, as was found after it had been read.
