@@ -84,6 +84,14 @@ impl Work {
         self.page().body().map_or(BodyHash::MISSING, BodyHash::of).hash()
     }
 
+    /// The same, sharing no memory with the batch that it was read with.
+    pub fn apart(&self) -> Work {
+        match self {
+            Work::Validated(tx) => Work::Validated(Arc::new(tx.apart())),
+            Work::Seeded(seed) => Work::Seeded(Arc::new(seed.apart())),
+        }
+    }
+
     /// Whether another event for the same txid says the same. A transaction id commits to a whole transaction, but neither to
     /// what its event claims of the outputs that it spends, nor to anything that a partial one claims.
     pub fn says_the_same(&self, other: &Work) -> bool {
@@ -258,6 +266,11 @@ impl Flight {
     /// Whether it waits for others.
     pub fn waits(&self) -> bool {
         matches!(self.stage, Stage::Parked | Stage::AwaitingParents { .. })
+    }
+
+    /// What it asks the store for when it tries once more, in rows: one of each group that it does not hold.
+    pub fn rows_of_a_try(&self) -> usize {
+        self.groups.iter().filter(|group| !group.held).count()
     }
 
     /// The parent transactions, one a group.

@@ -21,6 +21,8 @@ struct Place {
     due_ms: u64,
     /// Not tried before, whatever its class.
     held_until_ms: u64,
+    /// What a try costs.
+    rows: usize,
 }
 
 /// A queue by the time of the next try. Where more are due than can be tried, the oldest does not wait behind the rest, nor does anybody wait
@@ -37,19 +39,28 @@ pub struct Parked {
     oldest_is_next: bool,
     /// The youngest of each class that was full when that was last looked at.
     youngest: Vec<EventRef>,
+    /// The rows of all that are [`wide`].
+    wide_rows: usize,
+}
+
+/// Whether a try of so many rows is more than one among others: it is paid for by who makes it, wherever in the front it stands.
+pub fn wide(rows: usize) -> bool {
+    rows > 16
 }
 
 impl Parked {
-    /// Parks a flight of this age until `due_ms`; a flight that is parked already is moved.
-    pub fn insert(&mut self, id: FlightId, age: EventRef, due_ms: u64) {
+    /// Parks a flight of this age, whose next try takes so many rows, until `due_ms`; a flight that is parked already is moved.
+    pub fn insert(&mut self, id: FlightId, age: EventRef, rows: usize, due_ms: u64) {
         self.remove(id);
         self.by_age.insert((age, id));
-        self.put(id, Place { age, due_ms, held_until_ms: 0 });
+        self.wide_rows += if wide(rows) { rows } else { 0 };
+        self.put(id, Place { age, due_ms, held_until_ms: 0, rows });
     }
 
-    /// Keeps a flight that is parked until `until_ms` at least.
+    /// Keeps a flight that is parked until `until_ms` at least. It is put off by that once between two tries: whoever holds often enough
+    /// would keep it for ever.
     pub fn hold(&mut self, id: FlightId, until_ms: u64) {
-        let Some(place) = self.places.get_mut(&id) else { return };
+        let Some(place) = self.places.get_mut(&id).filter(|place| place.held_until_ms < place.due_ms) else { return };
         place.held_until_ms = place.held_until_ms.max(until_ms);
         let place = *place;
         if place.due_ms < until_ms {
@@ -73,7 +84,8 @@ impl Parked {
 
     /// Takes a flight out, wherever it stands.
     pub fn remove(&mut self, id: FlightId) {
-        if let Some(Place { age, due_ms, .. }) = self.places.remove(&id) {
+        if let Some(Place { age, due_ms, rows, .. }) = self.places.remove(&id) {
+            self.wide_rows -= if wide(rows) { rows } else { 0 };
             self.by_due.remove(&(due_ms, id));
             self.by_age.remove(&(age, id));
             self.ready.remove(&(age, id));
@@ -96,6 +108,11 @@ impl Parked {
         Some(id)
     }
 
+    /// What one try of everybody who is [`wide`] costs.
+    pub fn wide_rows(&self) -> usize {
+        self.wide_rows
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.places.len()
@@ -112,7 +129,7 @@ impl Parked {
         (class < CLASSES).then_some(class)
     }
 
-    /// Looks who is in the front now, and has nobody there pause for longer than is usual in its class.
+    /// Looks who is in the front now, and has nobody there pause for longer than is usual in its class, but for who is [`wide`].
     pub fn look_at_front(&mut self, now_ms: u64, pause_of: impl Fn(u32) -> u64) {
         let front: Vec<(EventRef, FlightId)> = self.by_age.iter().take(end_of(CLASSES - 1)).copied().collect();
         let youngest = (0..CLASSES).map_while(|class| front.get(end_of(class) - 1));
@@ -121,7 +138,9 @@ impl Parked {
         for (number, (_, id)) in front.into_iter().enumerate() {
             class += u32::from(number == end_of(class));
             let due_ms = now_ms.saturating_add(pause_of(class));
-            if let Some(place) = self.places.get(&id).copied().filter(|place| due_ms < place.due_ms) {
+            if let Some(place) =
+                self.places.get(&id).copied().filter(|place| due_ms < place.due_ms && !wide(place.rows))
+            {
                 self.move_to(id, place, due_ms.max(place.held_until_ms));
             }
         }
@@ -143,10 +162,10 @@ mod tests {
     #[test]
     fn comes_out_in_the_order_of_its_time() {
         let mut parked = Parked::default();
-        parked.insert(id(1), age(1), 30);
-        parked.insert(id(2), age(2), 10);
-        parked.insert(id(3), age(3), 20);
-        parked.insert(id(1), age(1), 5);
+        parked.insert(id(1), age(1), 1, 30);
+        parked.insert(id(2), age(2), 1, 10);
+        parked.insert(id(3), age(3), 1, 20);
+        parked.insert(id(1), age(1), 1, 5);
         parked.remove(id(3));
         assert_eq!((parked.next_due_ms(), parked.count()), (Some(5), 2));
         parked.hold(id(1), 7);
@@ -163,13 +182,13 @@ mod tests {
     fn the_oldest_and_whoever_has_been_due_for_longest_come_out_in_turn() {
         let mut parked = Parked::default();
         for (number, due_ms) in [(1, 40), (2, 30), (3, 20), (4, 10), (5, 50), (6, 5)] {
-            parked.insert(id(number), age(number.into()), due_ms);
+            parked.insert(id(number), age(number.into()), 1, due_ms);
         }
         assert_eq!([30, 30].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), Some(id(6))]);
         // One is taken out, one is put off and one is put back among them.
         parked.remove(id(3));
         parked.hold(id(4), 45);
-        parked.insert(id(2), age(2), 29);
+        parked.insert(id(2), age(2), 1, 29);
         assert_eq!((parked.next_due_ms(), parked.count()), (Some(29), 4));
         assert_eq!([30, 30, 44].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), None, Some(id(1))]);
         assert_eq!([44, 50, 50].map(|now_ms| parked.pop_due(now_ms)), [None, Some(id(4)), Some(id(5))]);
@@ -178,14 +197,14 @@ mod tests {
     #[test]
     fn nobody_is_left_out_where_the_oldest_are_always_due() {
         let mut parked = Parked::default();
-        (0..100).for_each(|number| parked.insert(id(number), age(number.into()), 1));
+        (0..100).for_each(|number| parked.insert(id(number), age(number.into()), 1, 1));
         let mut tried = [0; 100];
         // Two come out in each moment, and all wish to be tried in every second one.
         for now_ms in 1..1_000 {
             for _ in 0..2 {
                 let Some(FlightId { index, .. }) = parked.pop_due(now_ms) else { continue };
                 tried[index as usize] += 1;
-                parked.insert(id(index), age(index.into()), now_ms + 2);
+                parked.insert(id(index), age(index.into()), 1, now_ms + 2);
             }
         }
         assert!(tried[0] > 400 && tried.iter().all(|count| *count >= 9), "{tried:?}");
@@ -195,7 +214,7 @@ mod tests {
     fn who_comes_to_the_front_does_not_sleep_on() {
         let mut parked = Parked::default();
         let all = 2 * end_of(CLASSES - 1) as u32;
-        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1_000_000));
+        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1, 1_000_000));
         assert_eq!(parked.class_of(age(5_000)), Some(0), "nobody has looked");
         let look = |parked: &mut Parked, now_ms| parked.look_at_front(now_ms, |class| 10 << class);
         look(&mut parked, 100);
@@ -206,9 +225,39 @@ mod tests {
         // The older half of the front is done with; one of those that follow is held, and another is due sooner than it would be.
         (0..512).for_each(|number| parked.remove(id(number)));
         parked.hold(id(513), 170);
-        parked.insert(id(514), age(514), 105);
+        parked.insert(id(514), age(514), 1, 105);
         look(&mut parked, 102);
         assert_eq!([512, 513, 514, 1_024].map(|number| due(&parked, number)), [112, 170, 105, 182]);
         assert_eq!(parked.class_of(age(1_023)), Some(2));
+    }
+
+    #[test]
+    fn who_is_held_again_and_again_is_tried_all_the_same() {
+        let mut parked = Parked::default();
+        parked.insert(id(1), age(1), 1, 10);
+        let mut tries = 0;
+        for now_ms in 0..2_000 {
+            if now_ms % 100 == 0 {
+                parked.hold(id(1), now_ms + 250);
+            }
+            if parked.pop_due(now_ms).is_some() {
+                tries += 1;
+                parked.insert(id(1), age(1), 1, now_ms + 10);
+            }
+        }
+        assert!((8..=80).contains(&tries), "{tries}");
+    }
+
+    #[test]
+    fn the_front_hurries_nobody_who_is_wide() {
+        let mut parked = Parked::default();
+        parked.insert(id(1), age(1), 5_000, 1_000);
+        parked.insert(id(2), age(2), 16, 1_000);
+        parked.insert(id(3), age(3), 17, 1_000);
+        assert_eq!(parked.wide_rows(), 5_017);
+        parked.look_at_front(100, |_| 50);
+        assert_eq!([150, 999, 1_000].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), None, Some(id(1))]);
+        parked.remove(id(3));
+        assert_eq!(parked.wide_rows(), 0);
     }
 }

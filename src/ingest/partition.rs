@@ -221,7 +221,7 @@ impl PartitionState {
 
     /// Registers a message, of which no timestamp after `latest_ms` is believed; `false` for one that was read before.
     pub fn deliver(&mut self, message: &Message, latest_ms: i64) -> bool {
-        let is_new = self.tracker.deliver(message.offset, message.timestamp_ms, message.payload.len());
+        let is_new = self.tracker.deliver(message.offset, message.timestamp_ms, message.bytes());
         if is_new {
             self.from_beyond = if message.timestamp_ms > latest_ms { self.from_beyond.saturating_add(1) } else { 0 };
             if self.from_beyond == 0 || self.from_beyond >= OURS_IS_WRONG {
@@ -441,6 +441,21 @@ mod tests {
         let second = state(Some(committed));
         let replayed: Vec<u64> = (1..10).filter(|offset| second.is_replayed(&message(*offset))).collect();
         assert_eq!(replayed, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_is_kept_of_a_message_counts_whether_payload_key_or_header() {
+        let bounds = PartitionBounds { span: 100, bytes: 1_000 };
+        let large = || Bytes::from(vec![0; 1_001]);
+        for message in [
+            Message { payload: large(), ..message(0) },
+            Message { key: large(), ..message(0) },
+            Message { headers: vec![("h".into(), large())], ..message(0) },
+        ] {
+            let mut state = state(None);
+            state.deliver(&message, i64::MAX);
+            assert!(state.over_bound(&bounds).is_some(), "{message:?}");
+        }
     }
 
     #[test]

@@ -161,11 +161,11 @@ pub struct Planner {
     generation: u32,
     by_txid: TxidMap<FlightId>,
     /// Parked flights by the absent parent they wait for: its arrival here wakes them.
-    awaited: TxidMap<Vec<FlightId>>,
+    awaited: TxidMap<BTreeSet<FlightId>>,
     parked: Parked,
     next_look_at_front_ms: u64,
-    /// Who was parked and tries again now.
-    trying: Vec<FlightId>,
+    /// Who was parked and tries again now, each with its rows.
+    trying: Vec<(FlightId, usize)>,
     actions: VecDeque<Action>,
     /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
     ready: VecDeque<FlightId>,
@@ -243,7 +243,8 @@ impl Planner {
 
     /// A second event for a transaction in flight joins the first where it says the same; where it does not (it claims other
     /// previous outputs, or one of them is a partial transaction) it has its own turn after the first, as it would have had
-    /// if it had been read later.
+    /// if it had been read later. Either waits for as long as the first does, in memory of its own: who waits must not hold the batches
+    /// that its repeats were read with.
     fn begin(&mut self, request: Request) {
         let txid = request.work.txid();
         let Some(flight) = self.by_txid.get(&txid).copied().and_then(|id| self.get(id)) else {
@@ -252,9 +253,9 @@ impl Planner {
         };
         if flight.work.says_the_same(&request.work) {
             flight.events.push(request.event);
-            flight.joined.push((request.event, request.work));
+            flight.joined.push((request.event, request.work.apart()));
         } else {
-            flight.behind.push_back(request);
+            flight.behind.push_back(Request { work: request.work.apart(), ..request });
         }
     }
 
@@ -576,7 +577,7 @@ impl Planner {
         if flight.awaits_registered {
             for parent in flight.parents() {
                 if let Some(waiters) = self.awaited.get_mut(&parent) {
-                    waiters.retain(|waiter| *waiter != id);
+                    waiters.remove(&id);
                     if waiters.is_empty() {
                         self.awaited.remove(&parent);
                     }

@@ -252,6 +252,11 @@ pub struct StoredOutput {
 }
 
 impl StoredOutput {
+    /// The same, its script somewhere else.
+    pub(crate) fn with_script(&self, moved: impl FnOnce(&Bytes) -> Bytes) -> Self {
+        StoredOutput { satoshis: self.satoshis, script: moved(&self.script) }
+    }
+
     /// 0 in a gap.
     pub(crate) fn amount_size_of(output: &Option<StoredOutput>) -> u8 {
         output.as_ref().map_or(0, |output| amount_size(output.satoshis))

@@ -605,6 +605,13 @@ fn who_waits_does_not_hold_its_batch() {
     assert_eq!(held(), 2, "most wait for a moment only");
     planner.keep_apart();
     assert_eq!(held(), 0);
+    // Nor those of its repeats, and of what others say of it.
+    let repeat = tx(&[outside(0)], 1);
+    let otherwise = claiming(&repeat, &[0x52]);
+    let read = [repeat.source.payload.clone(), otherwise.source.payload.clone()];
+    planner.submit(event(2), repeat, Mode::Normal, 0);
+    planner.submit(event(3), otherwise, Mode::Normal, 0);
+    assert!(read.iter().all(Bytes::is_unique));
     planner.retry_due(10);
     let (token, spend) = row(&mut planner);
     assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.slots[0].script[..] == [0x51]));
@@ -700,4 +707,48 @@ fn of_many_that_wait_each_looks_at_its_own_record_in_its_turn() {
     };
     assert_eq!([0, 100, 100, 100, 199].map(&mut looks), [0, 1_024, 476, 0, 0]);
     assert_eq!([200, 200, 299].map(looks), [1_024, 476, 0]);
+}
+
+#[test]
+fn who_waits_for_the_blob_store_keeps_nobody_from_trying() {
+    let mut planner = many_that_wait(65);
+    let due_ms = planner.next_due_ms().unwrap();
+    planner.retry_due(due_ms);
+    let tries = actions(&mut planner);
+    assert_eq!(tries.len(), 64);
+    for action in tries {
+        let Action::Apply(token, _) = action else { panic!("{action:?}") };
+        planner.outcome(token, applied(), due_ms);
+    }
+    // None of the creates is answered.
+    assert_eq!(actions(&mut planner).len(), 64);
+    assert_eq!(planner.next_due_ms(), Some(due_ms));
+    planner.retry_due(due_ms);
+    assert!(matches!(row(&mut planner), (Token::Spend(..), _)), "the last one has its turn");
+}
+
+#[test]
+fn who_waits_for_many_parents_does_not_ask_for_them_all_the_time() {
+    let mut planner = Planner::new(SETTINGS);
+    let outpoints: Vec<Outpoint> = (1..=1_000u32)
+        .map(|number| {
+            let mut txid = Txid([4; 32]);
+            txid.0[..4].copy_from_slice(&number.to_le_bytes());
+            Outpoint { txid, vout: 0 }
+        })
+        .collect();
+    planner.submit(event(0), tx(&outpoints, 1), Mode::Normal, 0);
+    for tag in 1..=10 {
+        let parent = Outpoint { txid: Txid([3; 32]), vout: tag };
+        planner.submit(event(tag.into()), tx(&[parent], tag as u8), Mode::Normal, 0);
+    }
+    nothing_is_there(&mut planner, 0);
+    // Rows: of the wide one TRIES_A_SECOND at the most, of each other as many as ever.
+    let rows = tries_within(&mut planner, 2_000);
+    assert!((5_000..=11_000).contains(&rows[0]), "{}", rows[0]);
+    assert!(rows[1..].iter().all(|tried| (180..=220).contains(tried)), "{rows:?}");
+    // A wide one does not have all others wait for its answers, nor they it.
+    let due_ms = 10_000;
+    planner.retry_due(due_ms);
+    assert!(actions(&mut planner).len() > 1_000);
 }

@@ -1,10 +1,11 @@
 //! Transactions that wait: for a parent in flight here, or parked until their next try.
 
-use std::sync::Arc;
-
 use super::{Action, EventRef, Mode, PlanSettings, Planner, Token};
 use crate::{
-    ingest::flight::{Flight, FlightId, Kept, Stage, Work, decided},
+    ingest::{
+        flight::{Flight, FlightId, Kept, Stage, decided},
+        parked::wide,
+    },
     record::Reason,
     telemetry::Completion,
     tx::Txid,
@@ -24,9 +25,13 @@ const SOON: u64 = 8;
 /// instances each takes one such pause, and a block waits for such chains.
 const AT_ONCE: u64 = 32;
 
-/// Tries that may be unanswered at once. A store that is slow would otherwise be given the more the slower it is, before everything that
-/// those who try wait for.
+/// Tries that may be unanswered at once, and their rows. A store that is slow would otherwise be given the more the slower it is, before
+/// everything that those who try wait for.
 const TRIES_AT_ONCE: usize = 64;
+const ROWS_AT_ONCE: usize = 1_024;
+
+/// The longest pause of who asks for many rows at each try, however many of that kind there are, ms.
+const LONGEST_WIDE_PAUSE_MS: u64 = 60_000;
 
 /// The longest pause, in ms, of those behind the front, where so many are parked.
 fn pause_behind(settings: &PlanSettings, parked: usize) -> u64 {
@@ -34,9 +39,20 @@ fn pause_behind(settings: &PlanSettings, parked: usize) -> u64 {
     ((parked as u64).saturating_mul(1_000) / TRIES_A_SECOND).max(soon)
 }
 
+/// The longest pause, in ms, of those who are [`wide`], where one try of each of them comes to so many rows: all together they may ask for
+/// [`TRIES_A_SECOND`] rows, as those behind the front may.
+fn pause_of_wide(rows: usize) -> u64 {
+    ((rows as u64).saturating_mul(1_000) / TRIES_A_SECOND).min(LONGEST_WIDE_PAUSE_MS)
+}
+
 /// The longest pause, in ms, of who is in a class of the front.
 fn pause_of_class(settings: &PlanSettings, class: u32) -> u64 {
     (settings.retry_max_ms / AT_ONCE).max(settings.retry_min_ms) << class
+}
+
+/// Whether so many try that nobody else does before there is an answer.
+fn is_full(trying: &[(FlightId, usize)]) -> bool {
+    trying.len() >= TRIES_AT_ONCE || trying.iter().map(|(_, rows)| rows).sum::<usize>() >= ROWS_AT_ONCE
 }
 
 impl Planner {
@@ -132,7 +148,10 @@ impl Planner {
         };
         let behind = pause_behind(&settings, self.parked.count());
         let longest = self.parked.class_of(age).map_or(behind, |class| pause_of_class(&settings, class).min(behind));
+        let all_wide = self.parked.wide_rows();
         let Some(flight) = self.get(id) else { return };
+        let rows = flight.rows_of_a_try();
+        let longest = if wide(rows) { longest.max(pause_of_wide(all_wide + rows)) } else { longest };
         flight.parked_since_ms.get_or_insert(now_ms);
         let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(longest);
         flight.attempts += 1;
@@ -140,9 +159,9 @@ impl Planner {
         let registered = std::mem::replace(&mut flight.awaits_registered, true);
         let absent: Vec<Txid> = if registered { Vec::new() } else { flight.absent_parents().collect() };
         for parent in absent {
-            self.awaited.entry(parent).or_default().push(id);
+            self.awaited.entry(parent).or_default().insert(id);
         }
-        self.parked.insert(id, age, now_ms + pause);
+        self.parked.insert(id, age, rows, now_ms + pause);
         self.count_waiting(id, 1);
     }
 
@@ -206,35 +225,40 @@ impl Planner {
             self.parked.look_at_front(now_ms, |class| pause_of_class(&settings, class).min(behind));
         }
         let mut trying = std::mem::take(&mut self.trying);
-        trying.retain(|id| self.is_answering(*id));
-        while trying.len() < TRIES_AT_ONCE
+        trying.retain(|(id, _)| self.is_answering(*id));
+        while !is_full(&trying)
             && let Some(id) = self.parked.pop_due(now_ms)
         {
             self.count_waiting(id, -1);
             self.ready.push_back(id);
-            trying.push(id);
+            trying.push((id, self.get(id).map_or(0, |flight| flight.rows_of_a_try())));
         }
         self.trying = trying;
         self.settle_ready(now_ms);
     }
 
-    /// Whether one that tries again has not come to its end, nor to wait once more.
+    /// Whether the store has not told one that tries again what it wants to know. Who is being created has been told: that may wait for
+    /// the blob store, and the others do not.
     fn is_answering(&self, id: FlightId) -> bool {
         let flight = self.flights.get(id.index as usize).and_then(Option::as_ref).filter(|flight| flight.id == id);
-        flight.is_some_and(|flight| !flight.waits() && flight.stage != Stage::Halted)
+        flight.is_some_and(|flight| match flight.stage {
+            Stage::Spending { .. } | Stage::Looking | Stage::ReadingOwn | Stage::ReadingFirst { .. } => true,
+            Stage::AwaitingParents { .. } | Stage::Parked | Stage::Halted => false,
+            Stage::Creating | Stage::StoringContested { .. } | Stage::PublishingContest { .. } => false,
+        })
     }
 
     /// Gives memory of their own to those that have waited since the last look: one that waits would hold the whole batch that it was
     /// read with.
     pub fn keep_apart(&mut self) {
         for flight in self.flights.iter_mut().flatten().filter(|flight| flight.waits()) {
-            flight.kept = match (flight.kept, &mut flight.work) {
-                (Kept::WithItsBatch, _) => Kept::SeenToWait,
-                (Kept::SeenToWait, Work::Validated(tx)) => {
-                    *tx = Arc::new(tx.apart());
+            flight.kept = match flight.kept {
+                Kept::WithItsBatch => Kept::SeenToWait,
+                Kept::SeenToWait => {
+                    flight.work = flight.work.apart();
                     Kept::Apart
                 }
-                (kept, _) => kept,
+                Kept::Apart => Kept::Apart,
             };
         }
     }
@@ -252,7 +276,7 @@ impl Planner {
 
     /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it; `None`: not before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
-        let is_full = self.trying.len() >= TRIES_AT_ONCE && self.trying.iter().all(|id| self.is_answering(*id));
+        let is_full = is_full(&self.trying) && self.trying.iter().all(|(id, _)| self.is_answering(*id));
         self.parked.next_due_ms().filter(|_| !is_full)
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{PreparedTx, SpendGroup};
+use super::{PreparedSeed, PreparedTx, SpendGroup};
 use crate::{
     broker::Message,
     record::{Body, Page, SpendSlot},
@@ -13,13 +13,8 @@ use crate::{
 impl PreparedTx {
     /// The same, sharing no memory with the batch that it was read with.
     pub fn apart(&self) -> PreparedTx {
-        let Message { offset, timestamp_ms, key, payload, headers } = &self.source;
-        let copy = Bytes::copy_from_slice(payload);
-        let moved = |part: &Bytes| moved(part, payload, &copy);
-        let mut page = Page::clone(&self.page);
-        if let Some(Body::Transaction(body)) = page.master.as_mut().and_then(|master| master.body.as_mut()) {
-            *body = moved(body);
-        }
+        let source = message_apart(&self.source);
+        let moved = |part: &Bytes| moved(part, &self.source.payload, &source.payload);
         let slot = |slot: &SpendSlot| SpendSlot { script: moved(&slot.script), ..slot.clone() };
         let group = |group: &SpendGroup| SpendGroup {
             slots: Arc::new(group.slots.iter().map(slot).collect()),
@@ -30,17 +25,48 @@ impl PreparedTx {
             txid: self.txid,
             height: self.height,
             groups: self.groups.iter().map(group).collect(),
-            page: Arc::new(page),
+            page: Arc::new(page_apart(&self.page, moved)),
             others: self.others.as_ref().map(|others| Arc::new(others.with_bytes(moved))),
-            source: Message {
-                offset: *offset,
-                timestamp_ms: *timestamp_ms,
-                key: Bytes::copy_from_slice(key),
-                headers: headers.iter().map(|(name, value)| (name.clone(), Bytes::copy_from_slice(value))).collect(),
-                payload: copy.clone(),
-            },
+            source,
         }
     }
+}
+
+impl PreparedSeed {
+    /// The same, sharing no memory with the batch that it was read with.
+    pub fn apart(&self) -> PreparedSeed {
+        let source = message_apart(&self.source);
+        let moved = |part: &Bytes| moved(part, &self.source.payload, &source.payload);
+        PreparedSeed {
+            txid: self.txid,
+            page: Arc::new(page_apart(&self.page, moved)),
+            others: self.others.as_ref().map(|others| Arc::new(others.with_bytes(moved))),
+            source,
+        }
+    }
+}
+
+fn message_apart(message: &Message) -> Message {
+    let Message { offset, timestamp_ms, key, payload, headers } = message;
+    Message {
+        offset: *offset,
+        timestamp_ms: *timestamp_ms,
+        key: Bytes::copy_from_slice(key),
+        headers: headers.iter().map(|(name, value)| (name.clone(), Bytes::copy_from_slice(value))).collect(),
+        payload: Bytes::copy_from_slice(payload),
+    }
+}
+
+fn page_apart(page: &Page, moved: impl Fn(&Bytes) -> Bytes) -> Page {
+    let mut page = page.clone();
+    match page.master.as_mut().and_then(|master| master.body.as_mut()) {
+        Some(Body::Transaction(body)) => *body = moved(body),
+        Some(Body::Outputs(outputs)) => {
+            outputs.iter_mut().flatten().for_each(|output| *output = output.with_script(&moved));
+        }
+        Some(Body::External(_)) | None => {}
+    }
+    page
 }
 
 /// The same part of `copy` as `part` is of `whole`; a copy where it lies elsewhere.
@@ -56,8 +82,11 @@ fn moved(part: &Bytes, whole: &Bytes, copy: &Bytes) -> Bytes {
 mod tests {
     use super::*;
     use crate::{
-        event::Validated,
-        ingest::prepare::{PrepareSettings, Prepared, prepare},
+        event::{Seeded, SeededOutput, Validated},
+        ingest::{
+            flight::Work,
+            prepare::{PrepareSettings, Prepared, prepare},
+        },
         record::build::Inline,
         tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
     };
@@ -74,10 +103,12 @@ mod tests {
         );
         let extended = (0..5).fold(builder, |builder, vout| builder.output(vout, &[0x51])).extended();
         let txid = Transaction::parse(&extended).unwrap().txid();
-        let payload = Validated { tx: &extended, height: 200, locked: false }.encode();
-        for utxo_batch_size in [100, 2] {
+        let whole = Validated { tx: &extended, height: 200, locked: false }.encode();
+        let output = |vout| SeededOutput { vout, satoshis: 9_000, script: &[0x51, 0x52] };
+        let partial = Seeded { txid, coinbase: false, height: 200, outputs: vec![output(0), output(3)] }.encode();
+        for (utxo_batch_size, payload) in [(100, &whole), (2, &whole), (100, &partial), (2, &partial)] {
             // As the broker hands them on: behind others, in one allocation.
-            let batch = Bytes::from([&[9; 40], &txid.0[..], &payload, &[8; 300]].concat());
+            let batch = Bytes::from([&[9; 40], &txid.0[..], payload, &[8; 300]].concat());
             let message = Message {
                 offset: 3,
                 timestamp_ms: 1,
@@ -86,10 +117,12 @@ mod tests {
                 headers: vec![("h".into(), batch.slice(0..4))],
             };
             let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size, inline: Inline::All };
-            let Ok(Prepared::Validated(tx)) = prepare(&settings, &message) else { panic!("it is well made") };
-            let apart = tx.apart();
-            assert_eq!(format!("{apart:?}"), format!("{tx:?}"));
-            drop((tx, message));
+            let (apart, before) = match prepare(&settings, &message).unwrap() {
+                Prepared::Validated(tx) => (Work::Validated(tx.clone()).apart(), Work::Validated(tx)),
+                Prepared::Seeded(seed) => (Work::Seeded(seed.clone()).apart(), Work::Seeded(seed)),
+            };
+            assert_eq!(format!("{apart:?}"), format!("{before:?}"));
+            drop((before, message));
             assert!(batch.is_unique(), "with {utxo_batch_size} slots a page something of it is held");
         }
     }

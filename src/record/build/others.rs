@@ -52,12 +52,16 @@ impl OtherPages {
     }
 
     /// The same, with other memory for the bytes of a whole transaction, equal to those that there are.
-    pub(crate) fn with_bytes(&self, moved: impl FnOnce(&Bytes) -> Bytes) -> Self {
-        let mut others = self.clone();
-        if let Source::Whole { bytes, .. } = &mut others.source {
-            *bytes = moved(bytes);
-        }
-        others
+    pub(crate) fn with_bytes(&self, moved: impl Fn(&Bytes) -> Bytes) -> Self {
+        let source = match &self.source {
+            Source::Whole { bytes, starts, outputs } => {
+                Source::Whole { bytes: moved(bytes), starts: starts.clone(), outputs: *outputs }
+            }
+            Source::Partial(outputs) => Source::Partial(Arc::new(
+                outputs.iter().map(|output| output.as_ref().map(|output| output.with_script(&moved))).collect(),
+            )),
+        };
+        OtherPages { blank: self.blank.clone(), source, setting: self.setting }
     }
 
     /// The same of a partial transaction, given all its outputs.
