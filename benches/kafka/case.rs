@@ -22,6 +22,8 @@ pub enum Sink {
     /// The same loop, which checks the transaction as well, hashes what it spends and what it makes, and builds its record: all that
     /// the pipeline makes of a message before it plans anything.
     Prepare,
+    /// The program's own consumer: batches in hand, each in memory of its own, and dropped.
+    Read,
     /// The pipeline, on an engine.
     Null,
     Memory,
@@ -34,6 +36,7 @@ impl Sink {
         match self {
             Sink::Txid => "bare-txid",
             Sink::Prepare => "bare-prepare",
+            Sink::Read => "read",
             Sink::Null => "null",
             Sink::Memory => "memory",
             Sink::Fjall => "fjall",
@@ -59,6 +62,7 @@ const fn case(source: Source, sink: Sink) -> Case {
 
 pub const BARE: Case = case(Source::Kafka, Sink::Txid);
 pub const BARE_PREPARE: Case = case(Source::Kafka, Sink::Prepare);
+pub const READ: Case = case(Source::Kafka, Sink::Read);
 pub const KAFKA_NULL: Case = case(Source::Kafka, Sink::Null);
 pub const LOG_NULL: Case = case(Source::Log, Sink::Null);
 pub const KAFKA_MEMORY: Case = case(Source::Kafka, Sink::Memory);
@@ -69,8 +73,18 @@ pub const KAFKA_AEROSPIKE: Case = case(Source::Kafka, Sink::Aerospike);
 
 impl Case {
     /// In the order of the table; those that are compared run one after the other.
-    pub const ALL: [Case; 9] =
-        [BARE, BARE_PREPARE, KAFKA_NULL, LOG_NULL, KAFKA_MEMORY, LOG_MEMORY, FEED_MEMORY, KAFKA_FJALL, KAFKA_AEROSPIKE];
+    pub const ALL: [Case; 10] = [
+        BARE,
+        BARE_PREPARE,
+        READ,
+        KAFKA_NULL,
+        LOG_NULL,
+        KAFKA_MEMORY,
+        LOG_MEMORY,
+        FEED_MEMORY,
+        KAFKA_FJALL,
+        KAFKA_AEROSPIKE,
+    ];
 
     pub fn name(self) -> String {
         let source = match self.source {

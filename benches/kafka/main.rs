@@ -15,6 +15,9 @@ mod feed;
 #[path = "../macro/generator.rs"]
 #[allow(dead_code)]
 mod generator;
+#[path = "../macro/growth.rs"]
+#[allow(dead_code)]
+mod growth;
 #[allow(dead_code, clippy::unwrap_used)]
 #[path = "../../tests/it/kafka_server.rs"]
 mod kafka_server;
@@ -30,13 +33,16 @@ mod program;
 mod resume;
 mod run;
 mod seen;
+#[path = "../macro/slow.rs"]
+mod slow;
 mod table;
 mod topic;
 
 use std::{env, process::ExitCode};
 
-use case::{Case, Place, Sink, Source};
+use case::{BARE, Case, Place, Sink, Source};
 use child::{CHILD, is_chosen};
+use growth::{Grown, Growth};
 use kafka_server::KafkaServer;
 use latency::LATENCY;
 use measure::size;
@@ -51,6 +57,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const LATENCIES: [Sink; 3] = [Sink::Memory, Sink::Fjall, Sink::Aerospike];
 /// By whether members are static.
 const RESUMES: [(&str, bool); 2] = [("resume/static", true), ("resume/dynamic", false)];
+
+/// Of which memory is watched while they come from the broker.
+const GROWTHS: [(&str, Growth); 2] = [("growth/passed", Growth::Passed), ("growth/backlog", Growth::Small)];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -68,6 +77,8 @@ fn child_main(arguments: &[String]) -> Option<()> {
     if what == LATENCY {
         let (sink, place) = rest.split_first()?;
         latency::consume(LATENCIES.into_iter().find(|known| known.name() == sink)?, &Place::parse(place)?);
+    } else if let Some((_, growth)) = GROWTHS.into_iter().find(|(name, _)| name == what) {
+        println!("{}", serde_json::to_string(&run::grown(growth, &Place::parse(rest)?)).ok()?);
     } else {
         let took = run::run(Case::named(what)?, &Place::parse(rest)?);
         println!("{}", serde_json::to_string(&took).ok()?);
@@ -86,6 +97,7 @@ fn all(words: &[String]) -> ExitCode {
     );
     let measured = bench.throughput();
     bench.latencies(&measured);
+    bench.growth();
     for (name, is_static) in RESUMES.into_iter().filter(|(name, _)| is_chosen(words, name)) {
         resume::measure(name, is_static, &bench.brokers);
     }
@@ -147,6 +159,33 @@ impl Bench<'_> {
             true => ("bench.far", size("KAFKA_FAR_TRANSACTIONS", 400_000)),
         };
         Place { brokers: self.brokers.clone(), topic: topic.to_owned(), partitions: self.partitions(), transactions }
+    }
+
+    /// Memory after so many have passed, and while most of them wait behind a slow store.
+    fn growth(&mut self) {
+        let chosen: Vec<_> = GROWTHS.into_iter().filter(|(name, _)| is_chosen(self.words, name)).collect();
+        if chosen.is_empty() {
+            return;
+        }
+        println!("\nMemory of what reads from the broker:");
+        let place = Place {
+            topic: "bench.growth".to_owned(),
+            transactions: size("KAFKA_GROWTH_TRANSACTIONS", 10_000_000),
+            ..self.place(BARE)
+        };
+        runtime(1).block_on(topic::fill(&place));
+        for (name, _) in chosen {
+            match child::outcome::<Grown>(&[&[name.to_owned()], &place.arguments()[..]].concat()) {
+                Ok(grown) => {
+                    grown.print(name);
+                    self.failed |= grown.fault().is_some();
+                }
+                Err(why) => {
+                    println!("{name}: {why}");
+                    self.failed = true;
+                }
+            }
+        }
     }
 
     /// At a share of what was measured; what was not is measured first, once.

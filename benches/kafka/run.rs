@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use utxo_store::{
-    broker::Broker,
+    broker::{Broker, Polled},
     engine::{
         RecordEngine,
         aerospike::AerospikeEngine,
@@ -20,13 +20,15 @@ use crate::{
     case::{Case, Place, Sink, Source},
     feed::Feed,
     generator::Generator,
-    pipeline::{self, Log, POLLED, RULES, Took},
+    growth::{self, Grown, Growth},
+    pipeline::{self, Log, POLLED, RULES, Took, Watch},
     topic,
 };
 
 pub fn run(case: Case, place: &Place) -> Took {
     match case.sink {
         Sink::Txid | Sink::Prepare => bare::run(place, case.sink),
+        Sink::Read => runtime(2).block_on(read(place)),
         sink => runtime(2).block_on(async {
             let opened = Opened::new(sink).await;
             opened.fill(&topic::generator(place)).await;
@@ -37,6 +39,31 @@ pub fn run(case: Case, place: &Place) -> Took {
             took
         }),
     }
+}
+
+/// What it takes to have the messages in hand.
+async fn read(place: &Place) -> Took {
+    let Log { mut consumer, .. } = joined(place, &settings(place)).await;
+    let (begins, ends) = (place.warm_up(), place.transactions - place.warm_up());
+    let (mut watch, mut read, mut before) = (Watch::start(), 0, None);
+    while read < ends {
+        let Polled::Messages(batch) = consumer.poll().await.expect("the broker is ours") else { continue };
+        read += batch.messages.len() as u64;
+        if before.is_none() && read >= begins {
+            watch = watch.warmed_up();
+            before = Some(read);
+        }
+    }
+    watch.stop(read - before.unwrap_or_default())
+}
+
+/// The memory of a pipeline that reads a topic on the broker.
+pub fn grown(growth: Growth, place: &Place) -> Grown {
+    let settings = settings(place);
+    let of_client = place.settings().fetch_budget_bytes as u64;
+    let log_settings = settings.clone();
+    let log = async { joined(place, &log_settings).await };
+    runtime(2).block_on(growth::watch(growth, settings, log, place.transactions, of_client))
 }
 
 pub fn runtime(workers: usize) -> tokio::runtime::Runtime {

@@ -1,7 +1,7 @@
 //! Memory that is bounded by the configuration: whatever has passed, and whatever waits to be read.
 //!
-//! Transactions are made as they are read, so that nothing but the pipeline takes memory. A case fails where memory goes on growing, or
-//! comes to more than its bound.
+//! Transactions are made as they are read, so that nothing but the pipeline takes memory; in the Kafka bench they come from a broker. A case
+//! fails where memory goes on growing, or comes to more than its bound.
 
 use std::{
     sync::Arc,
@@ -9,7 +9,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use utxo_store::engine::{RecordEngine, null::NullEngine};
+use utxo_store::{
+    engine::{RecordEngine, null::NullEngine},
+    ingest::pipeline::PipelineSettings,
+};
 
 use crate::{
     feed::Feed,
@@ -78,35 +81,46 @@ pub struct Grown {
 }
 
 pub fn run(case: Growth) -> Grown {
+    let total = match case {
+        Growth::Passed => size("MACRO_GROWTH_TRANSACTIONS", 10_000_000),
+        _ => size("MACRO_BACKLOG_BYTES", 10_000_000_000) / case.event_bytes(),
+    };
+    let settings = pipeline::settings();
+    let generator = Generator::new(Shape::Apart, total).padded(case.padding());
+    let chunks = generator.chunks(if case == Growth::Large { LARGE_AT_ONCE } else { POLLED });
+    // A consumer that does not heed a pause is what a missing bound would be like: the cases of a backlog must fail.
+    let feed = Feed::new(&settings.topic, Box::new(chunks), total).heeding(size("MACRO_DEAF", 0) == 0);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a machine that runs benches has threads").block_on(measured(case))
+    let watched = watch(case, settings, Log::of_feed(feed), total, 0);
+    runtime.expect("a machine that runs benches has threads").block_on(watched)
 }
 
-async fn measured(case: Growth) -> Grown {
-    let settings = pipeline::settings();
+/// Watches the memory of a pipeline over a log of so many transactions, whose client may hold so many bytes of them.
+pub async fn watch(
+    case: Growth,
+    settings: PipelineSettings,
+    log: impl Future<Output = Log>,
+    total: u64,
+    of_client: u64,
+) -> Grown {
     let waiting = settings.max_active as u64;
     let (least, bound) = match case {
         Growth::Passed | Growth::Small => (waiting * case.event_bytes(), waiting * (case.event_bytes() + OF_EACH)),
         Growth::Large => (settings.bounds.bytes, settings.bounds.bytes + settings.bounds.bytes / 4),
     };
-    let (total, engine): (u64, Arc<dyn RecordEngine>) = match case {
-        Growth::Passed => (size("MACRO_GROWTH_TRANSACTIONS", 10_000_000), Arc::new(NullEngine::new(RULES))),
-        _ => {
-            let total = size("MACRO_BACKLOG_BYTES", 10_000_000_000) / case.event_bytes();
+    let engine: Arc<dyn RecordEngine> = match case {
+        Growth::Passed => Arc::new(NullEngine::new(RULES)),
+        Growth::Small | Growth::Large => {
             let a_second = size("MACRO_BACKLOG_RATE", 5_000_000) as f64 / case.event_bytes() as f64;
             // Its spend and its create.
-            (total, Arc::new(Slow::new(NullEngine::new(RULES), 2.0 * a_second)))
+            Arc::new(Slow::new(NullEngine::new(RULES), 2.0 * a_second))
         }
     };
-    let generator = Generator::new(Shape::Apart, total).padded(case.padding());
-    let chunks = generator.chunks(if case == Growth::Large { LARGE_AT_ONCE } else { POLLED });
-    // A consumer that does not heed a pause is what a missing bound would be like: the cases of a backlog must fail.
-    let feed = Feed::new(&settings.topic, Box::new(chunks), total).heeding(size("MACRO_DEAF", 0) == 0);
-    let log = Log::of_feed(feed).await;
 
     measure::forget_peak();
     let (started, before) = (Instant::now(), measure::memory());
-    let running = Running::start(settings, log, engine).await;
+    let bound = bound + of_client;
+    let running = Running::start(settings, log.await, engine).await;
     let span = Duration::from_secs(size("MACRO_BACKLOG_SECONDS", 60));
     let mut samples = Vec::new();
     for at in 1..=SAMPLES {
@@ -148,11 +162,11 @@ impl Grown {
         }
     }
 
-    pub fn print(&self, case: Growth) {
+    pub fn print(&self, name: &str) {
         let mib = |bytes: &u64| (bytes >> 20).to_string();
         println!(
             "{:<22} {:>10} of {:>10} in {:>4.0} s; before {} MiB, bound {} MiB besides, peak {} MiB; {}",
-            case.name(),
+            name,
             self.completed,
             self.total,
             self.seconds,

@@ -86,7 +86,7 @@ fn memory_is_bounded(words: &[String]) -> bool {
     for case in chosen {
         match child::outcome::<Grown>(&[case.name().to_owned()]) {
             Ok(grown) => {
-                grown.print(case);
+                grown.print(case.name());
                 holds &= grown.fault().is_none();
             }
             Err(why) => {
