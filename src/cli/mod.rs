@@ -30,6 +30,7 @@ mod replay;
 mod run;
 mod signals;
 mod stats;
+mod timestamp;
 pub mod topics;
 mod verify;
 mod watchdog;

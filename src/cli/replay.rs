@@ -10,9 +10,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{CommandResult, ConfigArgs, UsageError, block_on, opening};
+use super::{CommandResult, ConfigArgs, UsageError, block_on, opening, timestamp::Timestamp};
 use crate::{blob::BlobUrl, config::Config, engine::StoreUrl, instance::set_back::Position};
-use place::{Timestamp, Until, read_offsets};
+use place::{Until, read_offsets};
 
 const AFTER_HELP: &str = "\
 --rebuild reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing,

@@ -16,6 +16,7 @@ mod commands;
 mod commits;
 mod compare;
 mod coordinators;
+mod dead_letters;
 mod demo;
 mod differential;
 mod fenced;
