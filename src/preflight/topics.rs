@@ -44,13 +44,25 @@ pub fn new_topics(topics: &Topics, made: Made) -> Vec<NewTopic> {
             (RETENTION_MS.to_owned(), retention_ms),
             (RETENTION_BYTES.to_owned(), "-1".to_owned()),
         ];
-        // What is acknowledged then survives the loss of a copy, and is still written while one is away.
-        let in_sync = made.replication_factor.filter(|copies| *copies > 2).map(|copies| copies - 1);
-        config.extend(in_sync.map(|copies| (MIN_IN_SYNC.to_owned(), copies.to_string())));
+        config.extend(made.replication_factor.and_then(in_sync));
         let partitions = if topic.is_one_order() { 1 } else { made.partitions };
         NewTopic { name: topics.name(topic).to_owned(), partitions, config }
     };
     Topic::ALL.into_iter().map(new).collect()
+}
+
+/// How many of so many copies have to be in sync: what is acknowledged then survives the loss of one, and is still written while one is away.
+fn in_sync(copies: i32) -> Option<(String, String)> {
+    (copies > 2).then(|| (MIN_IN_SYNC.to_owned(), (copies - 1).to_string()))
+}
+
+/// The configuration of a topic that was made as `wanted`, and has as many copies as the cluster makes, where more has to be said of it by
+/// that.
+pub fn config_by_copies(wanted: &NewTopic, found: &Found) -> Option<Vec<(String, String)>> {
+    let says_it = wanted.config.iter().any(|(property, _)| property == MIN_IN_SYNC);
+    let (copies, _) = found.copies.filter(|_| !says_it)?;
+    let in_sync = in_sync(i32::try_from(copies).ok()?)?;
+    Some(wanted.config.iter().cloned().chain([in_sync]).collect())
 }
 
 /// A topic as it is there; what is not known of it is not judged.
@@ -263,6 +275,19 @@ mod tests {
         assert_eq!(new.iter().filter(|topic| topic.partitions == 5).count(), 3);
         let plain = new_topics(&Config::default().kafka.topics, Made::with_partitions(1));
         assert!(plain.iter().flat_map(|topic| &topic.config).all(|(key, _)| key != "min.insync.replicas"));
+    }
+
+    #[test]
+    fn what_the_cluster_makes_copies_of_by_itself_is_to_be_in_sync_by_their_number() {
+        let new = |replication_factor| {
+            let made = Made { replication_factor, ..Made::with_partitions(1) };
+            new_topics(&Config::default().kafka.topics, made).remove(0)
+        };
+        let by_copies = |wanted: &NewTopic, copies| config_by_copies(wanted, &copied(copies, copies, &[]));
+        assert_eq!(by_copies(&new(None), 3), Some(new(Some(3)).config));
+        assert_eq!([1, 2].map(|copies| by_copies(&new(None), copies)), [None, None]);
+        assert_eq!(by_copies(&new(Some(3)), 3), None, "it was made so");
+        assert_eq!(config_by_copies(&new(None), &Found::of_partitions(1)), None);
     }
 
     #[test]
