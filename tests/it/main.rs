@@ -57,4 +57,5 @@ mod transactional;
 mod troubled_broker;
 mod waits;
 mod watchdog;
+mod watched_replay;
 mod world;
