@@ -31,7 +31,8 @@ use async_trait::async_trait;
 use rdkafka::{
     Offset,
     admin::{
-        AdminClient, AdminOptions, NewTopic as KafkaTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
+        AdminClient, AdminOptions, AlterConfig, NewTopic as KafkaTopic, OwnedResourceSpecifier, ResourceSpecifier,
+        TopicReplication,
     },
     client::DefaultClientContext,
     consumer::Consumer as _,
@@ -202,6 +203,23 @@ impl KafkaBroker {
         let config =
             |topic: &&str| told.remove(*topic).filter(|config| !config.is_empty()).ok_or_else(|| refused(topic));
         Ok(topics.iter().map(config).collect())
+    }
+
+    /// Gives a topic this configuration; what it does not name is as the cluster has it by default.
+    ///
+    /// # Errors
+    /// The cluster does not answer, or access is refused.
+    pub async fn set_topic_config(&self, topic: &str, config: &[(String, String)]) -> Result<(), BrokerError> {
+        const OPERATION: &str = "configure a topic";
+        let options = AdminOptions::new().request_timeout(Some(self.settings.request_timeout));
+        let wanted = AlterConfig::new(ResourceSpecifier::Topic(topic));
+        let wanted = config.iter().fold(wanted, |wanted, (property, value)| wanted.set(property, value));
+        let answer = self.admin(OPERATION)?.alter_configs([&wanted], &options).await;
+        let answer = answer.map_err(|error| translate(OPERATION, topic, &error))?;
+        match answer.into_iter().find_map(Result::err) {
+            Some((_, code)) => Err(translate(OPERATION, topic, &KafkaError::AdminOp(code))),
+            None => Ok(()),
+        }
     }
 
     /// What is there of a topic; `None`: it does not exist.

@@ -21,8 +21,8 @@ use crate::{
     tx::{Outpoint, Txid, UtxoHash},
 };
 
-pub(super) use ask::PAUSE;
 pub use ask::{Answer, Asked, Became, Topics, ask};
+pub(super) use ask::{Asker, PAUSE};
 pub(super) use line::Line;
 pub use list::{Entry, audit};
 pub(super) use list::{each, only};

@@ -19,23 +19,24 @@ use super::{
     opening,
 };
 use crate::{
-    broker::{Broker, BrokerError, TopicPartition},
+    broker::{Broker, BrokerError, Message, TopicPartition},
     config::Topics,
     event::DeadLetterClass,
 };
 
 use register::{Filter, Listed, Register};
-use settle::{Settler, Way};
+use settle::{AT_ONCE, Done, Settler, Way};
 use verdicts::Verdicts;
 
 const AFTER_HELP: &str = "\
 A dead letter stays in its topic for good; what was done with it stands behind it. To replay one is to publish its source message again, to
 the topic that it came from, or, where a parent was missing, to have its transaction looked at again: do that once the cause is mended. What
-fails again is a new dead letter. Blocks, reorgs and commands have their place in an order and are not replayed: publish them anew.
+fails again is a new dead letter. Up to a thousand are asked for at once, and each is settled when its answer comes: it may be killed and begun
+again. Blocks, reorgs and commands have their place in an order and are not replayed: publish them anew.
 
 Example:
   utxo-store dead-letters list --config utxo-store.toml
-  utxo-store dead-letters replay --config utxo-store.toml --class missing-parent --dry-run
+  utxo-store dead-letters replay --config utxo-store.toml --class missing-parent --from-timestamp 2026-11-23T10:00:00Z --dry-run
   utxo-store dead-letters discard --config utxo-store.toml --topic utxo.validated-txs --partition 3 --from-offset 17 --to-offset 17";
 
 /// Arguments of `dead-letters`.
@@ -86,7 +87,7 @@ struct SettleArgs {
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
-    /// How long to wait for an answer about a transaction that is looked at again, seconds
+    /// How long to wait for the next answer about transactions that are looked at again, seconds
     #[arg(long, value_name = "S", default_value_t = 120)]
     timeout_s: u64,
 }
@@ -153,35 +154,49 @@ impl SettleArgs {
             let children = listed.iter().filter(|it| replay && it.letter.class == DeadLetterClass::MissingParent);
             let children: Vec<_> = children.filter_map(|it| it.txid).collect();
             let is_any = !children.is_empty();
+            let timeout = Duration::from_secs(self.timeout_s);
+            let settler = match self.dry_run {
+                true => None,
+                false => Some(Settler::open(broker.as_ref(), topics, timeout, is_any).await?),
+            };
             let mut verdicts = Verdicts::on(children);
             if is_any {
-                each(broker.as_ref(), &only(topics.decisions.as_str()), |message| verdicts.take(message)).await?;
+                let decisions = [only(topics.decisions.as_str())];
+                read_through(broker.as_ref(), &decisions, "decisions", |_, message| verdicts.take(message)).await?;
             }
-            let timeout = Duration::from_secs(self.timeout_s);
-            let mut settler = match self.dry_run {
-                true => None,
-                false => Some(Settler::open(broker.as_ref(), topics, timeout).await?),
-            };
-            let bar = progress_bar("settled", listed.len() as u64);
-            let (mut left, count) = (0, listed.len());
-            for letter in listed {
-                let way = if replay { Way::of(&letter, topics, &verdicts) } else { Way::Discard };
-                let result = match &mut settler {
-                    None => way.in_words(),
-                    Some(settler) => settler.settle(&letter, way).await?,
-                };
-                left += usize::from(result.is_err());
-                common.tell(
-                    &letter,
-                    Some(match &result {
-                        Ok(done) => done,
-                        Err(why) => why,
-                    }),
-                )?;
+            let count = listed.len();
+            let way = |letter: &Listed| if replay { Way::of(letter, topics, &verdicts) } else { Way::Discard };
+            let letters: Vec<(Listed, Way)> = listed
+                .into_iter()
+                .map(|letter| {
+                    let way = way(&letter);
+                    (letter, way)
+                })
+                .collect();
+            let bar = progress_bar("settled", count as u64);
+            let mut done = 0;
+            let mut tell = |letter: &Listed, result: &Done| {
+                done += usize::from(result.is_ok());
                 bar.inc(1);
+                let told = match result {
+                    Ok(told) => told,
+                    Err(why) => why.as_str(),
+                };
+                common.tell(letter, Some(told))
+            };
+            match settler.map(|settler| settler.knowing(verdicts)) {
+                None => letters.iter().try_for_each(|(letter, way)| tell(letter, &way.in_words()))?,
+                Some(mut settler) => {
+                    for letters in letters.chunks(AT_ONCE) {
+                        // Who is asked for more while nobody answers waits in vain.
+                        if !settler.settle(letters, &mut tell).await? {
+                            break;
+                        }
+                    }
+                }
             }
             bar.finish_and_clear();
-            match left {
+            match count - done {
                 0 => Ok(()),
                 left => Err(Failure::new(format!("{left} of {count} dead letters are as they were"))),
             }
@@ -198,10 +213,32 @@ async fn listed(
 ) -> Result<Vec<Listed>, BrokerError> {
     let topic = topics.dead_letters.as_str();
     let count = broker.partitions(topic).await?.ok_or_else(|| BrokerError::unknown_topic("read", topic))?;
+    let partitions: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();
     let mut register = Register::new(filter);
-    for partition in 0..count {
-        let at = TopicPartition { topic: topic.into(), partition };
-        each(broker, &at, |message| register.take(partition, message)).await?;
-    }
+    read_through(broker, &partitions, "dead letters", |partition, message| register.take(partition, message)).await?;
     Ok(register.finish(settled_too))
+}
+
+/// Reads whole partitions, and shows on a terminal how far it is.
+async fn read_through(
+    broker: &dyn Broker,
+    partitions: &[TopicPartition],
+    what: &'static str,
+    mut take: impl FnMut(i32, &Message),
+) -> Result<(), BrokerError> {
+    let mut total = 0;
+    for partition in partitions {
+        let (low, end) = broker.watermarks(partition).await?;
+        total += end - low;
+    }
+    let bar = progress_bar(what, total);
+    for at in partitions {
+        each(broker, at, |message| {
+            take(at.partition, message);
+            bar.inc(1);
+        })
+        .await?;
+    }
+    bar.finish_and_clear();
+    Ok(())
 }

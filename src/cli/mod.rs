@@ -10,7 +10,7 @@
 //! | 1 | failed; standard error says why, in one line |
 //! | 2 | bad usage or bad configuration; each error in a line of its own |
 //! | 3 | told to stop at once, by a second signal or by a parent that is gone |
-//! | 4 | ended by its watchdog: a loop of `run` stood still for `run.watchdog_ms`; the log says which |
+//! | 4 | ended by its watchdog: a loop of `run` or `replay` stood still for `run.watchdog_ms`; the log says which |
 //! | 5 | another process was started with the same `kafka.instance_id` and goes on instead: do not start this one again |
 
 pub mod command;
@@ -28,8 +28,10 @@ mod prune;
 mod recover;
 mod replay;
 mod run;
+mod serving;
 mod signals;
 mod stats;
+mod timestamp;
 pub mod topics;
 mod verify;
 mod watchdog;
@@ -53,7 +55,7 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal,
-4 ended by its watchdog (run), 5 another process has its kafka.instance_id and goes on instead (run).
+4 ended by its watchdog (run, replay), 5 another process has its kafka.instance_id and goes on instead (run).
 
 Example: utxo-store config check --config deploy/utxo-store.toml";
 

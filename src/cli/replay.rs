@@ -6,13 +6,13 @@ mod place;
 mod rebuild;
 mod shown;
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 
-use super::{CommandResult, ConfigArgs, UsageError, block_on, opening};
+use super::{CommandResult, ConfigArgs, UsageError, block_on, opening, serving::Place, timestamp::Timestamp};
 use crate::{blob::BlobUrl, config::Config, engine::StoreUrl, instance::set_back::Position};
-use place::{Timestamp, Until, read_offsets};
+use place::{Until, read_offsets};
 
 const AFTER_HELP: &str = "\
 --rebuild reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing,
@@ -32,6 +32,9 @@ below what the topic still holds. The chain cannot be set back: its position car
 
 FILE has a line for each partition, `partition offset`; what follows `#` is passed over, and partitions that are not named
 stay where they are. A timestamp is RFC 3339 (2026-11-23T10:00:00Z) or milliseconds since 1970.
+
+While it works, http.listen answers as with `run`, and the watchdog looks at it (exit code 4). Where an instance has that address, say
+--listen, or --no-http. Without a terminal a line in the log says every 30 s how far it is.
 
 --dry-run touches nothing: it shows what would be read, how many bytes (from samples) and for how long: at --rate, or else
 as fast as the samples were read, which no store keeps up with. Exit code 1 where it would be refused.
@@ -70,7 +73,18 @@ pub struct ReplayArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Where metrics, health and state are served meanwhile, instead of http.listen
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["no_http", "dry_run"])]
+    listen: Option<SocketAddr>,
+    /// Serve no metrics, health or state meanwhile
+    #[arg(long, conflicts_with = "dry_run")]
+    no_http: bool,
+    /// Write the address of metrics and health to this file, once it is known
+    #[arg(long, value_name = "PATH", hide = true)]
+    http_address_file: Option<PathBuf>,
 }
+
+const OCCUPIED: &str = "say --listen ADDRESS for another one, or --no-http (an instance of this machine may have it)";
 
 /// What is replayed.
 #[derive(Debug, Default, Args)]
@@ -92,12 +106,17 @@ impl ReplayArgs {
         let config = self.config.load()?;
         let from = self.from()?;
         let until = self.until(from.as_ref())?;
+        let place = Place {
+            listen: (!self.no_http).then_some(self.listen.unwrap_or(config.http.listen)),
+            address_file: self.http_address_file.clone(),
+            otherwise: Some(OCCUPIED),
+        };
         match (from, self.dry_run) {
             (Some(from), true) => block_on(dry_run::again(&config, &from, &until, self.rate, self.json)),
             (None, true) => block_on(dry_run::rebuild(&config, self.rate, self.json)),
             (Some(from), false) => {
                 opening::logging(&config)?;
-                block_on(again::run(&config, &from, &until, self.json))
+                block_on(again::run(&config, &from, &until, self.json, &place))
             }
             (None, false) => {
                 let Some(store) = self.store else {
@@ -106,7 +125,7 @@ impl ReplayArgs {
                 let rebuild = rebuild::Rebuild { store, blobs: self.blobs, resume: self.resume, json: self.json };
                 rebuild.check_blobs(&config).map_err(UsageError)?;
                 opening::logging(&config)?;
-                block_on(rebuild.run(config))
+                block_on(rebuild.run(config, &place))
             }
         }
     }

@@ -2,12 +2,7 @@
 
 mod check;
 
-use std::{
-    fs, io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
@@ -15,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     CommandResult, ConfigArgs, Failure, FencedError, block_on,
     opening::{self, Watched},
-    signals, watchdog, wiring,
+    serving::{self, Place},
+    signals, wiring,
 };
 use crate::{
-    api::{Health, Server, health::Condition},
+    api::{Health, health::Condition},
     blob::Intent,
     config::Config,
     ingest::pipeline::PipelineReport,
@@ -74,30 +70,12 @@ impl RunArgs {
 
     /// Works, and answers over HTTP from before the store is open until everything is committed.
     async fn serve(self, config: Config) -> CommandResult {
-        let (shutdown, closing) = (CancellationToken::new(), CancellationToken::new());
+        let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
         let watched = Watched::new(&config);
-        watchdog::start(watched.health.beats())?;
-        let server = Server::bind(config.http.listen, watched.metrics.clone(), watched.health.clone()).await?;
-        tracing::info!(address = %server.address(), "metrics and health are served");
-        if let Some(path) = &self.http_address_file {
-            write_address(path, server.address())
-                .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
-        }
-        let serving = tokio::spawn({
-            let (closing, shutdown) = (closing.clone(), shutdown.clone());
-            async move {
-                let served = server.serve(closing.cancelled_owned()).await;
-                // An instance that nobody can watch does not go on.
-                shutdown.cancel();
-                served
-            }
-        });
-        let worked = work(&config, &watched, shutdown).await;
-        closing.cancel();
-        let served = serving.await;
-        worked?;
-        Ok(served??)
+        let place =
+            Place { listen: Some(config.http.listen), address_file: self.http_address_file, ..Place::default() };
+        serving::serve(&place, &watched, shutdown.clone(), work(&config, &watched, shutdown)).await
     }
 }
 
@@ -145,11 +123,4 @@ fn tell_readiness(health: Arc<Health>, shutdown: CancellationToken) {
         shutdown.cancelled().await;
         health.set(Condition::Assigned, Some("stopping".to_owned()));
     });
-}
-
-/// Whoever reads the file finds a whole address or none.
-fn write_address(path: &Path, address: SocketAddr) -> io::Result<()> {
-    let new = path.with_extension("new");
-    fs::write(&new, format!("{address}\n"))?;
-    fs::rename(new, path)
 }

@@ -1,6 +1,10 @@
 //! `utxo-store topics`: creates the topics that the store reads and writes, and checks those that are there.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    slice,
+    time::{Duration, Instant},
+};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -10,7 +14,7 @@ use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
     config::Topics,
     event::Topic,
-    preflight::topics::{Caution, Found, Made, Problem, cautions, new_topics, problems},
+    preflight::topics::{Caution, Found, Made, Problem, cautions, config_by_copies, new_topics, problems},
 };
 
 const AFTER_HELP: &str = "\
@@ -19,6 +23,10 @@ good: a rebuild reads all of them. How many partitions the validated transaction
 
 Example:
   utxo-store topics create --config utxo-store.toml --partitions 24 --replication-factor 3 --dry-run";
+
+/// For how long a topic that was made is looked for, and how often.
+const SEEN_WITHIN: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Arguments of `topics`.
 #[derive(Debug, Args)]
@@ -132,8 +140,9 @@ impl CreateArgs {
                     line = Report { partitions: wanted.partitions, outcome: Some(Outcome::WouldBeCreated), ..line };
                     line.problems.clear();
                     if !self.dry_run {
-                        broker.create_topics(&[wanted]).await?;
+                        broker.create_topics(slice::from_ref(&wanted)).await?;
                         line.outcome = Some(Outcome::Created);
+                        line.cautions.extend(keep_in_sync(&broker, &wanted).await?);
                     }
                 }
                 tell(&line, self.json)?;
@@ -141,6 +150,28 @@ impl CreateArgs {
             }
             verdict(wrong)
         })
+    }
+}
+
+/// Says how many copies of a topic that was made just now have to be in sync, by how many it was given where nobody had asked for a
+/// number. What should be otherwise, in words.
+async fn keep_in_sync(broker: &KafkaBroker, wanted: &NewTopic) -> Result<Option<String>, BrokerError> {
+    let deadline = Instant::now() + SEEN_WITHIN;
+    let found = loop {
+        match broker.describe_topic(&wanted.name).await? {
+            Some(found) => break Found::described(found),
+            // Brokers hear of it one after the other.
+            None if Instant::now() < deadline => tokio::time::sleep(LOOK).await,
+            None => return Ok(Some("is not seen yet: see `topics check`".to_owned())),
+        }
+    };
+    let Some(config) = config_by_copies(wanted, &found) else { return Ok(None) };
+    match broker.set_topic_config(&wanted.name, &config).await {
+        Ok(()) => Ok(None),
+        Err(error) if error.kind == BrokerErrorKind::Refused => {
+            Ok(Some(format!("may acknowledge what one copy alone has: min.insync.replicas could not be set: {error}")))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -122,6 +122,7 @@ pub fn kafka(config: &Config) -> KafkaSettings {
     let drain = ms(config.ingest.drain_timeout_ms) + commit_timeout;
     KafkaSettings {
         client_id: kafka.client_id.clone(),
+        rack: kafka.rack.clone(),
         group_instance_id: kafka.instance_id.clone(),
         group_protocol: kafka.group_protocol,
         assignment: kafka.assignment.unwrap_or(match kafka.instance_id {
@@ -301,6 +302,7 @@ mod tests {
             ("KAFKA__BROKERS", "a:1,b:2"),
             ("KAFKA__CLIENT_ID", "me"),
             ("KAFKA__INSTANCE_ID", "me-0"),
+            ("KAFKA__RACK", "here"),
             ("KAFKA__SESSION_TIMEOUT_MS", "9001"),
             ("KAFKA__HEARTBEAT_INTERVAL_MS", "901"),
             ("KAFKA__MAX_POLL_INTERVAL_MS", "90001"),
@@ -317,7 +319,7 @@ mod tests {
             ("KAFKA__PROPERTIES__SOCKET_TIMEOUT_MS", "6000"),
         ]));
         assert_eq!((&*kafka.brokers, &*kafka.client_id), ("a:1,b:2", "me"));
-        assert_eq!(kafka.group_instance_id.as_deref(), Some("me-0"));
+        assert_eq!((kafka.group_instance_id.as_deref(), kafka.rack.as_deref()), (Some("me-0"), Some("here")));
         assert_eq!((kafka.session_timeout, kafka.heartbeat_interval), (ms(9_001), ms(901)));
         assert_eq!((kafka.max_poll_interval, kafka.fetch_wait_max, kafka.fetch_min_bytes), (ms(90_001), ms(7), 8));
         assert_eq!((kafka.assignment, kafka.replication_factor), (AssignmentStrategy::Range, Some(3)));

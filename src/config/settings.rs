@@ -142,6 +142,10 @@ settings! {
         group: String = "utxo-store";
         /// How this client is named in the brokers' logs and quotas.
         client_id: String = "utxo-store";
+        /// Where this client is (`client.rack`), as the brokers say of themselves (broker.rack): it reads from the copy of a partition that is in
+        /// its rack, where the brokers have replica.selector.class=org.apache.kafka.common.replica.RackAwareReplicaSelector, and saves what
+        /// goes between availability zones. Without it: from leaders.
+        rack: Option<String>, example "eu-west-1a";
         /// Static membership (`group.instance.id`), one of its own for each instance: a restart within the session
         /// timeout takes its partitions back without a rebalance. Such instances do not go by cooperative-sticky (see assignment).
         /// Of two under one name the first ends, with exit code 5.

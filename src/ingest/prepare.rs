@@ -111,9 +111,11 @@ impl Prepared {
     }
 }
 
-/// A message that can never be worked on, by what it alone shows.
+/// A message that can never be worked on: by what it alone shows, unless it says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Poison {
+    /// The step that found it.
+    pub stage: &'static str,
     /// Which kind of wrong.
     pub class: DeadLetterClass,
     /// What is wrong, with the field.
@@ -122,7 +124,7 @@ pub struct Poison {
 
 impl Poison {
     fn new(class: DeadLetterClass, message: impl ToString) -> Self {
-        Poison { class, message: message.to_string() }
+        Poison { stage: "prepare", class, message: message.to_string() }
     }
 }
 

@@ -79,7 +79,7 @@ impl Publisher {
             topic: self.source_topic.to_string(),
             partition: event.partition,
             offset: event.offset,
-            stage: "prepare".to_owned(),
+            stage: poison.stage.to_owned(),
             class: poison.class,
             message: poison.message,
             timestamp_ms: event.timestamp_ms,
@@ -155,6 +155,7 @@ pub async fn bury_until_acknowledged(
 /// What is wrong with an event that contradicts what is stored.
 pub fn mismatch(txid: Txid) -> Poison {
     Poison {
+        stage: "apply",
         class: DeadLetterClass::SeedMismatch,
         message: format!("outputs: transaction {txid} is stored with other content"),
     }
@@ -214,7 +215,7 @@ mod tests {
         assert_eq!(error.to_string(), expected);
         let source =
             Message { offset: 7, timestamp_ms: 9, key: Bytes::new(), payload: Bytes::new(), headers: Vec::new() };
-        let poison = Poison { class: DeadLetterClass::Decode, message: "why".into() };
+        let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into() };
         publisher.dead_letter(event, source, poison, sender);
         let Some(Done::Fatal(error)) = done.recv().await else { panic!("it was published") };
         let expected = "the dead letter of partition 3, offset 7 cannot be published to `dead`: produce: too large";
@@ -233,7 +234,7 @@ mod tests {
             headers: vec![("trace".into(), vec![3; header].into())],
         };
         let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
-        let poison = Poison { class: DeadLetterClass::Decode, message: "why".into() };
+        let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into() };
         let (sender, mut done) = mpsc::unbounded_channel();
         publisher.dead_letter(event, source, poison, sender);
         assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(_))));

@@ -44,13 +44,25 @@ pub fn new_topics(topics: &Topics, made: Made) -> Vec<NewTopic> {
             (RETENTION_MS.to_owned(), retention_ms),
             (RETENTION_BYTES.to_owned(), "-1".to_owned()),
         ];
-        // What is acknowledged then survives the loss of a copy, and is still written while one is away.
-        let in_sync = made.replication_factor.filter(|copies| *copies > 2).map(|copies| copies - 1);
-        config.extend(in_sync.map(|copies| (MIN_IN_SYNC.to_owned(), copies.to_string())));
+        config.extend(made.replication_factor.and_then(in_sync));
         let partitions = if topic.is_one_order() { 1 } else { made.partitions };
         NewTopic { name: topics.name(topic).to_owned(), partitions, config }
     };
     Topic::ALL.into_iter().map(new).collect()
+}
+
+/// How many of so many copies have to be in sync: what is acknowledged then survives the loss of one, and is still written while one is away.
+fn in_sync(copies: i32) -> Option<(String, String)> {
+    (copies > 2).then(|| (MIN_IN_SYNC.to_owned(), (copies - 1).to_string()))
+}
+
+/// The configuration of a topic that was made as `wanted`, and has as many copies as the cluster makes, where more has to be said of it by
+/// that.
+pub fn config_by_copies(wanted: &NewTopic, found: &Found) -> Option<Vec<(String, String)>> {
+    let says_it = wanted.config.iter().any(|(property, _)| property == MIN_IN_SYNC);
+    let (copies, _) = found.copies.filter(|_| !says_it)?;
+    let in_sync = in_sync(i32::try_from(copies).ok()?)?;
+    Some(wanted.config.iter().cloned().chain([in_sync]).collect())
 }
 
 /// A topic as it is there; what is not known of it is not judged.
@@ -109,6 +121,11 @@ pub enum Problem {
         /// Its value.
         value: String,
     },
+    /// What is noted of a dead letter bears its key, and would take its place.
+    Supersedes {
+        /// Its `cleanup.policy`.
+        policy: String,
+    },
     /// Nobody can read or write these partitions now.
     Leaderless(Vec<i32>),
     /// Nobody can write to it now: so many copies are in sync, and so many have to be.
@@ -129,6 +146,11 @@ impl fmt::Display for Problem {
                 let keeps = if property == CLEANUP { "delete" } else { "-1" };
                 write!(f, "has {property}={value}: a rebuild reads all of it, set {property}={keeps}")
             }
+            Problem::Supersedes { policy } => write!(
+                f,
+                "has {CLEANUP}={policy}: what is noted of a dead letter bears its key and would take its place, set \
+                 {CLEANUP}=delete"
+            ),
             Problem::Leaderless(partitions) => {
                 write!(f, "has no leader for partitions {partitions:?}: bring their brokers back")
             }
@@ -152,6 +174,11 @@ pub fn problems(topic: Topic, found: Option<&Found>) -> Vec<Problem> {
             problems.push(Problem::Forgets { property: property.to_owned(), value: value.clone() });
         }
     }
+    if topic == Topic::DeadLetters
+        && let Some(policy) = found.config.get(CLEANUP).filter(|policy| *policy != "delete")
+    {
+        problems.push(Problem::Supersedes { policy: policy.clone() });
+    }
     if !found.leaderless.is_empty() {
         problems.push(Problem::Leaderless(found.leaderless.clone()));
     }
@@ -166,6 +193,13 @@ pub fn problems(topic: Topic, found: Option<&Found>) -> Vec<Problem> {
 /// How a topic that works could lose what was acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caution {
+    /// Dead letters that nobody has looked at go.
+    Forgets {
+        /// The property that says so.
+        property: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// Nobody else has it.
     OneCopy,
     /// A write is acknowledged by one copy though there are more.
@@ -177,6 +211,10 @@ pub enum Caution {
 impl fmt::Display for Caution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Caution::Forgets { property, value } => write!(
+                f,
+                "has {property}={value}: dead letters that nobody has looked at are forgotten, set {property}=-1"
+            ),
             Caution::OneCopy => f.write_str("has one copy: it goes with its broker's disk"),
             Caution::OneInSync => {
                 write!(f, "has {MIN_IN_SYNC}=1: what one copy alone has is acknowledged, set {MIN_IN_SYNC}=2")
@@ -190,19 +228,25 @@ impl fmt::Display for Caution {
     }
 }
 
-/// What should be otherwise with a topic that a rebuild reads.
+/// What should be otherwise with a topic that a rebuild reads, or that of the dead letters, which operators read.
 pub fn cautions(topic: Topic, found: &Found) -> Vec<Caution> {
-    let copies = found.copies.map(|(copies, _)| copies).filter(|_| topic.makes_the_state());
+    let is_kept = topic.makes_the_state() || topic == Topic::DeadLetters;
+    let copies = found.copies.map(|(copies, _)| copies).filter(|_| is_kept);
     let many = copies.is_some_and(|copies| copies > 1);
     let is = |property: &str, value: &str| found.config.get(property).is_some_and(|found| found == value);
-    [
+    let bounds = [RETENTION_MS, RETENTION_BYTES].into_iter().filter(|_| topic == Topic::DeadLetters);
+    let forgets = bounds.filter_map(|property| {
+        let value = found.config.get(property).filter(|value| *value != "-1")?.clone();
+        Some(Caution::Forgets { property, value })
+    });
+    let loses = [
         (copies == Some(1), Caution::OneCopy),
         (many && is(MIN_IN_SYNC, "1"), Caution::OneInSync),
         (many && is(UNCLEAN_ELECTION, "true"), Caution::UncleanElection),
     ]
     .into_iter()
-    .filter_map(|(holds, caution)| holds.then_some(caution))
-    .collect()
+    .filter_map(|(holds, caution)| holds.then_some(caution));
+    forgets.chain(loses).collect()
 }
 
 #[cfg(test)]
@@ -234,6 +278,19 @@ mod tests {
     }
 
     #[test]
+    fn what_the_cluster_makes_copies_of_by_itself_is_to_be_in_sync_by_their_number() {
+        let new = |replication_factor| {
+            let made = Made { replication_factor, ..Made::with_partitions(1) };
+            new_topics(&Config::default().kafka.topics, made).remove(0)
+        };
+        let by_copies = |wanted: &NewTopic, copies| config_by_copies(wanted, &copied(copies, copies, &[]));
+        assert_eq!(by_copies(&new(None), 3), Some(new(Some(3)).config));
+        assert_eq!([1, 2].map(|copies| by_copies(&new(None), copies)), [None, None]);
+        assert_eq!(by_copies(&new(Some(3)), 3), None, "it was made so");
+        assert_eq!(config_by_copies(&new(None), &Found::of_partitions(1)), None);
+    }
+
+    #[test]
     fn what_forgets_or_has_no_order_is_named() {
         let told = |topic, partitions, config: &[(&str, &str)]| {
             let told: Vec<String> =
@@ -248,7 +305,10 @@ mod tests {
         assert!(forgets.contains("set cleanup.policy=delete"), "{forgets}");
         assert!(told(Topic::Reorgs, 1, &[(RETENTION_BYTES, "1000")]).contains("retention.bytes=1000"));
         assert_eq!(told(Topic::Outcomes, 3, &[(RETENTION_MS, "1")]), "");
-        assert_eq!(told(Topic::DeadLetters, 3, &[(RETENTION_MS, "1")]), "");
+        assert_eq!(told(Topic::DeadLetters, 3, &[(RETENTION_MS, "1")]), "", "it is warned of");
+        let supersedes = told(Topic::DeadLetters, 3, &[(CLEANUP, "compact")]);
+        assert!(supersedes.contains("cleanup.policy=compact") && supersedes.ends_with("set cleanup.policy=delete"));
+        assert_eq!(told(Topic::DeadLetters, 3, &[(CLEANUP, "delete")]), "");
     }
 
     fn copied(copies: usize, in_sync: usize, config: &[(&str, &str)]) -> Found {
@@ -269,7 +329,20 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_lost_with_a_broker_is_cautioned_of_where_a_rebuild_reads_it() {
+    fn dead_letters_that_go_before_anybody_has_looked_at_them_are_cautioned_of() {
+        let told = |topic, config: &[(&str, &str)]| {
+            let told: Vec<String> = cautions(topic, &found(1, config)).iter().map(Caution::to_string).collect();
+            told.join("; ")
+        };
+        let forgets = [(RETENTION_MS, "604800000"), (RETENTION_BYTES, "1000")];
+        let cautioned = told(Topic::DeadLetters, &forgets);
+        assert!(cautioned.contains("retention.ms=604800000") && cautioned.contains("set retention.bytes=-1"));
+        assert_eq!(told(Topic::DeadLetters, &[(RETENTION_MS, "-1"), (RETENTION_BYTES, "-1")]), "");
+        assert_eq!(told(Topic::Outcomes, &forgets), "", "who listens has heard of it");
+    }
+
+    #[test]
+    fn what_could_be_lost_with_a_broker_is_cautioned_of_where_it_is_kept_for_good() {
         use Caution::{OneCopy, OneInSync, UncleanElection};
         let careless = [(MIN_IN_SYNC, "1"), (UNCLEAN_ELECTION, "true")];
         let careful = [(MIN_IN_SYNC, "2"), (UNCLEAN_ELECTION, "false")];
@@ -278,6 +351,7 @@ mod tests {
         {
             let found = copied(copies, copies, config);
             assert_eq!(cautions(Topic::Chain, &found), expected);
+            assert_eq!(cautions(Topic::DeadLetters, &found), expected);
             assert_eq!(cautions(Topic::Outcomes, &found), []);
         }
         assert_eq!(cautions(Topic::Chain, &Found::of_partitions(1)), [], "nothing is known of its copies");

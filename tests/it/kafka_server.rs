@@ -98,6 +98,11 @@ impl KafkaServer {
 
     /// Brokers that are one cluster, in which everything has a copy on each and has to be on two, and which soon notices one that is gone.
     pub fn cluster<const N: usize>() -> Option<[Self; N]> {
+        Self::cluster_with("")
+    }
+
+    /// The same, with these lines behind the properties of each.
+    pub fn cluster_with<const N: usize>(also: &str) -> Option<[Self; N]> {
         if !can_be_had() {
             return None;
         }
@@ -109,7 +114,7 @@ impl KafkaServer {
                  default.replication.factor={N}\nmin.insync.replicas=2\n\
                  offsets.topic.replication.factor={N}\noffsets.topic.num.partitions=1\n\
                  broker.session.timeout.ms=4000\nbroker.heartbeat.interval.ms=500\n\
-                 replica.lag.time.max.ms=5000\nnum.io.threads=2\nnum.network.threads=1\n",
+                 replica.lag.time.max.ms=5000\nnum.io.threads=2\nnum.network.threads=1\n{also}",
                 n + 1,
                 voters.join(",")
             );

@@ -333,6 +333,28 @@ fn topics_are_created_once_and_what_is_wrong_with_one_is_named() {
     assert_eq!((config["retention.ms"].as_str(), config["cleanup.policy"].as_str()), ("7200000", "delete"));
 }
 
+/// The brokers make three copies, and would acknowledge what one of them has.
+#[test]
+fn of_as_many_copies_as_the_cluster_makes_all_but_one_have_to_be_in_sync() {
+    let Some(servers) = KafkaServer::cluster_with::<3>("min.insync.replicas=1\n") else { return };
+    let bench = Bench::on(&servers.each_ref().map(|server| server.bootstrap_servers().to_owned()).join(","));
+    let topics = |args: &[&str]| {
+        let output = output(bench.command(&[&["topics"], args, &["--json"]].concat(), &[]));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+    };
+    let created = topics(&["create", "--partitions", "2"]);
+    assert!(created.iter().all(|line| line["outcome"] == "created" && line["cautions"] == Value::Array(vec![])));
+    for line in topics(&["check"]) {
+        assert_eq!((&line["copies"], &line["min_in_sync"]), (&3.into(), &2.into()), "{line}");
+        assert_eq!(line["cautions"], Value::Array(vec![]), "{line}");
+    }
+    let config = block_on(async { bench.broker().topic_configs(&[&bench.topic("chain")]).await.unwrap() });
+    let config = config[0].as_ref().unwrap();
+    assert_eq!((config["retention.ms"].as_str(), config["cleanup.policy"].as_str()), ("-1", "delete"));
+}
+
 /// A parent that comes late, after its child was given up; and poison, which fails again.
 #[test]
 fn dead_letters_are_listed_replayed_and_discarded() {

@@ -204,6 +204,16 @@ impl Bench {
     }
 }
 
+/// The whole answer of an address to a request; empty when there is none.
+pub fn get(address: &str, path: &str) -> String {
+    use std::io::{Read, Write};
+    let Ok(mut stream) = std::net::TcpStream::connect(address) else { return String::new() };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let mut answer = String::new();
+    stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer)).ok();
+    answer
+}
+
 /// A running `run`.
 pub struct Instance {
     pub child: Child,
@@ -213,12 +223,7 @@ pub struct Instance {
 impl Instance {
     /// The whole answer to a request; empty when there is none.
     pub fn get(&self, path: &str) -> String {
-        use std::io::{Read, Write};
-        let Ok(mut stream) = std::net::TcpStream::connect(&self.address) else { return String::new() };
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        let mut answer = String::new();
-        stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer)).ok();
-        answer
+        get(&self.address, path)
     }
 
     pub fn signal(&self, name: &str) {

@@ -178,7 +178,8 @@ async fn an_event_that_joined_a_mismatched_one_is_buried_with_its_own_payload() 
         let mut reader = world.broker.read(&partition, 0).await.unwrap();
         while reader.position() < end {
             for message in reader.next(Duration::from_millis(1)).await.unwrap() {
-                assert_eq!(DeadLetter::from_headers(&message.headers).unwrap().class, DeadLetterClass::SeedMismatch);
+                let letter = DeadLetter::from_headers(&message.headers).unwrap();
+                assert_eq!((letter.class, &*letter.stage), (DeadLetterClass::SeedMismatch, "apply"));
                 payloads.push(message.payload);
             }
         }

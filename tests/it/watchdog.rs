@@ -261,7 +261,7 @@ async fn a_log_that_does_not_answer_trips_nothing() {
 }
 
 /// The threads of a process with this name.
-fn threads(pid: u32, name: &str) -> Vec<libc::pid_t> {
+pub fn threads(pid: u32, name: &str) -> Vec<libc::pid_t> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let named = tasks.filter_map(|task| {
         let task = task.unwrap().path();

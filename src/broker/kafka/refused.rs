@@ -30,6 +30,7 @@ pub const REFUSED: &[(&[&str], Refusal)] = &[
     (&["bootstrap.servers", "metadata.broker.list"], Refusal::SetBy("kafka.brokers")),
     (&["group.id"], Refusal::SetBy("kafka.group")),
     (&["client.id"], Refusal::SetBy("kafka.client_id")),
+    (&["client.rack"], Refusal::SetBy("kafka.rack")),
     (&["group.instance.id"], Refusal::SetBy("kafka.instance_id")),
     (&["group.protocol"], Refusal::SetBy("kafka.group_protocol")),
     (&["partition.assignment.strategy"], Refusal::SetBy("kafka.assignment")),

@@ -112,6 +112,8 @@ pub struct KafkaSettings {
     pub brokers: String,
     /// `client.id`
     pub client_id: String,
+    /// `client.rack`: reads come from a copy there, where the brokers choose by that.
+    pub rack: Option<String>,
     /// `group.instance.id`: static membership, so that a restart within the session timeout moves no partition.
     pub group_instance_id: Option<String>,
     /// `group.protocol`
@@ -161,6 +163,7 @@ impl KafkaSettings {
         KafkaSettings {
             brokers: brokers.into(),
             client_id: "utxo-store".into(),
+            rack: None,
             group_instance_id: None,
             group_protocol: GroupProtocol::default(),
             assignment: AssignmentStrategy::default(),
@@ -233,6 +236,9 @@ impl KafkaSettings {
         }
         for (key, value) in self.security.iter().flat_map(KafkaSecurity::properties) {
             config.set(key, value);
+        }
+        if let Some(rack) = &self.rack {
+            config.set("client.rack", rack);
         }
         // What `debug` asks for would be held back otherwise.
         let level =
@@ -371,6 +377,18 @@ mod tests {
             "of 32 MiB, besides a fetch and two batches"
         );
         assert_eq!(config.get("max.partition.fetch.bytes"), Some("4194304"));
+    }
+
+    #[test]
+    fn every_client_says_which_rack_it_is_in() {
+        let nowhere = KafkaSettings::new("localhost:9092");
+        let settings = KafkaSettings { rack: Some("a".into()), ..nowhere.clone() };
+        let member = settings.member("group", 8);
+        for config in [&member, &settings.reading_at_once("group"), &settings.producing()] {
+            assert_eq!(config.get("client.rack"), Some("a"));
+        }
+        member.create::<BaseConsumer>().unwrap();
+        assert_eq!(nowhere.member("group", 8).get("client.rack"), None);
     }
 
     proptest! {

@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, slice,
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     broker::{
-        Broker, BrokerError, Message, Produce, Reader, TopicPartition, partitioner::partition_of,
+        Broker, BrokerError, Message, Produce, Producer, Reader, TopicPartition, partitioner::partition_of,
         produce_until_acknowledged, retry::next_messages,
     },
     config,
@@ -57,6 +58,11 @@ impl Asked {
     pub fn new(id: [u8; 16], action: Action<'_>) -> Self {
         let (subject, is_reconsider) = (action.subject(), matches!(action, Action::Reconsider { .. }));
         Asked { id, subject, is_reconsider, payload: Event::Command(Command { id, action }).encode().into() }
+    }
+
+    /// The transaction that it names.
+    pub fn subject(&self) -> Txid {
+        self.subject
     }
 }
 
@@ -142,36 +148,91 @@ pub async fn ask(
     timeout: Duration,
 ) -> Result<Vec<Answer>, BrokerError> {
     let until = Instant::now() + timeout;
-    // Where answers will stand is known before anything is asked.
-    let mut answers = Answers::open(broker, topics, commands).await?;
-    let producer = broker.producer().await?;
+    let by_outcome: Vec<Txid> = commands.iter().filter(|it| !it.is_reconsider).map(|it| it.subject).collect();
+    let by_decision = commands.iter().any(|command| command.is_reconsider);
+    let answers = Answers::open(broker, topics, &by_outcome, by_decision).await?;
+    let mut asker = Asker { broker, producer: broker.producer().await?, chain: topics.chain.clone(), answers };
     let mut asked = Vec::new();
     for command in commands {
-        let message = Produce {
-            topic: topics.chain.clone(),
-            partition: Some(0),
-            key: Bytes::copy_from_slice(&command.subject.0),
-            payload: command.payload.clone(),
-            ..Produce::default()
-        };
-        let delivered = produce_until_acknowledged(producer.as_ref(), &[message], PAUSE).await?;
-        asked.push((command, delivered.first().map_or(0, |delivered| delivered.offset)));
+        let at = asker.publish(slice::from_ref(command)).await?;
+        asked.push((command, at.first().copied().unwrap_or(0)));
     }
-    let answered = |answers: &Answers, (command, at): &(&Asked, u64)| answers.became(command, *at).is_some();
-    while !asked.iter().all(|asked| answered(&answers, asked)) && Instant::now() < until {
-        answers.read_on(broker).await?;
+    let answered = |asker: &Asker<'_>, (command, at): &(&Asked, u64)| asker.became(command, *at).is_some();
+    while !asked.iter().all(|asked| answered(&asker, asked)) && Instant::now() < until {
+        asker.read_on(|_| ()).await?;
     }
     let answer = |(command, chain_offset): (&Asked, u64)| Answer {
         id: hex::encode(command.id),
         txid: command.subject,
         chain_offset,
-        became: answers.became(command, chain_offset).unwrap_or(Became::Unanswered),
+        became: asker.became(command, chain_offset).unwrap_or(Became::Unanswered),
     };
     Ok(asked.into_iter().map(answer).collect())
 }
 
 pub(in crate::cli) const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 const WAIT: Duration = Duration::from_millis(100);
+
+/// Publishes commands and reads on in what answers them, with one producer, and one reader a partition.
+pub(in crate::cli) struct Asker<'a> {
+    broker: &'a dyn Broker,
+    producer: Arc<dyn Producer>,
+    chain: String,
+    answers: Answers,
+}
+
+impl<'a> Asker<'a> {
+    /// For `Reconsider`s: where their answers will stand is known before anything is asked.
+    ///
+    /// # Errors
+    /// The log cannot be read, or a topic is missing.
+    pub(in crate::cli) async fn of_reconsiders(
+        broker: &'a dyn Broker,
+        producer: Arc<dyn Producer>,
+        topics: &Topics,
+    ) -> Result<Self, BrokerError> {
+        let answers = Answers::open(broker, topics, &[], true).await?;
+        Ok(Asker { broker, producer, chain: topics.chain.clone(), answers })
+    }
+
+    /// Publishes these commands, in their order; where in the chain they stand.
+    ///
+    /// # Errors
+    /// The log cannot be written.
+    pub(in crate::cli) async fn publish(&self, commands: &[Asked]) -> Result<Vec<u64>, BrokerError> {
+        let message = |command: &Asked| Produce {
+            topic: self.chain.clone(),
+            partition: Some(0),
+            key: Bytes::copy_from_slice(&command.subject.0),
+            payload: command.payload.clone(),
+            ..Produce::default()
+        };
+        let messages: Vec<Produce> = commands.iter().map(message).collect();
+        let delivered = produce_until_acknowledged(self.producer.as_ref(), &messages, PAUSE).await?;
+        Ok(delivered.into_iter().map(|delivered| delivered.offset).collect())
+    }
+
+    /// Reads on for a while, and shows what it reads.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub(in crate::cli) async fn read_on(&mut self, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
+        self.answers.read_on(self.broker, show).await
+    }
+
+    /// What became of a command that was published there; `None`: nothing was read of it yet.
+    pub(in crate::cli) fn became(&self, command: &Asked, chain_offset: u64) -> Option<Became> {
+        self.answers.became(command, chain_offset)
+    }
+
+    /// Forgets what was read: nobody asks for it any more.
+    pub(in crate::cli) fn forget(&mut self) {
+        let Answers { readers: _, results, verdicts, closed } = &mut self.answers;
+        results.clear();
+        verdicts.clear();
+        closed.clear();
+    }
+}
 
 /// What was read of the topics that answer.
 struct Answers {
@@ -185,17 +246,23 @@ struct Answers {
 }
 
 impl Answers {
-    async fn open(broker: &dyn Broker, topics: &Topics, commands: &[Asked]) -> Result<Self, BrokerError> {
+    /// The outcomes of these transactions, and the decisions.
+    async fn open(
+        broker: &dyn Broker,
+        topics: &Topics,
+        outcomes_of: &[Txid],
+        decisions: bool,
+    ) -> Result<Self, BrokerError> {
         let count = broker
             .partitions(&topics.outcomes)
             .await?
             .ok_or_else(|| BrokerError::unknown_topic("read", &topics.outcomes))?;
-        let mut partitions: Vec<TopicPartition> = commands
+        let mut partitions: Vec<TopicPartition> = outcomes_of
             .iter()
-            .filter_map(|command| partition_of(&command.subject.0, count))
+            .filter_map(|txid| partition_of(&txid.0, count))
             .map(|partition| TopicPartition { topic: topics.outcomes.as_str().into(), partition })
             .collect();
-        if commands.iter().any(|command| command.is_reconsider) {
+        if decisions {
             partitions.push(TopicPartition { topic: topics.decisions.as_str().into(), partition: 0 });
         }
         partitions.sort_unstable();
@@ -208,12 +275,13 @@ impl Answers {
         Ok(Answers { readers, results: BTreeMap::new(), verdicts: BTreeMap::new(), closed: BTreeSet::new() })
     }
 
-    async fn read_on(&mut self, broker: &dyn Broker) -> Result<(), BrokerError> {
+    async fn read_on(&mut self, broker: &dyn Broker, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
         let mut read = Vec::new();
         for (partition, reader) in &mut self.readers {
             read.extend(next_messages(reader, broker, partition, WAIT).await?);
         }
         read.iter().for_each(|message| self.take(message));
+        read.iter().for_each(show);
         Ok(())
     }
 

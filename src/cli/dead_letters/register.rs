@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::{
     broker::Message,
+    cli::timestamp::Timestamp,
     event::{DeadLetter, DeadLetterClass, Settled, Settlement},
     tx::Txid,
 };
@@ -32,6 +33,12 @@ pub struct Filter {
     /// Whose source message has this offset, or a smaller one
     #[arg(long, value_name = "OFFSET")]
     to_offset: Option<u64>,
+    /// Whose source message is of this time, or a later one: RFC 3339, or milliseconds since 1970
+    #[arg(long, value_name = "T")]
+    from_timestamp: Option<Timestamp>,
+    /// Whose source message is of this time, or an earlier one
+    #[arg(long, value_name = "T")]
+    to_timestamp: Option<Timestamp>,
     /// Of this transaction, by the message's key
     #[arg(long, value_name = "TXID")]
     txid: Option<Txid>,
@@ -55,6 +62,8 @@ impl Filter {
             && is(&self.partition, &letter.partition)
             && self.from_offset.is_none_or(|from| letter.offset >= from)
             && self.to_offset.is_none_or(|to| letter.offset <= to)
+            && self.from_timestamp.is_none_or(|Timestamp(from)| letter.timestamp_ms >= from)
+            && self.to_timestamp.is_none_or(|Timestamp(to)| letter.timestamp_ms <= to)
             && self.txid.is_none_or(|wanted| txid == Some(wanted))
             && self.contains.as_ref().is_none_or(|text| letter.message.contains(text))
     }
@@ -155,7 +164,7 @@ mod tests {
             stage: "prepare".into(),
             class,
             message,
-            timestamp_ms: 5,
+            timestamp_ms: 100 + offset as i64,
         }
     }
 
@@ -188,6 +197,9 @@ mod tests {
         let none = Filter::default;
         assert_eq!(of(Filter { class: Some(DeadLetterClass::MissingParent), ..none() }), [2]);
         assert_eq!(of(Filter { from_offset: Some(1), to_offset: Some(2), ..none() }), [1, 2]);
+        let (from_timestamp, to_timestamp) = (Some(Timestamp(102)), Some(Timestamp(102)));
+        assert_eq!(of(Filter { from_timestamp, ..none() }), [2, 3]);
+        assert_eq!(of(Filter { from_timestamp, to_timestamp, ..none() }), [2]);
         assert_eq!(of(Filter { txid: Some(Txid([3; 32])), ..none() }), [3]);
         assert_eq!(of(Filter { contains: Some("why 0".into()), ..none() }), [0]);
         assert_eq!(of(Filter { topic: Some("blocks".into()), ..none() }), [0; 0]);

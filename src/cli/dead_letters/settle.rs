@@ -1,16 +1,18 @@
 //! What is done with a dead letter.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::{register::Listed, verdicts::Verdicts};
 use crate::{
     broker::{
         Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, TopicPartition, produce_until_acknowledged,
     },
-    cli::Failure,
-    cli::command::{Asked, Became, PAUSE, Topics as CommandTopics, ask, random_id},
+    cli::command::{Asked, Asker, Became, PAUSE, Topics as CommandTopics, random_id},
+    cli::{CommandResult, Failure},
     config::Topics,
     event::{Action, DeadLetterClass, Settled, Settlement},
     sequencer::reread::{Readers, Reread},
@@ -45,66 +47,192 @@ impl Way {
     }
 
     /// What would be done; an error: nothing would.
-    pub fn in_words(self) -> Result<String, String> {
+    pub fn in_words(self) -> Done {
         match self {
-            Way::Again => Ok("would be published again".to_owned()),
-            Way::Reconsider(_) => Ok("would be looked at again".to_owned()),
-            Way::Live => Ok(LIVE.to_owned()),
+            Way::Again => Ok("would be published again"),
+            Way::Reconsider(_) => Ok("would be looked at again"),
+            Way::Live => Ok(LIVE),
             Way::Ordered => Err(ORDERED.to_owned()),
-            Way::Discard => Ok("would be discarded".to_owned()),
+            Way::Discard => Ok("would be discarded"),
         }
     }
 }
 
 const ORDERED: &str = "is not replayed: what comes in one order is published anew, under the next sequence";
 
+const REVIVED: &str = "looked at again: it is live";
+
 const LIVE: &str = "is live: its parent has come";
+
+/// So many are asked for at once.
+pub const AT_ONCE: usize = 1_000;
+
+/// So many source messages, each of which may be large, are held at once.
+const MESSAGES_AT_ONCE: usize = 32;
+
+/// What was done with one; an error: it is as it was, and why.
+pub type Done = Result<&'static str, String>;
 
 /// Does it.
 pub struct Settler<'a> {
     broker: &'a dyn Broker,
     producer: Arc<dyn Producer>,
-    commands: CommandTopics,
     dead_letters: String,
     timeout: Duration,
     readers: Readers,
+    /// Where something may be asked.
+    asker: Option<Asker<'a>>,
+    verdicts: Verdicts,
+}
+
+/// A `Reconsider` that was published there, and the dead letters of its transaction.
+struct Reconsidered<'l> {
+    command: Asked,
+    at: u64,
+    letters: Vec<&'l Listed>,
 }
 
 impl<'a> Settler<'a> {
-    /// Over this log.
+    /// Over this log; nobody waits longer than `timeout` for the next answer. Transactions may be looked at again if `asks`.
     ///
     /// # Errors
-    /// No producer can be had.
-    pub async fn open(broker: &'a dyn Broker, topics: &Topics, timeout: Duration) -> Result<Self, BrokerError> {
+    /// No producer can be had, or the log cannot be read.
+    pub async fn open(
+        broker: &'a dyn Broker,
+        topics: &Topics,
+        timeout: Duration,
+        asks: bool,
+    ) -> Result<Self, BrokerError> {
         let (producer, commands) = (broker.producer().await?, CommandTopics::of(topics));
-        let (dead_letters, readers) = (topics.dead_letters.to_string(), Readers::default());
-        Ok(Settler { broker, producer, commands, dead_letters, timeout, readers })
+        let asker = match asks {
+            true => Some(Asker::of_reconsiders(broker, producer.clone(), &commands).await?),
+            false => None,
+        };
+        let (dead_letters, readers, verdicts) =
+            (topics.dead_letters.to_string(), Readers::default(), Verdicts::default());
+        Ok(Settler { broker, producer, dead_letters, timeout, readers, asker, verdicts })
     }
 
-    /// What was done; inside, an error: it is as it was, and why. Done half and given up, it may be done again: a message that comes twice is
-    /// recognised, and so is a command.
+    /// Knows these verdicts, which were read after this was opened: so there is no gap before what is read here.
+    #[must_use]
+    pub fn knowing(self, verdicts: Verdicts) -> Self {
+        Settler { verdicts, ..self }
+    }
+
+    /// Settles these, [`AT_ONCE`] of them at the most, and tells of each as soon as that is done. Done half and given up, it may be done
+    /// again: a message that comes twice is recognised, and so is a command. `false`: nobody has answered in time.
     ///
     /// # Errors
-    /// The log does not answer, or the machine has no random numbers.
-    pub async fn settle(&mut self, listed: &Listed, way: Way) -> Result<Result<String, String>, Failure> {
-        let (settled, told) = match way {
-            Way::Ordered => return Ok(Err(ORDERED.to_owned())),
-            Way::Discard => (Settled::Discarded, "discarded"),
-            Way::Live => (Settled::Replayed, LIVE),
-            Way::Again => match self.publish_again(listed).await? {
-                Ok(()) => (Settled::Replayed, "published again"),
-                Err(why) => return Ok(Err(why)),
-            },
-            Way::Reconsider(txid) => match self.reconsider(txid).await? {
-                Became::Applied | Became::AlreadyApplied => (Settled::Replayed, "looked at again: it is live"),
-                became => return Ok(Err(became.to_string())),
-            },
-        };
-        self.note(listed, settled).await?;
-        Ok(Ok(told.to_owned()))
+    /// The log does not answer, or the machine has no random numbers; or it cannot be told.
+    pub async fn settle(
+        &mut self,
+        letters: &[(Listed, Way)],
+        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+    ) -> Result<bool, Failure> {
+        // They are looked at while everything else is done.
+        let asked = self.ask(letters).await?;
+        let (mut again, mut noted) = (Vec::new(), Vec::new());
+        for (letter, way) in letters {
+            match way {
+                Way::Ordered => tell(letter, &Err(ORDERED.to_owned()))?,
+                Way::Discard => noted.push((letter, Settled::Discarded, "discarded")),
+                Way::Live => noted.push((letter, Settled::Replayed, LIVE)),
+                Way::Again => again.push(letter),
+                Way::Reconsider(_) => {}
+            }
+        }
+        self.note(&noted, tell).await?;
+        for letters in again.chunks(MESSAGES_AT_ONCE) {
+            self.publish_again(letters, tell).await?;
+        }
+        self.await_answers(asked, tell).await
     }
 
-    async fn publish_again(&mut self, listed: &Listed) -> Result<Result<(), String>, BrokerError> {
+    /// Publishes the commands: one for each transaction, however many dead letters it has.
+    async fn ask<'l>(&mut self, letters: &'l [(Listed, Way)]) -> Result<Vec<Reconsidered<'l>>, Failure> {
+        let mut by_txid: BTreeMap<Txid, Vec<&Listed>> = BTreeMap::new();
+        for (letter, way) in letters {
+            if let Way::Reconsider(txid) = way {
+                by_txid.entry(*txid).or_default().push(letter);
+            }
+        }
+        let Some(asker) = self.asker.as_mut().filter(|_| !by_txid.is_empty()) else { return Ok(Vec::new()) };
+        // Another try is another command: the chain may have learnt of the parent since.
+        let command = |txid: &Txid| Ok(Asked::new(random_id()?, Action::Reconsider { txid: *txid }));
+        let commands = by_txid.keys().map(command).collect::<Result<Vec<_>, Failure>>()?;
+        asker.forget();
+        let places = asker.publish(&commands).await?;
+        let asked = commands.into_iter().zip(places).zip(by_txid.into_values());
+        Ok(asked.map(|((command, at), letters)| Reconsidered { command, at, letters }).collect())
+    }
+
+    /// Settles what was asked for as its answers come.
+    async fn await_answers(
+        &mut self,
+        mut open: Vec<Reconsidered<'_>>,
+        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+    ) -> Result<bool, Failure> {
+        let Some(mut asker) = self.asker.take() else { return Ok(true) };
+        let mut until = Instant::now() + self.timeout;
+        while !open.is_empty() && Instant::now() < until {
+            asker.read_on(|message| self.verdicts.take(message)).await?;
+            let (mut still, mut noted) = (Vec::new(), Vec::new());
+            for asked in open {
+                let Some(became) = asker.became(&asked.command, asked.at) else {
+                    still.push(asked);
+                    continue;
+                };
+                until = Instant::now() + self.timeout;
+                // One that was asked for before, by whoever was killed, say, has changed nothing any more.
+                let is_live = became == Became::Unchanged && self.verdicts.accepts(&asked.command.subject());
+                for letter in asked.letters {
+                    match &became {
+                        Became::Applied | Became::AlreadyApplied => noted.push((letter, Settled::Replayed, REVIVED)),
+                        _ if is_live => noted.push((letter, Settled::Replayed, REVIVED)),
+                        became => tell(letter, &Err(became.to_string()))?,
+                    }
+                }
+            }
+            open = still;
+            self.note(&noted, tell).await?;
+        }
+        for letter in open.iter().flat_map(|asked| &asked.letters) {
+            tell(letter, &Err("no answer in time; replay it again".to_owned()))?;
+        }
+        self.asker = Some(asker);
+        Ok(open.is_empty())
+    }
+
+    /// Publishes the source messages of these again, and notes that.
+    async fn publish_again(
+        &mut self,
+        letters: &[&Listed],
+        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+    ) -> CommandResult {
+        let mut found = Vec::new();
+        for letter in letters {
+            match self.source(letter).await? {
+                Ok(again) => found.push((*letter, again)),
+                Err(why) => tell(letter, &Err(why))?,
+            }
+        }
+        let producer = self.producer.as_ref();
+        let publishing = found.into_iter().map(|(letter, again)| async move {
+            (letter, produce_until_acknowledged(producer, &[again], PAUSE).await)
+        });
+        let mut noted = Vec::new();
+        for (letter, published) in join_all(publishing).await {
+            match published {
+                Ok(_) => noted.push((letter, Settled::Replayed, "published again")),
+                Err(error) if error.kind == BrokerErrorKind::TooLarge => tell(letter, &Err(error.to_string()))?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.note(&noted, tell).await
+    }
+
+    /// The source message of one, to be published by its key; inside, an error: why it is not to be had.
+    async fn source(&mut self, listed: &Listed) -> Result<Result<Produce, String>, BrokerError> {
         let letter = &listed.letter;
         let there = self.message(&self.dead_letters.clone(), listed.at_partition, listed.at_offset).await?;
         let Some(there) = there else { return Ok(Err("is no longer in its topic".to_owned())) };
@@ -117,35 +245,29 @@ impl<'a> Settler<'a> {
             },
         };
         let Message { key, payload, headers, .. } = source;
-        let again = Produce { topic: letter.topic.clone(), key, payload, headers, ..Produce::default() };
-        match produce_until_acknowledged(self.producer.as_ref(), &[again], PAUSE).await {
-            Ok(_) => Ok(Ok(())),
-            Err(error) if error.kind == BrokerErrorKind::TooLarge => Ok(Err(error.to_string())),
-            Err(error) => Err(error),
-        }
+        Ok(Ok(Produce { topic: letter.topic.clone(), key, payload, headers, ..Produce::default() }))
     }
 
-    async fn reconsider(&self, txid: Txid) -> Result<Became, Failure> {
-        // Another try is another command: the chain may have learnt of the parent since.
-        let asked = Asked::new(random_id()?, Action::Reconsider { txid });
-        let answers = ask(self.broker, &self.commands, &[asked], self.timeout).await?;
-        Ok(answers.into_iter().next().map_or(Became::Unanswered, |answer| answer.became))
-    }
-
-    /// Behind the dead letter, in its partition.
-    async fn note(&self, listed: &Listed, settled: Settled) -> Result<(), BrokerError> {
-        let letter = &listed.letter;
-        let (topic, partition, offset) = (letter.topic.clone(), letter.partition, letter.offset);
-        let headers = Settlement { topic, partition, offset, settled }.to_headers();
-        let key = listed.txid.map_or_else(Bytes::new, |txid| Bytes::copy_from_slice(&txid.0));
-        let note = Produce {
-            topic: self.dead_letters.clone(),
-            partition: Some(listed.at_partition),
-            key,
-            headers,
-            ..Produce::default()
+    /// Notes what was done, behind each dead letter, in its partition; then tells of it.
+    async fn note(
+        &self,
+        done: &[(&Listed, Settled, &'static str)],
+        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+    ) -> CommandResult {
+        let note = |(listed, settled, _): &(&Listed, Settled, &str)| {
+            let letter = &listed.letter;
+            let (topic, partition, offset) = (letter.topic.clone(), letter.partition, letter.offset);
+            Produce {
+                topic: self.dead_letters.clone(),
+                partition: Some(listed.at_partition),
+                key: listed.txid.map_or_else(Bytes::new, |txid| Bytes::copy_from_slice(&txid.0)),
+                headers: Settlement { topic, partition, offset, settled: *settled }.to_headers(),
+                ..Produce::default()
+            }
         };
-        produce_until_acknowledged(self.producer.as_ref(), &[note], PAUSE).await.map(drop)
+        let notes: Vec<Produce> = done.iter().map(note).collect();
+        produce_until_acknowledged(self.producer.as_ref(), &notes, PAUSE).await?;
+        done.iter().try_for_each(|(letter, _, told)| tell(letter, &Ok(told)))
     }
 
     /// One message; `None`: its topic no longer holds it.

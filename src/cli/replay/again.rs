@@ -13,6 +13,7 @@ use super::{
         CommandResult, Failure,
         opening::{self, Watched},
         run::consume,
+        serving::{self, Place},
         signals,
     },
     reading,
@@ -52,15 +53,33 @@ struct Replayed {
 }
 
 /// Sets the group back, and works as one of its instances until it has committed `until`.
-pub(super) async fn run(config: &Config, from: &Position, until: &Position, json: bool) -> CommandResult {
+pub(super) async fn run(
+    config: &Config,
+    from: &Position,
+    until: &Position,
+    json: bool,
+    place: &Place,
+) -> CommandResult {
     let shutdown = CancellationToken::new();
     signals::cancel_on_signals(shutdown.clone())?;
-    let broker = opening::broker(config)?;
+    let watched = Watched::new(config);
+    let replayed = replay(config, from, until, &watched, shutdown.clone());
+    print(&serving::serve(place, &watched, shutdown, replayed).await?, json, &mut io::stdout().lock())
+}
+
+async fn replay(
+    config: &Config,
+    from: &Position,
+    until: &Position,
+    watched: &Watched,
+    shutdown: CancellationToken,
+) -> Result<Replayed, Failure> {
+    let broker = opening::watched_broker(config, watched.health.beats())?;
     let reading = reading(config);
     if let Some(why) = reading.members(broker.as_ref()).await?.into_iter().next() {
         return Err(Failure::new(why));
     }
-    let (watched, started) = (Watched::new(config), Instant::now());
+    let started = Instant::now();
     let blobs = opening::blobs(config, Intent::Write, &watched.metrics).await?;
     let objects = opening::objects(config, &watched.metrics).await?;
     let done = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {
@@ -72,14 +91,13 @@ pub(super) async fn run(config: &Config, from: &Position, until: &Position, json
         }
         reading.set_back(broker.as_ref(), &ranges).await?;
         tracing::info!(?ranges, "the group is set back");
-        let parts = opening::parts(broker.clone(), store, &watched)?;
+        let parts = opening::parts(broker.clone(), store, watched)?;
         let report = work(config, parts, &reading, &ranges, shutdown).await?;
         Ok((ranges, report))
     });
     let (partitions, PipelineReport { contests, dead_letters, .. }) = done.await?;
     let messages = partitions.iter().map(|range| range.until - range.from).sum();
-    let seconds = started.elapsed().as_secs_f64();
-    print(&Replayed { messages, partitions, contests, dead_letters, seconds }, json, &mut io::stdout().lock())
+    Ok(Replayed { messages, partitions, contests, dead_letters, seconds: started.elapsed().as_secs_f64() })
 }
 
 /// From where on may be read into the store, which must be the group's.
@@ -133,7 +151,7 @@ async fn until_read(
     ranges: &[Range],
 ) -> Result<(), String> {
     let total = ranges.iter().map(|range| range.until - range.from).sum();
-    let bar = Bar::start(total, "messages");
+    let mut bar = Bar::start(total, "messages");
     loop {
         match reading.left(broker, ranges).await {
             Ok(0) => return Ok(()),

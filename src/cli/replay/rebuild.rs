@@ -13,6 +13,7 @@ use super::{
         CommandResult, Failure, inspect,
         offline::Progress,
         opening::{self, Watched},
+        serving::{self, Place},
         signals, wiring,
     },
     shown::Bar,
@@ -76,24 +77,13 @@ impl Rebuild {
         }
     }
 
-    pub(super) async fn run(self, config: Config) -> CommandResult {
+    pub(super) async fn run(self, config: Config, place: &Place) -> CommandResult {
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
-        let broker = opening::broker(&config)?;
         let watched = Watched::new(&config);
         let started = Instant::now();
-        let blobs = match &self.blobs {
-            Some(url) => Some(opening::blobs_at(&config, url, Intent::Write, &watched.metrics).await?),
-            None => None,
-        };
-        let objects = opening::objects(&config, &watched.metrics).await?;
-        let surveyed = opening::with_store(&config, &self.store, &watched.metrics, async |store: &Store| {
-            let store = store.clone().with_blobs(blobs).with_objects(objects);
-            let parts = opening::parts(broker, store.clone(), &watched)?;
-            let report = self.replay(&config, parts, shutdown).await?;
-            Ok((report, survey(&store).await?))
-        });
-        let (report, survey) = surveyed.await?;
+        let rebuilding = self.rebuild(&config, &watched, shutdown.clone());
+        let (report, survey) = serving::serve(place, &watched, shutdown, rebuilding).await?;
         let rebuilt = Rebuilt {
             digest: survey.digest,
             events: report.pipeline.completed,
@@ -103,6 +93,29 @@ impl Rebuild {
             stats: &survey.stats,
         };
         self.print(&rebuilt, &mut io::stdout().lock())
+    }
+
+    async fn rebuild(
+        &self,
+        config: &Config,
+        watched: &Watched,
+        shutdown: CancellationToken,
+    ) -> Result<(instance::Rebuilt, Survey), Failure> {
+        let broker = opening::watched_broker(config, watched.health.beats())?;
+        let blobs = match &self.blobs {
+            Some(url) => Some(opening::blobs_at(config, url, Intent::Write, &watched.metrics).await?),
+            None => None,
+        };
+        let objects = opening::objects(config, &watched.metrics).await?;
+        opening::with_store(config, &self.store, &watched.metrics, async |store: &Store| {
+            let store = store.clone().with_blobs(blobs).with_objects(objects);
+            let parts = opening::parts(broker, store.clone(), watched)?;
+            let report = self.replay(config, parts, shutdown).await?;
+            // Nothing moves any more, however long it takes to count what is there: that is no stall.
+            watched.health.set_idle(true);
+            Ok((report, survey(&store).await?))
+        })
+        .await
     }
 
     async fn replay(
