@@ -60,6 +60,7 @@ partition_metrics! {
     epoch: IntGauge,
     halted: IntGauge,
     paused: IntGauge,
+    paused_by_operator: IntGauge,
     unfinished_events: IntGauge,
     unfinished_bytes: IntGauge,
     parked_events: IntGauge,
@@ -107,8 +108,10 @@ metrics! {
     epoch: IntGaugeVec = "utxo_assignment_epoch" ["topic", "partition"];
     /// 1 while a partition is halted: it needs an operator.
     halted: IntGaugeVec = "utxo_halted" ["topic", "partition"];
-    /// 1 while a partition is paused because too much of it is unfinished.
+    /// 1 while nothing is read of a partition: too much is unfinished, it is halted, or an operator has paused it.
     paused: IntGaugeVec = "utxo_paused" ["topic", "partition"];
+    /// 1 while a partition is paused because an operator has said so.
+    paused_by_operator: IntGaugeVec = "utxo_paused_by_operator" ["topic", "partition"];
     /// Events of a partition that were read and are not completed.
     unfinished_events: IntGaugeVec = "utxo_unfinished_events" ["topic", "partition"];
     /// Bytes of events of a partition that were read and are not completed.

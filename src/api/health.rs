@@ -12,7 +12,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::state::Board;
+use super::{control::Control, state::Board};
 use crate::{clock::Clock, heartbeats::Heartbeats};
 
 /// What must hold for this process to be ready.
@@ -91,6 +91,7 @@ pub struct Health {
     stall_limit: Duration,
     beats: Heartbeats,
     board: Board,
+    control: Control,
     conditions: Mutex<Conditions>,
     waits: Mutex<Option<String>>,
     idle: AtomicBool,
@@ -159,6 +160,7 @@ impl Health {
             moved_at_ms: AtomicU64::new(clock.steady_ms()),
             beats: Heartbeats::new(clock.clone(), None),
             board: Board::new(clock.clone()),
+            control: Control::default(),
             clock,
             stall_limit,
             conditions: Mutex::new(Conditions { unmet: starting.into(), ..Conditions::default() }),
@@ -181,6 +183,11 @@ impl Health {
     /// What the loops show of themselves.
     pub fn board(&self) -> &Board {
         &self.board
+    }
+
+    /// Where operators ask something of the loops.
+    pub fn control(&self) -> &Control {
+        &self.control
     }
 
     /// Says that a condition holds (`None`) or why it does not.

@@ -78,7 +78,9 @@ impl RunArgs {
         signals::cancel_on_signals(shutdown.clone())?;
         let watched = Watched::new(&config);
         watchdog::start(watched.health.beats())?;
-        let server = Server::bind(config.http.listen, watched.metrics.clone(), watched.health.clone()).await?;
+        let server = Server::bind(config.http.listen, watched.metrics.clone(), watched.health.clone())
+            .await?
+            .controls(config.http.control);
         tracing::info!(address = %server.address(), "metrics and health are served");
         if let Some(path) = &self.http_address_file {
             write_address(path, server.address())

@@ -147,6 +147,8 @@ pub struct PartitionState {
     pub at_bound: bool,
     /// Why it does not go on until an operator has looked.
     pub halted: Option<Halt>,
+    /// An operator has said that nothing more is to be read of it here.
+    pub paused_by_hand: bool,
     /// Its dead letters.
     pub dead_letters: DeadLetterGauge,
     /// Greatest timestamp read.
@@ -180,6 +182,7 @@ impl PartitionState {
             paused: false,
             at_bound: false,
             halted: None,
+            paused_by_hand: false,
             dead_letters: DeadLetterGauge::default(),
             read_timestamp_ms: i64::MIN,
             from_beyond: 0,
@@ -276,7 +279,8 @@ impl PartitionState {
             read_timestamp_ms: self.read_timestamp_ms,
             position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
-            at_bound: self.at_bound,
+            // What lies beyond a bound is read once there is room; what an operator keeps from being read may be older than anything.
+            at_bound: self.at_bound && !self.paused_by_hand,
         }
     }
 
@@ -307,19 +311,21 @@ impl PartitionState {
         })
     }
 
-    /// As it was assigned, or as it has been committed since: what it goes back to.
-    pub fn rewound(&self, partition: TopicPartition, epoch: u64, position: u64) -> Self {
+    /// As it was assigned, or as it has been committed since: what it goes back to. Nothing halts it.
+    pub fn rewound(&self, epoch: u64, position: u64, forgetful: bool) -> Self {
+        let partition = self.partition.clone();
         let committed = self.committed.clone();
         let assigned = Assigned { partition, epoch, committed, position, high_watermark: self.high_watermark };
         PartitionState {
             start: self.start,
             offered: self.offered,
             compared: self.compared,
-            ..PartitionState::new(&assigned, self.metrics.clone(), true)
+            paused_by_hand: self.paused_by_hand,
+            ..PartitionState::new(&assigned, self.metrics.clone(), forgetful)
         }
     }
 
-    /// Where reading goes on when a node has forgotten.
+    /// Where reading goes on when a node has forgotten, or a halt is lifted.
     pub fn rewind_to(&self) -> u64 {
         self.committed.as_ref().map_or(self.start, |committed| committed.offset)
     }
@@ -349,7 +355,7 @@ impl PartitionState {
         ((moved && !never_read) || says_more).then_some(now)
     }
 
-    /// How it stands: `parked` transactions wait in it; `paused` says why, where that is neither a halt nor its own bound.
+    /// How it stands: `parked` transactions wait in it; `paused` says why, where that is neither an operator, nor a halt, nor its own bound.
     pub fn shown(&self, now: Moment, bounds: &PartitionBounds, parked: usize, paused: &'static str) -> PartitionShown {
         let watermark = self.tracker.watermark();
         let read_ms = (self.read_timestamp_ms > i64::MIN).then_some(self.read_timestamp_ms);
@@ -357,6 +363,7 @@ impl PartitionState {
         let oldest_ms = self.tracker.oldest_open().map(|(timestamp_ms, _)| timestamp_ms).or(unread_ms);
         let age_ms = oldest_ms.map_or(0, |then| (now.wall_ms as i64).saturating_sub(then).max(0));
         let why = match self.over_half(bounds) {
+            _ if self.paused_by_hand => "an operator has paused it",
             _ if self.halted.is_some() => "it is halted",
             Some("messages") if self.at_bound => "too many messages are unfinished",
             Some(_) if self.at_bound => "too many bytes are unfinished",
@@ -395,6 +402,7 @@ impl PartitionState {
         metrics.epoch.set(shown.epoch as i64);
         metrics.halted.set(i64::from(shown.halted.is_some()));
         metrics.paused.set(i64::from(shown.paused.is_some()));
+        metrics.paused_by_operator.set(i64::from(self.paused_by_hand));
         metrics.unfinished_events.set(shown.unfinished_events as i64);
         metrics.unfinished_bytes.set(shown.unfinished_bytes as i64);
         metrics.parked_events.set(shown.parked as i64);
@@ -489,6 +497,10 @@ mod tests {
         assert_eq!(shown(&state, 0).paused, Some("too many messages are unfinished"));
         state.halted = Some(Halt { why: "x".into(), since_ms: 5 });
         assert_eq!(shown(&state, 0).paused, Some("it is halted"));
+        assert!(state.view(&[]).at_bound);
+        state.paused_by_hand = true;
+        assert_eq!(shown(&state, 0).paused, Some("an operator has paused it"));
+        assert!(!state.view(&[]).at_bound, "what it has not read is no younger");
         (3..6).for_each(|offset| state.tracker.complete(offset, 0));
         assert_eq!(oldest(&state), (None, 39.995), "there is more to read, which is later than what was");
         state.note_read(4_000);
@@ -521,8 +533,7 @@ mod tests {
         assert_eq!(offered.offset, 4);
         // No answer comes, and a node forgets.
         first.offer(offered.offset);
-        let mut again =
-            PartitionState { tracker: OffsetTracker::new(0), ..first.rewound(first.partition.clone(), 2, 0) };
+        let mut again = PartitionState { tracker: OffsetTracker::new(0), ..first.rewound(2, 0, true) };
         (0..5).for_each(|offset| assert!(again.deliver(&message(offset), 1_000)));
         (0..3).for_each(|offset| again.tracker.complete(offset, 0));
         assert_eq!(again.to_commit(u64::MAX, &[]), None);

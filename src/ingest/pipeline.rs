@@ -2,6 +2,7 @@
 
 mod commits;
 mod halting;
+mod orders;
 mod parts;
 mod proofs;
 
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::{
         Commits, Condition,
+        control::{Order, Wish},
         state::{NodesShown, PipelineShown},
     },
     broker::{Assigned, Batch, BrokerError, Consumer, Message, Polled, TopicPartition},
@@ -96,6 +98,8 @@ pub struct Pipeline {
     next_proof: Instant,
     /// Nothing goes through all that is in flight before.
     rested: Instant,
+    /// What operators ask.
+    orders: mpsc::Receiver<Order<(i32, Wish)>>,
     report: PipelineReport,
 }
 
@@ -132,6 +136,7 @@ impl Pipeline {
             next_commit: now + settings.commit_interval,
             next_proof: now,
             rested: now,
+            orders: parts.health.control().partitions.open(),
             report: PipelineReport::default(),
             prepare: PrepareSettings::of(parts.creator.store()),
             settings,
@@ -162,6 +167,7 @@ impl Pipeline {
                 biased;
                 () = shutdown.cancelled() => break,
                 heard = next_heard(&mut self.under_way) => heart.through("a restart of the store's nodes", self.on_heard(heard)).await?,
+                Some(order) = self.orders.recv() => heart.through("the log, for an operator", self.on_order(order)).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
@@ -403,7 +409,7 @@ impl Pipeline {
             state.at_bound = false;
             self.planner.bound_left(number);
         }
-        if state.paused && !state.at_bound && state.halted.is_none() && !self.throttled {
+        if state.paused && !state.at_bound && state.halted.is_none() && !state.paused_by_hand && !self.throttled {
             let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
             match self.consumer.resume(&partition) {
                 Ok(()) => state.paused = false,

@@ -9,7 +9,7 @@ use crate::{
     broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition},
     ingest::{
         dispatch::{Done, spawn},
-        partition::consumed_of,
+        partition::{PartitionState, consumed_of},
         replay::Modes,
     },
     record::Consumed,
@@ -131,11 +131,7 @@ impl Pipeline {
     /// Commits what is safe, and waits for that: what is to be let go is not committed later. A commit that is on its way is waited for
     /// where the group has been asked, and begun anew where only the store has.
     pub(super) async fn commit(&mut self) -> Result<(), PipelineError> {
-        self.commit_due = false;
-        if let Some(UnderWay::Committing(offered, committing)) = self.under_way.take() {
-            let answer = committing.await;
-            self.on_committed(offered, answer)?;
-        }
+        self.end_commit().await?;
         let asked = self.asking_the_store().await;
         match self.on_asked(asked)? {
             Some(Look::Restarted) => self.rewind().await,
@@ -146,6 +142,16 @@ impl Pipeline {
             }
             None => Ok(()),
         }
+    }
+
+    /// Waits for a commit of which the group has been asked; one that has only asked the store counts for nothing any more.
+    pub(super) async fn end_commit(&mut self) -> Result<(), PipelineError> {
+        self.commit_due = false;
+        if let Some(UnderWay::Committing(offered, committing)) = self.under_way.take() {
+            let answer = committing.await;
+            self.on_committed(offered, answer)?;
+        }
+        Ok(())
     }
 
     /// The first half of a commit, which holds nothing of the pipeline.
@@ -236,16 +242,10 @@ impl Pipeline {
         self.unprepared = 0;
         self.throttled = false;
         for (number, state) in std::mem::take(&mut self.partitions) {
-            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-            let position = state.rewind_to();
-            tracing::warn!(%partition, position, "a node of the store restarted: read again from what is committed");
-            match self.consumer.seek(&partition, position).await {
-                Ok(epoch) => {
-                    if state.paused {
-                        self.consumer.resume(&partition)?;
-                    }
-                    self.partitions.insert(number, state.rewound(partition, epoch, position));
-                    // Only an instance that was started after a halt tries again.
+            tracing::warn!(partition = number, "a node of the store restarted: read again from what is committed");
+            match self.read_again(number, &state).await {
+                Ok(()) => {
+                    // Only an operator lifts a halt.
                     if let Some(halt) = state.halted {
                         self.stay_halted(number, halt);
                     }
@@ -257,6 +257,21 @@ impl Pipeline {
         }
         self.share_out();
         self.tell_halts();
+        Ok(())
+    }
+
+    /// Has a partition, which was as `state` says, read again from what is committed, under a new epoch. After an error it is as it was.
+    pub(super) async fn read_again(&mut self, number: i32, state: &PartitionState) -> Result<(), BrokerError> {
+        let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+        let position = state.rewind_to();
+        let epoch = self.consumer.seek(&partition, position).await?;
+        if state.paused {
+            self.consumer.resume(&partition)?;
+        }
+        self.partitions.insert(number, state.rewound(epoch, position, self.parts.nodes.may_forget()));
+        if self.throttled || state.paused_by_hand {
+            self.pause(number);
+        }
         Ok(())
     }
 
