@@ -186,7 +186,7 @@ metrics! {
     pub commit_failures: Counters<CommitFailure> = "utxo_commit_failures_total" ["reason"];
     /// Restarts of the store's nodes that were noticed, by the pipeline and by the sequencer each for itself.
     pub node_restarts: IntCounter = "utxo_node_restarts_total" [];
-    /// Changes of the assignment of partitions, the chain's too, by what happened.
+    /// Changes of the assignment of partitions, however many they were of, the chain's too, by what happened.
     pub rebalances: Counters<Rebalance> = "utxo_rebalances_total" ["change"];
     /// Time it took until what moved had come to its end, in seconds, by why it had to.
     pub drain_seconds: Histograms<Drain> = "utxo_drain_seconds" ["reason"];

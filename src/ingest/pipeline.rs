@@ -1,6 +1,7 @@
 //! The loop: poll → decode → plan → apply → complete → commit offsets.
 
 mod commits;
+mod ends;
 mod halting;
 mod orders;
 mod parts;
@@ -23,7 +24,7 @@ use crate::{
     api::{
         Commits, Condition,
         control::{Order, Wish},
-        state::{NodesShown, PipelineShown},
+        state::{DrainShown, GroupShown, NodesShown, PipelineShown},
     },
     broker::{Assigned, Batch, BrokerError, Consumer, Message, Polled, TopicPartition},
     ingest::{
@@ -38,7 +39,7 @@ use crate::{
         replay::Modes,
     },
     record::{Reason, Record},
-    telemetry::{Completion, Drain, EventKind, Rebalance},
+    telemetry::{Completion, Drain, EventKind, Metrics, Rebalance},
 };
 
 /// A chain that has stood still for so long may wait for what waits for it here.
@@ -49,6 +50,9 @@ const LONG_WAIT_MS: u64 = 5_000;
 const REST: u32 = 20;
 /// However long that was: it may have been the machine's doing.
 const LONGEST_REST: Duration = Duration::from_secs(5);
+
+/// Ends of partitions are asked for once in so many commits.
+const ENDS_EVERY: u32 = 5;
 
 struct Chunk {
     partition: i32,
@@ -76,6 +80,7 @@ pub struct Pipeline {
     done: mpsc::UnboundedReceiver<Done>,
     publishing: usize,
     asking: bool,
+    asking_ends: bool,
     /// Tasks that get no answer of the store.
     unanswered: usize,
     /// Something has come to an end since that was last looked at.
@@ -96,10 +101,12 @@ pub struct Pipeline {
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
+    next_ends: Instant,
     /// Nothing goes through all that is in flight before.
     rested: Instant,
     /// What operators ask.
     orders: mpsc::Receiver<Order<(i32, Wish)>>,
+    last_drain: Option<DrainShown>,
     report: PipelineReport,
 }
 
@@ -121,6 +128,7 @@ impl Pipeline {
             done,
             publishing: 0,
             asking: false,
+            asking_ends: false,
             unanswered: 0,
             moved: false,
             told_wait: None,
@@ -135,8 +143,10 @@ impl Pipeline {
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
+            next_ends: now + settings.commit_interval * ENDS_EVERY,
             rested: now,
             orders: parts.health.control().partitions.open(),
+            last_drain: None,
             report: PipelineReport::default(),
             prepare: PrepareSettings::of(parts.creator.store()),
             settings,
@@ -218,6 +228,7 @@ impl Pipeline {
             Polled::Assigned(assigned) => {
                 // With none it is a member all the same, and takes over from the others.
                 self.parts.health.set(Condition::Assigned, None);
+                self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
                 assigned.into_iter().for_each(|partition| self.on_assigned(partition));
                 self.share_out();
                 self.show();
@@ -238,8 +249,10 @@ impl Pipeline {
         self.compare_with_store(&assigned);
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
         let metrics = self.parts.metrics.partition(&assigned.partition);
-        self.partitions.insert(number, PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget()));
-        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
+        self.partitions.insert(
+            number,
+            PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget(), self.parts.clock.now_ms()),
+        );
         if self.throttled {
             self.pause(number);
         }
@@ -280,8 +293,8 @@ impl Pipeline {
     fn on_messages(&mut self, batch: Batch) {
         let number = batch.partition.partition;
         let Some(state) = self.partitions.get_mut(&number).filter(|state| state.epoch == batch.epoch) else { return };
-        state.high_watermark = state.high_watermark.max(batch.high_watermark);
-        state.at_end = false;
+        state.hear_end(batch.high_watermark);
+        (state.at_end, state.heard) = (false, true);
         let latest_ms = latest_believed_ms(self.parts.clock.now_ms(), self.settings.missing_parent_grace_ms);
         state.note_read(self.parts.clock.steady_ms());
         let messages: Vec<Message> =
@@ -527,6 +540,10 @@ impl Pipeline {
             }
             Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
+            Done::Ends(ends) => {
+                self.asking_ends = false;
+                self.hear_ends(ends);
+            }
             Done::Compared { partition, offset } => {
                 // Under whichever epoch it was asked: it has been read again from the beginning meanwhile, where a node forgot.
                 if let Some(state) = self.partitions.get_mut(&partition) {
@@ -615,6 +632,10 @@ impl Pipeline {
             if self.shares_unequally() {
                 self.share_out();
             }
+            if now >= self.next_ends {
+                self.next_ends = now + self.settings.commit_interval * ENDS_EVERY;
+                self.ask_ends();
+            }
             self.planner.keep_apart();
             self.rest_from(now);
             self.last_commit = now;
@@ -666,6 +687,9 @@ impl Pipeline {
             state.measure(&shown);
             partitions.push(shown);
         }
+        let Metrics { rebalances, commit_failures, .. } = self.parts.metrics.as_ref();
+        let (rebalances, commit_failures) = (rebalances.now(), commit_failures.now());
+        self.parts.health.board().show_group(GroupShown { rebalances, commit_failures, last_drain: self.last_drain });
         self.parts.health.board().show_pipeline(PipelineShown {
             in_flight: counts.active as u64,
             parked: counts.parked as u64,
@@ -736,7 +760,10 @@ impl Pipeline {
             }
             self.act();
         }
-        self.parts.metrics.drain_seconds.of(why).observe(begun.elapsed().as_secs_f64());
+        let seconds = begun.elapsed().as_secs_f64();
+        self.parts.metrics.drain_seconds.of(why).observe(seconds);
+        let ended_ms = self.parts.clock.now_ms();
+        self.last_drain = Some(DrainShown { reason: self.parts.metrics.drain_seconds.name_of(why), seconds, ended_ms });
         Ok(())
     }
 }

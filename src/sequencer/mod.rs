@@ -93,6 +93,9 @@ pub struct Sequencer {
 /// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
 const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
 
+/// The end of the chain is asked for once in so many commits.
+const ENDS_EVERY: u32 = 5;
+
 const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// The chain partition is ours.
@@ -137,7 +140,7 @@ impl Sequencer {
     /// being handled at a shutdown is left where it is: it is handled again from its beginning.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Stop> {
         let heart = self.parts.health.beats().heart("the sequencer's loop");
-        let mut next_commit = Instant::now();
+        let (mut next_commit, mut next_end) = (Instant::now(), Instant::now());
         let outcome = loop {
             heart.beat();
             if self.finished() {
@@ -163,6 +166,10 @@ impl Sequencer {
                 },
                 () = tokio::time::sleep_until(next_commit) => {
                     next_commit = Instant::now() + self.parts.settings.commit_interval;
+                    if Instant::now() >= next_end {
+                        next_end = Instant::now() + self.parts.settings.commit_interval * ENDS_EVERY;
+                        self.ask_end();
+                    }
                     self.show();
                     heart.through("a commit", self.commit()).await
                 }
@@ -207,7 +214,8 @@ impl Sequencer {
         match polled {
             Polled::Messages(batch) => {
                 if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == batch.epoch) {
-                    holding.state.high_watermark = holding.state.high_watermark.max(batch.high_watermark);
+                    holding.state.hear_end(batch.high_watermark);
+                    holding.state.heard = true;
                     holding.state.note_read(self.parts.clock.steady_ms());
                     for message in &batch.messages {
                         holding.state.deliver(message, i64::MAX);
@@ -247,6 +255,7 @@ impl Sequencer {
     }
 
     async fn take_hold_of(&mut self, assigned: Vec<Assigned>) -> Result<(), Stop> {
+        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         for assigned in assigned {
             self.take_hold(assigned).await?;
         }
@@ -262,9 +271,14 @@ impl Sequencer {
         taken
     }
 
+    fn state_of(&self, assigned: &Assigned) -> PartitionState {
+        let metrics = self.parts.metrics.partition(&assigned.partition);
+        PartitionState::new(assigned, metrics, false, self.parts.clock.now_ms())
+    }
+
     /// What cannot be taken hold of is ours all the same. Nothing of it is read on to nobody.
     fn stand(&mut self, assigned: Assigned) {
-        let mut state = PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition), false);
+        let mut state = self.state_of(&assigned);
         // Where it cannot be paused it is being taken away.
         state.paused = self.consumer.pause(&assigned.partition).is_ok();
         self.standing = Some(Standing { assigned, state });
@@ -314,10 +328,9 @@ impl Sequencer {
             self.progress_sender.clone(),
             committed,
         );
-        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         let (progress, epoch) = (self.progress_sender.clone(), assigned.epoch);
         self.holding = Some(Holding {
-            state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition), false),
+            state: self.state_of(&assigned),
             partition: assigned.partition,
             epoch: assigned.epoch,
             messages,
@@ -429,7 +442,33 @@ impl Sequencer {
         Ok(())
     }
 
+    /// What is shown of the chain, where its partition is ours.
+    fn held(&mut self) -> Option<&mut PartitionState> {
+        let held = self.holding.as_mut().map(|holding| &mut holding.state);
+        held.or(self.standing.as_mut().map(|standing| &mut standing.state))
+    }
+
+    /// Asks, beside the loop, for the end of the chain, where nothing was delivered since the last time.
+    fn ask_end(&mut self) {
+        let chain = TopicPartition { topic: self.parts.topics.chain.as_str().into(), partition: 0 };
+        let Some(state) = self.held() else { return };
+        let (has_heard, epoch) = (std::mem::take(&mut state.heard), state.epoch);
+        if has_heard || self.mode != ChainMode::Live {
+            return;
+        }
+        let (broker, progress) = (self.parts.broker.clone(), self.progress_sender.clone());
+        tokio::spawn(async move {
+            // What is not told now is asked again. Without a receiver the sequencer has ended.
+            if let Ok((_, end)) = broker.watermarks(&chain).await {
+                let _ = progress.send((epoch, Progress::End(end)));
+            }
+        });
+    }
+
     fn on_progress(&mut self, epoch: u64, progress: Progress) -> Result<(), Stop> {
+        if let (Progress::End(end), Some(state)) = (&progress, self.held().filter(|state| state.epoch == epoch)) {
+            state.hear_end(*end);
+        }
         let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == epoch) else { return Ok(()) };
         match progress {
             Progress::Handled(committed) => {
@@ -438,6 +477,7 @@ impl Sequencer {
                 Ok(())
             }
             Progress::Stopped(stop) => Err(stop),
+            Progress::End(_) => Ok(()),
         }
     }
 
@@ -449,9 +489,9 @@ impl Sequencer {
         }
         let why = stop.to_string();
         tracing::error!("the chain is halted: {why}");
-        let held = self.holding.as_mut().map(|holding| &mut holding.state);
-        if let Some(state) = held.or(self.standing.as_mut().map(|standing| &mut standing.state)) {
-            state.halted = Some(Halt { why: why.clone(), since_ms: self.parts.clock.now_ms() });
+        let since_ms = self.parts.clock.now_ms();
+        if let Some(state) = self.held() {
+            state.halted = Some(Halt { why: why.clone(), since_ms });
         }
         self.parts.metrics.chain_halted.set(1);
         self.parts.health.set(Condition::ChainRunning, Some(why));

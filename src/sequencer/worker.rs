@@ -20,9 +20,11 @@ use crate::{
     telemetry::EventKind,
 };
 
-/// What a worker tells.
+/// What a worker tells, or who looks where the chain ends.
 #[derive(Debug)]
 pub enum Progress {
+    /// The chain ends there.
+    End(u64),
     /// Everything below this offset is handled.
     Handled(Committed),
     /// It does not go on.

@@ -195,6 +195,8 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     let page = serde_json::to_value(running.health.board().page(&running.health)).unwrap();
     let shown = &page["pipeline"]["partitions"][number as usize];
     assert_eq!(shown["paused"], "an operator has paused it", "{shown}");
+    let left = world.end("txs", number).await - shown["watermark"].as_u64().unwrap();
+    assert!(left > 1 && shown["lag_messages"] == left && shown["lag_seconds"].as_f64().unwrap() > 700.0, "{shown}");
     let metrics = running.metrics.encode().unwrap();
     for name in ["utxo_paused", "utxo_paused_by_operator"] {
         assert!(metrics.contains(&format!("{name}{{partition=\"{number}\",topic=\"txs\"}} 1")), "{metrics}");
@@ -606,6 +608,25 @@ async fn what_is_too_big_for_the_store_halts_the_chain_until_there_is_room() {
         assert_eq!(world.page(&coinbase).await.unwrap().state(), TxState::Live);
         world.check("there is room now").await;
     }
+}
+
+/// Far more comes than is read ahead.
+#[tokio::test(start_paused = true)]
+async fn where_a_chain_ends_that_stands_is_known() {
+    let world = World::with_settings(WorldSettings::paged(3)).await;
+    world.nodes.set(bounded());
+    let running = world.start();
+    world.mine_with(1, 1, 101, &wide_coinbase(1, 20), &[]).await;
+    pause().await;
+    let chain = || Produce { topic: "chain".into(), partition: Some(0), payload: vec![9].into(), ..Produce::default() };
+    for count in [11_000, 100] {
+        world.broker.producer().await.unwrap().produce_all(vec![chain(); count]).await.unwrap();
+        pause().await;
+    }
+    let shown = chain_shown(&running);
+    assert_eq!(shown["partition"]["high_watermark"], 11_101, "{shown}");
+    assert!(shown["partition"]["position"].as_u64().unwrap() < 11_101, "{shown}");
+    running.kill().await;
 }
 
 #[tokio::test(start_paused = true)]
