@@ -24,6 +24,7 @@ use crate::{
     api::{
         Commits, Condition,
         control::{Order, Wish},
+        health::Part,
         state::{DrainShown, GroupShown, NodesShown, PipelineShown},
     },
     broker::{Assigned, Batch, BrokerError, Consumer, Message, Polled, TopicPartition},
@@ -664,9 +665,9 @@ impl Pipeline {
         self.parts.metrics.parked.set(counts.parked as i64);
         self.parts.metrics.parked_max.set(counts.parked_max as i64);
         self.parts.metrics.in_flight.set((counts.active + counts.parked) as i64);
-        self.parts.health.set_idle(self.rests());
+        self.parts.health.set_idle(Part::Transactions, self.rests());
         if std::mem::take(&mut self.moved) {
-            self.parts.health.moved();
+            self.parts.health.moved(Part::Transactions);
         }
         self.show();
         if self.parts.modes.ends().is_some() {

@@ -41,6 +41,7 @@ use crate::{
     api::{
         Commits, Condition,
         control::{Answer, Order},
+        health::Part,
         state::{ChainShown, NodesShown},
     },
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition},
@@ -473,6 +474,7 @@ impl Sequencer {
         match progress {
             Progress::Handled(committed) => {
                 self.parts.metrics.chain_offset.set(committed.offset as i64);
+                self.parts.health.moved(Part::Chain);
                 holding.on_handled(committed);
                 Ok(())
             }
@@ -516,6 +518,8 @@ impl Sequencer {
     /// Shows where the chain stands, for whoever asks meanwhile.
     fn show(&self) {
         let held = self.holding.as_ref().map(|holding| &holding.state);
+        let rests = held.is_none_or(|state| state.halted.is_some() || state.tracker.unfinished() == 0);
+        self.parts.health.set_idle(Part::Chain, rests);
         let shown = held.or(self.standing.as_ref().map(|standing| &standing.state)).map(|state| {
             let shown = state.shown(Moment::of(&self.parts.clock), &BOUNDS, 0, "too much waits for its turn");
             state.measure(&shown);
