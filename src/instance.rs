@@ -376,6 +376,7 @@ fn sequencer_parts(
         whole: Arc::new(group_store(&parts.store)),
         arrivals: pipeline.arrivals(),
         verdicts: Arc::default(),
+        heart: None,
     }
 }
 

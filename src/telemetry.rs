@@ -60,6 +60,7 @@ partition_metrics! {
     epoch: IntGauge,
     halted: IntGauge,
     paused: IntGauge,
+    paused_by_operator: IntGauge,
     unfinished_events: IntGauge,
     unfinished_bytes: IntGauge,
     parked_events: IntGauge,
@@ -107,8 +108,10 @@ metrics! {
     epoch: IntGaugeVec = "utxo_assignment_epoch" ["topic", "partition"];
     /// 1 while a partition is halted: it needs an operator.
     halted: IntGaugeVec = "utxo_halted" ["topic", "partition"];
-    /// 1 while a partition is paused because too much of it is unfinished.
+    /// 1 while nothing is read of a partition: too much is unfinished, it is halted, or an operator has paused it.
     paused: IntGaugeVec = "utxo_paused" ["topic", "partition"];
+    /// 1 while a partition is paused because an operator has said so.
+    paused_by_operator: IntGaugeVec = "utxo_paused_by_operator" ["topic", "partition"];
     /// Events of a partition that were read and are not completed.
     unfinished_events: IntGaugeVec = "utxo_unfinished_events" ["topic", "partition"];
     /// Bytes of events of a partition that were read and are not completed.
@@ -183,7 +186,7 @@ metrics! {
     pub commit_failures: Counters<CommitFailure> = "utxo_commit_failures_total" ["reason"];
     /// Restarts of the store's nodes that were noticed, by the pipeline and by the sequencer each for itself.
     pub node_restarts: IntCounter = "utxo_node_restarts_total" [];
-    /// Changes of the assignment of partitions, the chain's too, by what happened.
+    /// Changes of the assignment of partitions, however many they were of, the chain's too, by what happened.
     pub rebalances: Counters<Rebalance> = "utxo_rebalances_total" ["change"];
     /// Time it took until what moved had come to its end, in seconds, by why it had to.
     pub drain_seconds: Histograms<Drain> = "utxo_drain_seconds" ["reason"];

@@ -99,6 +99,7 @@ fn read_before(metadata: &str, position: u64) -> (bool, bool) {
         &Assigned { partition, epoch: 1, committed, position: 0, high_watermark: 0 },
         metrics,
         false,
+        0,
     );
     let is_replayed = |offset| {
         state.is_replayed(&Message {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     Condition, Health,
-    state::{ChainShown, InFlightShown, PartitionShown, PipelineShown},
+    state::{ChainShown, DrainShown, GroupShown, InFlightShown, PartitionShown, PipelineShown},
 };
 use crate::{
     broker::TopicPartition,
@@ -217,6 +217,11 @@ fn the_readme_names_every_condition_and_every_field_of_the_state_page() {
     let board = health.board();
     let partition = PartitionShown { oldest_in_flight: Some(InFlightShown::default()), ..PartitionShown::default() };
     board.show_pipeline(PipelineShown { partitions: vec![partition], ..PipelineShown::default() });
+    board.show_group(GroupShown {
+        rebalances: Metrics::new().rebalances.now(),
+        commit_failures: Metrics::new().commit_failures.now(),
+        last_drain: Some(DrainShown::default()),
+    });
     board.show_chain(ChainShown { partition: Some(PartitionShown::default()), ..ChainShown::default() });
     let page = serde_json::to_value(board.page(&health)).unwrap();
     let mut names: Vec<String> = Condition::ALL.iter().map(|condition| condition.name().to_owned()).collect();

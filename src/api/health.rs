@@ -12,7 +12,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::state::Board;
+use super::{control::Control, state::Board};
 use crate::{clock::Clock, heartbeats::Heartbeats};
 
 /// What must hold for this process to be ready.
@@ -35,6 +35,22 @@ pub enum Condition {
     OffsetsCommitted,
     /// The same of the sequencer.
     ChainCommitted,
+}
+
+/// What has to move for itself: that the one does hides no stall of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The validated transactions.
+    Transactions,
+    /// The chain.
+    Chain,
+}
+
+/// Whether a part has something to do, and when something of it last came to an end.
+#[derive(Debug)]
+struct Movement {
+    idle: AtomicBool,
+    at_ms: AtomicU64,
 }
 
 /// Follows the commits of one group: a few may fail, which heals by itself; many in a row are for somebody to look at.
@@ -91,10 +107,10 @@ pub struct Health {
     stall_limit: Duration,
     beats: Heartbeats,
     board: Board,
+    control: Control,
     conditions: Mutex<Conditions>,
     waits: Mutex<Option<String>>,
-    idle: AtomicBool,
-    moved_at_ms: AtomicU64,
+    movements: [Movement; 2],
 }
 
 #[derive(Debug, Default)]
@@ -156,14 +172,15 @@ impl Health {
         let starting =
             [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
         Self {
-            moved_at_ms: AtomicU64::new(clock.steady_ms()),
+            movements: [(), ()]
+                .map(|()| Movement { idle: AtomicBool::new(true), at_ms: AtomicU64::new(clock.steady_ms()) }),
             beats: Heartbeats::new(clock.clone(), None),
             board: Board::new(clock.clone()),
+            control: Control::default(),
             clock,
             stall_limit,
             conditions: Mutex::new(Conditions { unmet: starting.into(), ..Conditions::default() }),
             waits: Mutex::default(),
-            idle: AtomicBool::new(true),
         }
     }
 
@@ -183,6 +200,11 @@ impl Health {
         &self.board
     }
 
+    /// Where operators ask something of the loops.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
     /// Says that a condition holds (`None`) or why it does not.
     pub fn set(&self, condition: Condition, reason: Option<String>) {
         let mut conditions = self.conditions();
@@ -197,20 +219,35 @@ impl Health {
         drop(conditions);
         // What stood for it needs time to move again.
         if before.is_some() && condition.excuses_all() {
-            self.moved();
+            [Part::Transactions, Part::Chain].into_iter().for_each(|part| self.moved(part));
         }
     }
 
-    /// Something came to an end: an answer of the store, an acknowledgement, an event.
-    pub fn moved(&self) {
-        self.moved_at_ms.store(self.clock.steady_ms(), Relaxed);
+    /// Something came to an end: an answer of the store, an acknowledgement, an event; or it waits for what a restart would not bring.
+    pub fn moved(&self, part: Part) {
+        self.movement(part).at_ms.store(self.clock.steady_ms(), Relaxed);
     }
 
     /// Whether there is nothing to do. The time to a stall begins when there is something again.
-    pub fn set_idle(&self, idle: bool) {
-        if self.idle.swap(idle, Relaxed) && !idle {
-            self.moved();
+    pub fn set_idle(&self, part: Part, idle: bool) {
+        if self.movement(part).idle.swap(idle, Relaxed) && !idle {
+            self.moved(part);
         }
+    }
+
+    fn movement(&self, part: Part) -> &Movement {
+        let [transactions, chain] = &self.movements;
+        match part {
+            Part::Transactions => transactions,
+            Part::Chain => chain,
+        }
+    }
+
+    /// For how long a part with something to do has not moved.
+    fn stands(&self, part: Part) -> Duration {
+        let Movement { idle, at_ms } = self.movement(part);
+        let since_ms = self.clock.steady_ms().saturating_sub(at_ms.load(Relaxed));
+        if idle.load(Relaxed) { Duration::ZERO } else { Duration::from_millis(since_ms) }
     }
 
     /// Ready: every condition holds.
@@ -234,12 +271,18 @@ impl Health {
     /// Alive: idle, or moving, or kept from moving by what a restart would not mend: no store, no broker, or no partition. A halted
     /// partition, or chain, is no excuse for the others; who works on them says so by [`set_idle`](Self::set_idle).
     pub fn live(&self) -> Report {
-        let standing = Duration::from_millis(self.clock.steady_ms().saturating_sub(self.moved_at_ms.load(Relaxed)));
-        let ok = self.idle.load(Relaxed)
-            || standing <= self.stall_limit
-            || self.conditions().unmet.keys().any(|condition| condition.excuses_all());
-        let reason = || ("stalled", format!("nothing has moved for {} s", standing.as_secs()));
-        Report { ok, reasons: (!ok).then(reason).into_iter().collect(), waits: self.waits().clone() }
+        let mut reasons = BTreeMap::new();
+        if !self.conditions().unmet.keys().any(|condition| condition.excuses_all()) {
+            for (part, name, what) in
+                [(Part::Transactions, "stalled", "nothing"), (Part::Chain, "chain_stalled", "nothing of the chain")]
+            {
+                let standing = self.stands(part);
+                if standing > self.stall_limit {
+                    reasons.insert(name, format!("{what} has moved for {} s", standing.as_secs()));
+                }
+            }
+        }
+        Report { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
     }
 
     /// Says which event waits for longer than usual, and for what; no condition of anything.
@@ -309,15 +352,15 @@ mod tests {
         health.set(Condition::StoreReachable, None);
         tokio::time::advance(Duration::from_secs(600)).await;
         assert!(health.live().ok, "idle");
-        health.set_idle(false);
+        health.set_idle(Part::Transactions, false);
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(health.live().ok, "at the limit");
-        health.moved();
+        health.moved(Part::Transactions);
         tokio::time::advance(Duration::from_secs(61)).await;
         let report = health.live();
         assert!(!report.ok);
         assert_eq!(report.reasons["stalled"], "nothing has moved for 61 s");
-        health.set_idle(false);
+        health.set_idle(Part::Transactions, false);
         assert!(!health.live().ok, "busy as before is no progress");
         health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
         assert!(health.live().ok, "a restart does not mend the store");
@@ -328,5 +371,13 @@ mod tests {
             health.set(condition, Some("halted".to_owned()));
         }
         assert!(!health.live().ok, "what stands elsewhere is no reason for the rest to stand");
+        health.moved(Part::Transactions);
+        assert!(health.live().ok);
+        health.set_idle(Part::Chain, false);
+        tokio::time::advance(Duration::from_secs(61)).await;
+        health.moved(Part::Transactions);
+        assert_eq!(health.live().reasons["chain_stalled"], "nothing of the chain has moved for 61 s");
+        health.moved(Part::Chain);
+        assert!(health.live().ok);
     }
 }

@@ -1,5 +1,6 @@
-//! HTTP for operators: `/metrics`, `/health/live`, `/health/ready` and `/state`.
+//! HTTP for operators: `/metrics`, `/health/live`, `/health/ready` and `/state`; and, where that is on, what they may ask of the loops.
 
+pub mod control;
 pub mod health;
 pub mod state;
 
@@ -7,14 +8,16 @@ use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
-    http::{StatusCode, header},
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{get, post},
 };
 use serde::Serialize;
+use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 
+use control::{Answer, Wish};
 pub use health::{Commits, Condition, Health, Report};
 
 use crate::telemetry::Metrics;
@@ -42,13 +45,15 @@ pub enum ApiError {
 struct Shared {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
+    /// Whether anything may be asked of the loops.
+    controls: bool,
 }
 
 /// A server that listens already; it answers once it is [served](Self::serve).
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    router: Router,
+    shared: Shared,
 }
 
 impl Server {
@@ -59,13 +64,14 @@ impl Server {
     pub async fn bind(address: SocketAddr, metrics: Arc<Metrics>, health: Arc<Health>) -> Result<Self, ApiError> {
         let failed = |source| ApiError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let router = Router::new()
-            .route("/metrics", get(metrics_text))
-            .route("/health/live", get(live))
-            .route("/health/ready", get(ready))
-            .route("/state", get(state_page))
-            .with_state(Shared { metrics, health });
-        Ok(Self { address: listener.local_addr().map_err(failed)?, listener, router })
+        let shared = Shared { metrics, health, controls: false };
+        Ok(Self { address: listener.local_addr().map_err(failed)?, listener, shared })
+    }
+
+    /// Whether halts may be lifted here, and partitions paused: by whoever reaches the port, since it has no login.
+    pub fn controls(mut self, controls: bool) -> Self {
+        self.shared.controls = controls;
+        self
     }
 
     /// The address it has; differs from the one asked for where that had port 0.
@@ -83,7 +89,7 @@ impl Server {
             shutdown.await;
             drop(closing);
         };
-        let serving = async { axum::serve(self.listener, self.router).with_graceful_shutdown(signal).await };
+        let serving = async { axum::serve(self.listener, router(self.shared)).with_graceful_shutdown(signal).await };
         // Somebody who holds a request half sent must not hold the process.
         let too_late = async {
             while closed.changed().await.is_ok() {}
@@ -94,6 +100,59 @@ impl Server {
             () = too_late => Ok(()),
         }
     }
+}
+
+fn router(shared: Shared) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics_text))
+        .route("/health/live", get(live))
+        .route("/health/ready", get(ready))
+        .route("/state", get(state_page))
+        .route("/partitions/{number}/retry", post(|shared, by, number| partition(shared, by, number, Wish::Retry)))
+        .route("/partitions/{number}/pause", post(|shared, by, number| partition(shared, by, number, Wish::Pause)))
+        .route("/partitions/{number}/resume", post(|shared, by, number| partition(shared, by, number, Wish::Resume)))
+        .route("/chain/retry", post(retry_chain))
+        .with_state(shared)
+}
+
+async fn partition(State(shared): State<Shared>, by: HeaderMap, Path(number): Path<i32>, wish: Wish) -> Response {
+    match shared.refuses(&by) {
+        Some(why) => said(StatusCode::FORBIDDEN, "refused", why),
+        None => answered(shared.health.control().partitions.ask((number, wish)).await),
+    }
+}
+
+async fn retry_chain(State(shared): State<Shared>, by: HeaderMap) -> Response {
+    match shared.refuses(&by) {
+        Some(why) => said(StatusCode::FORBIDDEN, "refused", why),
+        None => answered(shared.health.control().chain.ask(()).await),
+    }
+}
+
+impl Shared {
+    /// Why nothing may be asked of the loops, if so. A browser says where a page is from that has it ask; on loopback any page could.
+    fn refuses(&self, by: &HeaderMap) -> Option<&'static str> {
+        if !self.controls {
+            return Some(
+                "nothing can be asked of the loops here: set http.control = true (the port has no login, so keep it on loopback or \
+                 behind a proxy that asks for one)",
+            );
+        }
+        by.contains_key(header::ORIGIN).then_some("a web page may not ask for this")
+    }
+}
+
+fn answered(answer: Answer) -> Response {
+    match answer {
+        Answer::Done(what) => said(StatusCode::OK, "done", &what),
+        Answer::NotHeld(why) => said(StatusCode::NOT_FOUND, "refused", &why),
+        Answer::Refused(why) => said(StatusCode::CONFLICT, "refused", &why),
+        Answer::NotNow(why) => said(StatusCode::SERVICE_UNAVAILABLE, "refused", &why),
+    }
+}
+
+fn said(status: StatusCode, name: &str, what: &str) -> Response {
+    json(status, &json!({ name: what }))
 }
 
 async fn metrics_text(State(shared): State<Shared>) -> Response {
@@ -199,6 +258,53 @@ mod tests {
         server.stop.send(()).unwrap();
         server.task.await.unwrap().unwrap();
         assert!(TcpStream::connect(server.address).await.is_err(), "it still listens");
+    }
+
+    /// What is answered to a POST, from a page of `origin` or from none.
+    async fn post(address: SocketAddr, path: &str, origin: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request =
+            format!("POST {path} HTTP/1.1\r\nHost: x\r\n{origin}Content-Length: 0\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_of_a_loop_reaches_it_and_only_where_that_is_on() {
+        let server = start().await;
+        let off = post(server.address, "/partitions/3/retry", "").await;
+        assert!(off.starts_with("HTTP/1.1 403") && off.contains("http.control = true"), "{off}");
+
+        let health = server.health.clone();
+        let free = SocketAddr::from(([127, 0, 0, 1], 0));
+        let bound = Server::bind(free, server.metrics.clone(), health.clone()).await.unwrap().controls(true);
+        let address = bound.address();
+        tokio::spawn(bound.serve(std::future::pending()));
+        let nobody = post(address, "/partitions/3/retry", "").await;
+        assert!(nobody.starts_with("HTTP/1.1 404") && nobody.contains("{\"refused\":\""), "{nobody}");
+
+        let mut orders = health.control().partitions.open();
+        tokio::spawn(async move {
+            while let Some(order) = orders.recv().await {
+                let answer = match order.what {
+                    (3, Wish::Retry) => Answer::Done("it goes on".into()),
+                    (3, Wish::Pause) => Answer::NotNow("later".into()),
+                    other => Answer::Refused(format!("{other:?}")),
+                };
+                order.answer(answer);
+            }
+        });
+        let retried = post(address, "/partitions/3/retry", "").await;
+        assert!(retried.starts_with("HTTP/1.1 200") && retried.ends_with("{\"done\":\"it goes on\"}"), "{retried}");
+        assert!(post(address, "/partitions/3/pause", "").await.starts_with("HTTP/1.1 503"));
+        let refused = post(address, "/partitions/4/resume", "").await;
+        assert!(refused.starts_with("HTTP/1.1 409") && refused.contains("(4, Resume)"), "{refused}");
+        let page = post(address, "/partitions/3/retry", "Origin: http://elsewhere\r\n").await;
+        assert!(page.starts_with("HTTP/1.1 403"), "{page}");
+        assert!(request(address, "/partitions/3/retry").await.starts_with("HTTP/1.1 405"));
+        assert!(post(address, "/chain/retry", "").await.starts_with("HTTP/1.1 404"));
     }
 
     #[tokio::test]

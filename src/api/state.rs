@@ -131,6 +131,28 @@ pub struct PipelineShown {
     pub partitions: Vec<PartitionShown>,
 }
 
+/// What happened in the consumer groups since this process began, that of the chain included.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct GroupShown {
+    /// How often partitions were assigned, given up in order, and lost.
+    pub rebalances: BTreeMap<&'static str, u64>,
+    /// Commits that failed, or were not tried, by why.
+    pub commit_failures: BTreeMap<&'static str, u64>,
+    /// When what moves had to come to its end last; `null`: it never had.
+    pub last_drain: Option<DrainShown>,
+}
+
+/// A drain.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct DrainShown {
+    /// Why: partitions were given up, or the instance stopped.
+    pub reason: &'static str,
+    /// How long it took.
+    pub seconds: f64,
+    /// When it had, milliseconds since the epoch.
+    pub ended_ms: u64,
+}
+
 /// What the sequencer says of its membership.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ChainShown {
@@ -199,6 +221,7 @@ struct At<T> {
 struct Shown {
     instance: InstanceShown,
     store: &'static str,
+    group: GroupShown,
     pipeline: Option<(u64, PipelineShown)>,
     chain: Option<(u64, ChainShown)>,
     tip: Option<TipShown>,
@@ -230,6 +253,7 @@ pub struct StatePage {
     live: Report,
     conditions: BTreeMap<&'static str, Standing>,
     loops: Vec<LoopShown>,
+    group: GroupShown,
     /// `null`: it has not begun.
     pipeline: Option<At<PipelineShown>>,
     chain: ChainPage,
@@ -268,6 +292,11 @@ impl Board {
     /// Says which engine keeps the state.
     pub fn show_store(&self, name: &'static str) {
         self.shown().store = name;
+    }
+
+    /// Shows what has happened in the groups.
+    pub fn show_group(&self, group: GroupShown) {
+        self.shown().group = group;
     }
 
     /// Shows the pipeline as it is now.
@@ -342,6 +371,7 @@ impl Board {
             live,
             conditions,
             loops: loops.collect(),
+            group: shown.group.clone(),
             pipeline: shown.pipeline.clone().map(|(at_ms, shown)| At { age_seconds: age(at_ms), shown }),
             chain: ChainPage {
                 held: chain.as_ref().is_some_and(|(_, chain)| chain.partition.is_some()),

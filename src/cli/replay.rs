@@ -108,6 +108,7 @@ impl ReplayArgs {
         let until = self.until(from.as_ref())?;
         let place = Place {
             listen: (!self.no_http).then_some(self.listen.unwrap_or(config.http.listen)),
+            control: config.http.control,
             address_file: self.http_address_file.clone(),
             otherwise: Some(OCCUPIED),
         };

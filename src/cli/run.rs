@@ -73,8 +73,12 @@ impl RunArgs {
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
         let watched = Watched::new(&config);
-        let place =
-            Place { listen: Some(config.http.listen), address_file: self.http_address_file, ..Place::default() };
+        let place = Place {
+            listen: Some(config.http.listen),
+            control: config.http.control,
+            address_file: self.http_address_file,
+            otherwise: None,
+        };
         serving::serve(&place, &watched, shutdown.clone(), work(&config, &watched, shutdown)).await
     }
 }

@@ -16,6 +16,8 @@ use crate::api::{ApiError, Server};
 pub struct Place {
     /// Where metrics, health and state are served; `None`: nowhere.
     pub listen: Option<SocketAddr>,
+    /// Whether operators may ask something of the loops there.
+    pub control: bool,
     /// The address is written there, once it is known.
     pub address_file: Option<PathBuf>,
     /// What to do where the address cannot be had, if the setting is not all that says where.
@@ -35,7 +37,7 @@ pub async fn serve<T>(
     watchdog::start(watched.health.beats())?;
     let Some(listen) = place.listen else { return work.await };
     let server = Server::bind(listen, watched.metrics.clone(), watched.health.clone()).await;
-    let server = server.map_err(|error| place.is_not_had(error))?;
+    let server = server.map_err(|error| place.is_not_had(error))?.controls(place.control);
     tracing::info!(address = %server.address(), "metrics and health are served");
     if let Some(path) = &place.address_file {
         write_address(path, server.address())

@@ -414,6 +414,9 @@ settings! {
     ["http"] Http {
         /// Address to listen on; port 0 takes a free one.
         listen: std::net::SocketAddr = "127.0.0.1:9464";
+        /// Whether halts may be lifted and partitions paused by POST (README, "When something halts"). The port has no login: keep it on
+        /// loopback, or behind a proxy that asks for one.
+        control: bool = false;
         /// With work at hand and no watermark moving for so long, `/health/live` fails.
         stall_limit_ms: u64 = 300_000, range 1_000 to 86_400_000, unit "ms";
     }

@@ -57,6 +57,8 @@ pub enum Done {
     DeadLetterPublished(EventRef),
     /// How far everybody else is, or why that cannot be told.
     Others(Result<Others, String>),
+    /// The ends of partitions, by number.
+    Ends(Vec<(i32, u64)>),
     /// The store holds what is below this offset of a partition.
     Compared {
         /// Which.

@@ -139,6 +139,8 @@ pub struct PartitionState {
     pub tracker: OffsetTracker,
     /// Its end, as last heard.
     pub high_watermark: u64,
+    /// Something was delivered of it, or its end, since it was last looked whether that is so.
+    pub heard: bool,
     /// It was read to its end.
     pub at_end: bool,
     /// It delivers nothing for now.
@@ -147,10 +149,15 @@ pub struct PartitionState {
     pub at_bound: bool,
     /// Why it does not go on until an operator has looked.
     pub halted: Option<Halt>,
+    /// An operator has said that nothing more is to be read of it here.
+    pub paused_by_hand: bool,
     /// Its dead letters.
     pub dead_letters: DeadLetterGauge,
     /// Greatest timestamp read.
     read_timestamp_ms: i64,
+    /// As old as what there is to read is known to be, while nothing was read: by what was said with the commit that it begins at, or else
+    /// as it was assigned.
+    unread_ms: i64,
     /// Messages read last, one after the other, whose timestamps are not believed.
     from_beyond: u32,
     /// The store is known to hold what has been committed.
@@ -169,24 +176,28 @@ pub struct PartitionState {
 }
 
 impl PartitionState {
-    /// As it is assigned. `forgetful`: the store may lose what it has acknowledged, for a while.
-    pub fn new(assigned: &Assigned, metrics: PartitionMetrics, forgetful: bool) -> Self {
+    /// As it is assigned, at `now_ms` since the epoch. `forgetful`: the store may lose what it has acknowledged, for a while.
+    pub fn new(assigned: &Assigned, metrics: PartitionMetrics, forgetful: bool, now_ms: u64) -> Self {
+        let said = assigned.committed.as_ref().and_then(view_in);
         let tracker = if forgetful { OffsetTracker::forgetful } else { OffsetTracker::new };
         PartitionState {
             epoch: assigned.epoch,
             tracker: tracker(assigned.position),
             high_watermark: assigned.high_watermark,
+            heard: true,
             at_end: assigned.position >= assigned.high_watermark,
             paused: false,
             at_bound: false,
             halted: None,
+            paused_by_hand: false,
             dead_letters: DeadLetterGauge::default(),
             read_timestamp_ms: i64::MIN,
+            unread_ms: said.as_ref().and_then(unread_of).unwrap_or(now_ms as i64),
             from_beyond: 0,
             compared: assigned.committed.as_ref().and_then(consumed_of).is_none(),
             committed: assigned.committed.clone(),
             offered: assigned.committed.as_ref().map_or(0, |committed| committed.offset),
-            read_before: assigned.committed.as_ref().and_then(view_in).map_or(0, |view| view.position),
+            read_before: said.map_or(0, |view| view.position),
             start: assigned.position,
             read_at: VecDeque::new(),
             partition: assigned.partition.clone(),
@@ -231,11 +242,16 @@ impl PartitionState {
         is_new
     }
 
+    /// Its end, as the log says: what is not delivered, since it is paused say, moves it, too.
+    pub fn hear_end(&mut self, end: u64) {
+        self.high_watermark = self.high_watermark.max(end);
+    }
+
     /// Everything has been read.
     pub fn reach_end(&mut self, position: u64) {
         self.tracker.pass(position);
-        self.high_watermark = self.high_watermark.max(position);
-        self.at_end = true;
+        self.hear_end(position);
+        (self.at_end, self.heard) = (true, true);
     }
 
     /// Whether a message is known to have been read under an earlier assignment.
@@ -276,7 +292,8 @@ impl PartitionState {
             read_timestamp_ms: self.read_timestamp_ms,
             position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
-            at_bound: self.at_bound,
+            // What lies beyond a bound is read once there is room; what an operator keeps from being read may be older than anything.
+            at_bound: self.at_bound && !self.paused_by_hand,
         }
     }
 
@@ -307,19 +324,21 @@ impl PartitionState {
         })
     }
 
-    /// As it was assigned, or as it has been committed since: what it goes back to.
-    pub fn rewound(&self, partition: TopicPartition, epoch: u64, position: u64) -> Self {
+    /// As it was assigned, or as it has been committed since: what it goes back to. Nothing halts it.
+    pub fn rewound(&self, epoch: u64, position: u64, forgetful: bool) -> Self {
+        let partition = self.partition.clone();
         let committed = self.committed.clone();
         let assigned = Assigned { partition, epoch, committed, position, high_watermark: self.high_watermark };
         PartitionState {
             start: self.start,
             offered: self.offered,
             compared: self.compared,
-            ..PartitionState::new(&assigned, self.metrics.clone(), true)
+            paused_by_hand: self.paused_by_hand,
+            ..PartitionState::new(&assigned, self.metrics.clone(), forgetful, self.unread_ms.max(0) as u64)
         }
     }
 
-    /// Where reading goes on when a node has forgotten.
+    /// Where reading goes on when a node has forgotten, or a halt is lifted.
     pub fn rewind_to(&self) -> u64 {
         self.committed.as_ref().map_or(self.start, |committed| committed.offset)
     }
@@ -349,14 +368,15 @@ impl PartitionState {
         ((moved && !never_read) || says_more).then_some(now)
     }
 
-    /// How it stands: `parked` transactions wait in it; `paused` says why, where that is neither a halt nor its own bound.
+    /// How it stands: `parked` transactions wait in it; `paused` says why, where that is neither an operator, nor a halt, nor its own bound.
     pub fn shown(&self, now: Moment, bounds: &PartitionBounds, parked: usize, paused: &'static str) -> PartitionShown {
         let watermark = self.tracker.watermark();
-        let read_ms = (self.read_timestamp_ms > i64::MIN).then_some(self.read_timestamp_ms);
-        let unread_ms = read_ms.filter(|_| self.tracker.position() < self.high_watermark);
+        let read_ms = if self.read_timestamp_ms > i64::MIN { self.read_timestamp_ms } else { self.unread_ms };
+        let unread_ms = Some(read_ms).filter(|_| self.tracker.position() < self.high_watermark);
         let oldest_ms = self.tracker.oldest_open().map(|(timestamp_ms, _)| timestamp_ms).or(unread_ms);
         let age_ms = oldest_ms.map_or(0, |then| (now.wall_ms as i64).saturating_sub(then).max(0));
         let why = match self.over_half(bounds) {
+            _ if self.paused_by_hand => "an operator has paused it",
             _ if self.halted.is_some() => "it is halted",
             Some("messages") if self.at_bound => "too many messages are unfinished",
             Some(_) if self.at_bound => "too many bytes are unfinished",
@@ -395,10 +415,17 @@ impl PartitionState {
         metrics.epoch.set(shown.epoch as i64);
         metrics.halted.set(i64::from(shown.halted.is_some()));
         metrics.paused.set(i64::from(shown.paused.is_some()));
+        metrics.paused_by_operator.set(i64::from(self.paused_by_hand));
         metrics.unfinished_events.set(shown.unfinished_events as i64);
         metrics.unfinished_bytes.set(shown.unfinished_bytes as i64);
         metrics.parked_events.set(shown.parked as i64);
     }
+}
+
+/// As old as what is next to be read is, by what was said with the commit before it, if that is said.
+fn unread_of(view: &PartitionView) -> Option<i64> {
+    let oldest_ms = view.oldest_unfinished.map_or(view.read_timestamp_ms, |(timestamp_ms, _)| timestamp_ms);
+    (oldest_ms > i64::MIN).then_some(oldest_ms)
 }
 
 /// What was said with a commit; `None`: nothing that can be read.
@@ -421,7 +448,8 @@ mod tests {
         let partition = TopicPartition { topic: "txs".into(), partition: 0 };
         let metrics = Metrics::new().partition(&partition);
         let position = committed.as_ref().map_or(0, |committed| committed.offset);
-        PartitionState::new(&Assigned { partition, epoch: 1, committed, position, high_watermark: 100 }, metrics, false)
+        let assigned = Assigned { partition, epoch: 1, committed, position, high_watermark: 100 };
+        PartitionState::new(&assigned, metrics, false, 60_000)
     }
 
     fn message(offset: u64) -> Message {
@@ -482,7 +510,11 @@ mod tests {
         let at = |steady_ms| Moment { wall_ms: 60_000 + steady_ms, steady_ms };
         let shown = |state: &PartitionState, steady_ms| state.shown(at(steady_ms), &bounds, 2, "all is full");
         let idle = shown(&state, 1_000);
-        assert_eq!((idle.oldest_in_flight, idle.lag_seconds, idle.lag_messages), (None, 0.0, 100));
+        assert_eq!(
+            (idle.oldest_in_flight, idle.lag_seconds, idle.lag_messages),
+            (None, 1.0, 100),
+            "since it was assigned"
+        );
         assert_eq!((idle.committed, idle.paused, idle.parked), (None, None, 2));
         // Read at 1, at 2 and at 3 seconds; stamped at 30 seconds.
         for second in 1..=3 {
@@ -504,12 +536,36 @@ mod tests {
         assert_eq!(shown(&state, 0).paused, Some("too many messages are unfinished"));
         state.halted = Some(Halt { why: "x".into(), since_ms: 5 });
         assert_eq!(shown(&state, 0).paused, Some("it is halted"));
+        assert!(state.view(&[]).at_bound);
+        state.paused_by_hand = true;
+        assert_eq!(shown(&state, 0).paused, Some("an operator has paused it"));
+        assert!(!state.view(&[]).at_bound, "what it has not read is no younger");
         (3..6).for_each(|offset| state.tracker.complete(offset, 0));
         assert_eq!(oldest(&state), (None, 39.995), "there is more to read, which is later than what was");
         state.note_read(4_000);
         assert_eq!(state.read_at.len(), 1, "what is completed needs no mark");
         state.reach_end(100);
         assert_eq!(oldest(&state), (None, 0.0));
+        state.hear_end(101);
+        assert_eq!(oldest(&state), (None, 39.995), "it has gone on");
+    }
+
+    #[test]
+    fn what_was_never_read_here_is_as_old_as_was_said_of_it() {
+        let bounds = PartitionBounds { span: 4, bytes: 1_000 };
+        let lag =
+            |state: &PartitionState| state.shown(Moment { wall_ms: 70_000, steady_ms: 0 }, &bounds, 0, "").lag_seconds;
+        let committed = |metadata: &str| state(Some(Committed { offset: 3, metadata: metadata.into() }));
+        assert_eq!(lag(&state(None)), 10.0, "since it was assigned");
+        assert_eq!(lag(&committed("")), 10.0, "by an operator");
+        assert_eq!(lag(&committed(r#"{"read":30000,"pos":5}"#)), 40.0, "what follows is no older");
+        assert_eq!(lag(&committed(r#"{"oldest":[20000,3],"read":30000,"pos":5}"#)), 50.0);
+        assert_eq!(lag(&state(Some(begins_at(3)))), 10.0, "nothing is known of it");
+        let again = committed(r#"{"oldest":[20000,3],"read":30000,"pos":5}"#).rewound(2, 3, true);
+        assert_eq!(lag(&again), 50.0);
+        let mut done = state(None);
+        done.reach_end(100);
+        assert_eq!(lag(&done), 0.0);
     }
 
     #[test]
@@ -536,8 +592,7 @@ mod tests {
         assert_eq!(offered.offset, 4);
         // No answer comes, and a node forgets.
         first.offer(offered.offset);
-        let mut again =
-            PartitionState { tracker: OffsetTracker::new(0), ..first.rewound(first.partition.clone(), 2, 0) };
+        let mut again = PartitionState { tracker: OffsetTracker::new(0), ..first.rewound(2, 0, true) };
         (0..5).for_each(|offset| assert!(again.deliver(&message(offset), 1_000)));
         (0..3).for_each(|offset| again.tracker.complete(offset, 0));
         assert_eq!(again.to_commit(u64::MAX, &[]), None);

@@ -1,7 +1,9 @@
 //! The loop: poll → decode → plan → apply → complete → commit offsets.
 
 mod commits;
+mod ends;
 mod halting;
+mod orders;
 mod parts;
 mod proofs;
 
@@ -21,7 +23,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::{
         Commits, Condition,
-        state::{NodesShown, PipelineShown},
+        control::{Order, Wish},
+        health::Part,
+        state::{DrainShown, GroupShown, NodesShown, PipelineShown},
     },
     broker::{Assigned, Batch, BrokerError, Consumer, Message, Polled, TopicPartition},
     ingest::{
@@ -36,7 +40,7 @@ use crate::{
         replay::Modes,
     },
     record::{Reason, Record},
-    telemetry::{Completion, Drain, EventKind, Rebalance},
+    telemetry::{Completion, Drain, EventKind, Metrics, Rebalance},
 };
 
 /// A chain that has stood still for so long may wait for what waits for it here.
@@ -47,6 +51,9 @@ const LONG_WAIT_MS: u64 = 5_000;
 const REST: u32 = 20;
 /// However long that was: it may have been the machine's doing.
 const LONGEST_REST: Duration = Duration::from_secs(5);
+
+/// Ends of partitions are asked for once in so many commits.
+const ENDS_EVERY: u32 = 5;
 
 struct Chunk {
     partition: i32,
@@ -74,6 +81,7 @@ pub struct Pipeline {
     done: mpsc::UnboundedReceiver<Done>,
     publishing: usize,
     asking: bool,
+    asking_ends: bool,
     /// Tasks that get no answer of the store.
     unanswered: usize,
     /// Something has come to an end since that was last looked at.
@@ -94,8 +102,12 @@ pub struct Pipeline {
     last_commit: Instant,
     next_commit: Instant,
     next_proof: Instant,
+    next_ends: Instant,
     /// Nothing goes through all that is in flight before.
     rested: Instant,
+    /// What operators ask.
+    orders: mpsc::Receiver<Order<(i32, Wish)>>,
+    last_drain: Option<DrainShown>,
     report: PipelineReport,
 }
 
@@ -117,6 +129,7 @@ impl Pipeline {
             done,
             publishing: 0,
             asking: false,
+            asking_ends: false,
             unanswered: 0,
             moved: false,
             told_wait: None,
@@ -131,7 +144,10 @@ impl Pipeline {
             last_commit: now,
             next_commit: now + settings.commit_interval,
             next_proof: now,
+            next_ends: now + settings.commit_interval * ENDS_EVERY,
             rested: now,
+            orders: parts.health.control().partitions.open(),
+            last_drain: None,
             report: PipelineReport::default(),
             prepare: PrepareSettings::of(parts.creator.store()),
             settings,
@@ -162,6 +178,7 @@ impl Pipeline {
                 biased;
                 () = shutdown.cancelled() => break,
                 heard = next_heard(&mut self.under_way) => heart.through("a restart of the store's nodes", self.on_heard(heard)).await?,
+                Some(order) = self.orders.recv() => heart.through("the log, for an operator", self.on_order(order)).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
@@ -216,6 +233,7 @@ impl Pipeline {
             Polled::Assigned(assigned) => {
                 // With none it is a member all the same, and takes over from the others.
                 self.parts.health.set(Condition::Assigned, None);
+                self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
                 assigned.into_iter().for_each(|partition| self.on_assigned(partition));
                 self.share_out();
                 self.show();
@@ -236,8 +254,10 @@ impl Pipeline {
         self.compare_with_store(&assigned);
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
         let metrics = self.parts.metrics.partition(&assigned.partition);
-        self.partitions.insert(number, PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget()));
-        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
+        self.partitions.insert(
+            number,
+            PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget(), self.parts.clock.now_ms()),
+        );
         if self.throttled {
             self.pause(number);
         }
@@ -278,8 +298,8 @@ impl Pipeline {
     fn on_messages(&mut self, batch: Batch) {
         let number = batch.partition.partition;
         let Some(state) = self.partitions.get_mut(&number).filter(|state| state.epoch == batch.epoch) else { return };
-        state.high_watermark = state.high_watermark.max(batch.high_watermark);
-        state.at_end = false;
+        state.hear_end(batch.high_watermark);
+        (state.at_end, state.heard) = (false, true);
         let latest_ms = latest_believed_ms(self.parts.clock.now_ms(), self.settings.missing_parent_grace_ms);
         state.note_read(self.parts.clock.steady_ms());
         let messages: Vec<Message> =
@@ -407,7 +427,7 @@ impl Pipeline {
             state.at_bound = false;
             self.planner.bound_left(number);
         }
-        if state.paused && !state.at_bound && state.halted.is_none() && !self.throttled {
+        if state.paused && !state.at_bound && state.halted.is_none() && !state.paused_by_hand && !self.throttled {
             let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
             match self.consumer.resume(&partition) {
                 Ok(()) => state.paused = false,
@@ -525,6 +545,10 @@ impl Pipeline {
             }
             Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
+            Done::Ends(ends) => {
+                self.asking_ends = false;
+                self.hear_ends(ends);
+            }
             Done::Compared { partition, offset } => {
                 // Under whichever epoch it was asked: it has been read again from the beginning meanwhile, where a node forgot.
                 if let Some(state) = self.partitions.get_mut(&partition) {
@@ -613,6 +637,10 @@ impl Pipeline {
             if self.shares_unequally() {
                 self.share_out();
             }
+            if now >= self.next_ends {
+                self.next_ends = now + self.settings.commit_interval * ENDS_EVERY;
+                self.ask_ends();
+            }
             self.planner.keep_apart();
             self.rest_from(now);
             self.last_commit = now;
@@ -641,9 +669,9 @@ impl Pipeline {
         self.parts.metrics.parked.set(counts.parked as i64);
         self.parts.metrics.parked_max.set(counts.parked_max as i64);
         self.parts.metrics.in_flight.set((counts.active + counts.parked) as i64);
-        self.parts.health.set_idle(self.rests());
+        self.parts.health.set_idle(Part::Transactions, self.rests());
         if std::mem::take(&mut self.moved) {
-            self.parts.health.moved();
+            self.parts.health.moved(Part::Transactions);
         }
         self.show();
         if self.parts.modes.ends().is_some() {
@@ -664,6 +692,9 @@ impl Pipeline {
             state.measure(&shown);
             partitions.push(shown);
         }
+        let Metrics { rebalances, commit_failures, .. } = self.parts.metrics.as_ref();
+        let (rebalances, commit_failures) = (rebalances.now(), commit_failures.now());
+        self.parts.health.board().show_group(GroupShown { rebalances, commit_failures, last_drain: self.last_drain });
         self.parts.health.board().show_pipeline(PipelineShown {
             in_flight: counts.active as u64,
             parked: counts.parked as u64,
@@ -734,7 +765,10 @@ impl Pipeline {
             }
             self.act();
         }
-        self.parts.metrics.drain_seconds.of(why).observe(begun.elapsed().as_secs_f64());
+        let seconds = begun.elapsed().as_secs_f64();
+        self.parts.metrics.drain_seconds.of(why).observe(seconds);
+        let ended_ms = self.parts.clock.now_ms();
+        self.last_drain = Some(DrainShown { reason: self.parts.metrics.drain_seconds.name_of(why), seconds, ended_ms });
         Ok(())
     }
 }

@@ -6,11 +6,12 @@ use bytes::Bytes;
 use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
-    api::{Health, state::TipShown},
+    api::{Health, health::Part, state::TipShown},
     broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
     clock::Clock,
     engine::{EngineError, ErrorKind, Row},
     event::{Block, DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
+    heartbeats::Heart,
     ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
     record::{Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, Stamp, TxState},
     sequencer::{
@@ -92,6 +93,18 @@ pub struct SequencerParts {
     pub arrivals: Arrivals,
     /// What a rebuild ends with; empty, and not asked, where there is none.
     pub verdicts: Arc<LastVerdicts>,
+    /// Of the worker whose waits are said by these; `None`: they are somebody else's.
+    pub heart: Option<Heart>,
+}
+
+impl SequencerParts {
+    /// The worker of these, if it is one's, has turned, and is not stalled.
+    pub(super) fn beat(&self) {
+        if let Some(heart) = &self.heart {
+            heart.beat();
+            self.health.moved(Part::Chain);
+        }
+    }
 }
 
 /// Why the sequencer does not go on.

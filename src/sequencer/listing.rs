@@ -130,7 +130,7 @@ impl Handler {
         let objects = self.objects(listing.block)?;
         let mut waiting = self.waiting_for_object(at, &hex_reversed(&listing.block.hash));
         loop {
-            match listing.read(objects, announced).await {
+            match waiting.attend(listing.read(objects, announced)).await {
                 Ok(txids) => return Ok(txids),
                 Err(error) => wait_or_halt(&mut waiting, error).await?,
             }

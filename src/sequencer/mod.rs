@@ -40,6 +40,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::{
         Commits, Condition,
+        control::{Answer, Order},
+        health::Part,
         state::{ChainShown, NodesShown},
     },
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition, unless_taken_away},
@@ -80,6 +82,10 @@ pub struct Sequencer {
     mode: ChainMode,
     consumer: Box<dyn Consumer>,
     holding: Option<Holding>,
+    /// The chain partition is ours, and could not be taken hold of.
+    standing: Option<Standing>,
+    /// What operators ask.
+    orders: mpsc::Receiver<Order<()>>,
     progress: mpsc::UnboundedReceiver<(u64, Progress)>,
     progress_sender: mpsc::UnboundedSender<(u64, Progress)>,
     commits: Commits,
@@ -87,6 +93,9 @@ pub struct Sequencer {
 
 /// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
 const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
+
+/// The end of the chain is asked for once in so many commits.
+const ENDS_EVERY: u32 = 5;
 
 const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
@@ -112,19 +121,27 @@ struct Holding {
     safe: watch::Sender<Safe>,
 }
 
+/// The chain partition is ours, and stands until somebody has looked: nobody else is given it.
+struct Standing {
+    assigned: Assigned,
+    /// As it is shown.
+    state: PartitionState,
+}
+
 impl Sequencer {
     /// A sequencer over a consumer that has been subscribed to the chain topic.
     pub fn new(parts: SequencerParts, mode: ChainMode, consumer: Box<dyn Consumer>) -> Self {
         let (progress_sender, progress) = mpsc::unbounded_channel();
         let commits = Commits::new(Condition::ChainCommitted);
-        Sequencer { parts, mode, consumer, holding: None, progress, progress_sender, commits }
+        let orders = parts.health.control().chain.open();
+        Sequencer { parts, mode, consumer, holding: None, standing: None, orders, progress, progress_sender, commits }
     }
 
     /// Runs until `shutdown`, until a rebuild has reached its end, or until the broker or the store cannot go on. What is
     /// being handled at a shutdown is left where it is: it is handled again from its beginning.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Stop> {
         let heart = self.parts.health.beats().heart("the sequencer's loop");
-        let mut next_commit = Instant::now();
+        let (mut next_commit, mut next_end) = (Instant::now(), Instant::now());
         let outcome = loop {
             heart.beat();
             if self.finished() {
@@ -136,6 +153,10 @@ impl Sequencer {
                 Some((epoch, progress)) = self.progress.recv() => {
                     self.on_progress(epoch, progress).and_then(|()| self.pace())
                 }
+                Some(order) = self.orders.recv() => {
+                    let trying = unless(&shutdown, self.on_order(order));
+                    heart.through("the store and the log, to take hold of the chain", trying).await
+                }
                 polled = self.consumer.poll() => match polled {
                     Ok(Polled::Assigned(assigned)) => {
                         let taking_hold = unless(&shutdown, self.take_hold_of(assigned));
@@ -146,6 +167,10 @@ impl Sequencer {
                 },
                 () = tokio::time::sleep_until(next_commit) => {
                     next_commit = Instant::now() + self.parts.settings.commit_interval;
+                    if Instant::now() >= next_end {
+                        next_end = Instant::now() + self.parts.settings.commit_interval * ENDS_EVERY;
+                        self.ask_end();
+                    }
                     self.show();
                     heart.through("a commit", self.commit()).await
                 }
@@ -190,7 +215,8 @@ impl Sequencer {
         match polled {
             Polled::Messages(batch) => {
                 if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == batch.epoch) {
-                    holding.state.high_watermark = holding.state.high_watermark.max(batch.high_watermark);
+                    holding.state.hear_end(batch.high_watermark);
+                    holding.state.heard = true;
                     holding.state.note_read(self.parts.clock.steady_ms());
                     for message in &batch.messages {
                         holding.state.deliver(message, i64::MAX);
@@ -211,7 +237,7 @@ impl Sequencer {
                 {
                     return Err(stop);
                 }
-                self.holding = None;
+                (self.holding, self.standing) = (None, None);
                 // Whoever holds it next says whether it stands.
                 self.parts.health.set(Condition::ChainRunning, None);
                 self.parts.health.set(Condition::ChainFed, None);
@@ -230,15 +256,37 @@ impl Sequencer {
     }
 
     async fn take_hold_of(&mut self, assigned: Vec<Assigned>) -> Result<(), Stop> {
+        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         for assigned in assigned {
             self.take_hold(assigned).await?;
         }
         Ok(())
     }
 
-    async fn take_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
+    async fn take_hold(&mut self, assigned: Assigned) -> Result<(), Stop> {
+        self.standing = None;
+        let taken = self.try_to_hold(assigned.clone()).await;
+        if let Err(Stop::Halt(_)) = taken {
+            self.stand(assigned);
+        }
+        taken
+    }
+
+    fn state_of(&self, assigned: &Assigned) -> PartitionState {
+        let metrics = self.parts.metrics.partition(&assigned.partition);
+        PartitionState::new(assigned, metrics, false, self.parts.clock.now_ms())
+    }
+
+    /// What cannot be taken hold of is ours all the same. Nothing of it is read on to nobody.
+    fn stand(&mut self, assigned: Assigned) {
+        let mut state = self.state_of(&assigned);
+        // Where it cannot be paused it is being taken away.
+        state.paused = self.consumer.pause(&assigned.partition).is_ok();
+        self.standing = Some(Standing { assigned, state });
+    }
+
+    async fn try_to_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
         if assigned.committed.is_none() && assigned.position > 0 {
-            self.consumer.pause(&assigned.partition)?;
             let why = never_read(&chain_group(&self.parts.validated.group), assigned.position);
             return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
         }
@@ -281,10 +329,9 @@ impl Sequencer {
             self.progress_sender.clone(),
             committed,
         );
-        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
         let (progress, epoch) = (self.progress_sender.clone(), assigned.epoch);
         self.holding = Some(Holding {
-            state: PartitionState::new(&assigned, self.parts.metrics.partition(&assigned.partition), false),
+            state: self.state_of(&assigned),
             partition: assigned.partition,
             epoch: assigned.epoch,
             messages,
@@ -331,19 +378,56 @@ impl Sequencer {
         self.let_go().await;
         let Some(holding) = self.holding.take() else { return Ok(()) };
         self.parts.whole.check().await.map_err(|error| Stop::Damaged(error.to_string()))?;
-        let position = holding.committed.as_ref().map_or(holding.start, |committed| committed.offset);
+        let again = holding.again();
+        let position = again.position;
         tracing::warn!(position, "a node of the store restarted: the chain is handled again from what is committed");
-        let epoch = match self.consumer.seek(&holding.partition, position).await {
+        self.hold_again(again, holding.state.paused).await
+    }
+
+    /// Goes back to where it was assigned, or has been committed since, and takes hold of it anew.
+    async fn hold_again(&mut self, again: Assigned, was_paused: bool) -> Result<(), Stop> {
+        let epoch = match self.consumer.seek(&again.partition, again.position).await {
             Ok(epoch) => epoch,
             // It is being taken away, which is heard next.
             Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(()),
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                let stop = Stop::from(error);
+                if let Stop::Halt(_) = stop {
+                    self.stand(again);
+                }
+                return Err(stop);
+            }
         };
-        if holding.state.paused {
-            unless_taken_away(self.consumer.resume(&holding.partition))?;
+        if was_paused {
+            unless_taken_away(self.consumer.resume(&again.partition))?;
         }
-        let Holding { partition, committed, state, .. } = holding;
-        self.take_hold(Assigned { partition, epoch, committed, position, high_watermark: state.high_watermark }).await
+        self.take_hold(Assigned { epoch, ..again }).await
+    }
+
+    /// An operator has the halt of the chain lifted: as by a start, it is handled again from its committed offset.
+    async fn on_order(&mut self, order: Order<()>) -> Result<(), Stop> {
+        let is_halted = |state: &PartitionState| state.halted.is_some();
+        let again = match (&self.holding, &self.standing) {
+            (None, None) => Err(Answer::NotHeld("this instance does not hold the chain".to_owned())),
+            (Some(holding), _) if is_halted(&holding.state) => Ok((holding.again(), holding.state.paused)),
+            (None, Some(Standing { assigned, state })) => Ok((assigned.clone(), state.paused)),
+            (Some(_), _) => {
+                Err(Answer::Refused("the chain is not halted; what it waits for, if anything, is in /state".to_owned()))
+            }
+        };
+        let (again, was_paused) = match again {
+            Ok(again) => again,
+            Err(answer) => {
+                order.answer(answer);
+                return Ok(());
+            }
+        };
+        tracing::warn!(position = again.position, "an operator has the halt of the chain lifted");
+        // Taking hold may wait for the store for as long as that is away.
+        order.answer(Answer::Done(format!("the chain is handled again from offset {}", again.position)));
+        self.let_go().await;
+        (self.holding, self.standing) = (None, None);
+        self.hold_again(again, was_paused).await
     }
 
     /// Reads nothing more while too much waits for the worker; goes on at half.
@@ -359,15 +443,43 @@ impl Sequencer {
         Ok(())
     }
 
+    /// What is shown of the chain, where its partition is ours.
+    fn held(&mut self) -> Option<&mut PartitionState> {
+        let held = self.holding.as_mut().map(|holding| &mut holding.state);
+        held.or(self.standing.as_mut().map(|standing| &mut standing.state))
+    }
+
+    /// Asks, beside the loop, for the end of the chain, where nothing was delivered since the last time.
+    fn ask_end(&mut self) {
+        let chain = TopicPartition { topic: self.parts.topics.chain.as_str().into(), partition: 0 };
+        let Some(state) = self.held() else { return };
+        let (has_heard, epoch) = (std::mem::take(&mut state.heard), state.epoch);
+        if has_heard || self.mode != ChainMode::Live {
+            return;
+        }
+        let (broker, progress) = (self.parts.broker.clone(), self.progress_sender.clone());
+        tokio::spawn(async move {
+            // What is not told now is asked again. Without a receiver the sequencer has ended.
+            if let Ok((_, end)) = broker.watermarks(&chain).await {
+                let _ = progress.send((epoch, Progress::End(end)));
+            }
+        });
+    }
+
     fn on_progress(&mut self, epoch: u64, progress: Progress) -> Result<(), Stop> {
+        if let (Progress::End(end), Some(state)) = (&progress, self.held().filter(|state| state.epoch == epoch)) {
+            state.hear_end(*end);
+        }
         let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == epoch) else { return Ok(()) };
         match progress {
             Progress::Handled(committed) => {
                 self.parts.metrics.chain_offset.set(committed.offset as i64);
+                self.parts.health.moved(Part::Chain);
                 holding.on_handled(committed);
                 Ok(())
             }
             Progress::Stopped(stop) => Err(stop),
+            Progress::End(_) => Ok(()),
         }
     }
 
@@ -379,11 +491,13 @@ impl Sequencer {
         }
         let why = stop.to_string();
         tracing::error!("the chain is halted: {why}");
-        if let Some(holding) = &mut self.holding {
-            holding.state.halted = Some(Halt { why: why.clone(), since_ms: self.parts.clock.now_ms() });
+        let since_ms = self.parts.clock.now_ms();
+        if let Some(state) = self.held() {
+            state.halted = Some(Halt { why: why.clone(), since_ms });
         }
         self.parts.metrics.chain_halted.set(1);
         self.parts.health.set(Condition::ChainRunning, Some(why));
+        self.show();
         Ok(())
     }
 
@@ -403,9 +517,12 @@ impl Sequencer {
 
     /// Shows where the chain stands, for whoever asks meanwhile.
     fn show(&self) {
-        let shown = self.holding.as_ref().map(|holding| {
-            let shown = holding.state.shown(Moment::of(&self.parts.clock), &BOUNDS, 0, "too much waits for its turn");
-            holding.state.measure(&shown);
+        let held = self.holding.as_ref().map(|holding| &holding.state);
+        let rests = held.is_none_or(|state| state.halted.is_some() || state.tracker.unfinished() == 0);
+        self.parts.health.set_idle(Part::Chain, rests);
+        let shown = held.or(self.standing.as_ref().map(|standing| &standing.state)).map(|state| {
+            let shown = state.shown(Moment::of(&self.parts.clock), &BOUNDS, 0, "too much waits for its turn");
+            state.measure(&shown);
             shown
         });
         self.parts.health.board().show_chain(ChainShown { partition: shown, nodes: NodesShown::of(&self.parts.nodes) });
@@ -463,14 +580,26 @@ impl Sequencer {
 /// However it ends, what it held is shown no more: it may be started again within its process, and not be given the chain.
 impl Drop for Sequencer {
     fn drop(&mut self) {
-        if let Some(holding) = self.holding.take() {
-            self.parts.metrics.forget_partition(&holding.partition);
+        let held = self.holding.take().map(|holding| holding.partition);
+        if let Some(partition) = held.or(self.standing.take().map(|standing| standing.assigned.partition)) {
+            self.parts.metrics.forget_partition(&partition);
         }
         self.show();
     }
 }
 
 impl Holding {
+    /// As it was assigned, or as it has been committed since.
+    fn again(&self) -> Assigned {
+        Assigned {
+            partition: self.partition.clone(),
+            epoch: self.epoch,
+            committed: self.committed.clone(),
+            position: self.committed.as_ref().map_or(self.start, |committed| committed.offset),
+            high_watermark: self.state.high_watermark,
+        }
+    }
+
     fn on_handled(&mut self, committed: Committed) {
         self.next = committed.offset;
         if let Some(offset) = committed.offset.checked_sub(1) {

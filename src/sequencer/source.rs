@@ -124,7 +124,7 @@ impl Handler {
         let mut waiting = Waiting::new(&self.parts, "an event that is read again");
         let mut readers = self.readers.lock().await;
         loop {
-            match readers.get(self.parts.broker.as_ref(), &partition, position.offset).await {
+            match waiting.attend(readers.get(self.parts.broker.as_ref(), &partition, position.offset)).await {
                 Ok(Reread::Found(message)) => return Ok(message),
                 Ok(Reread::Gone) => {
                     let why = "is gone: its topic no longer holds what the chain refers to";

@@ -53,6 +53,7 @@ pub(super) async fn parts() -> SequencerParts {
         whole: Arc::new(Unaccounted),
         arrivals: Arrivals::default(),
         verdicts: Arc::default(),
+        heart: None,
         producer: broker.producer().await.unwrap(),
         broker: Arc::new(broker),
         store,

@@ -1,11 +1,20 @@
 //! The waits of the chain: silent at first, and then said by readiness for as long as they last.
 
-use std::{fmt::Display, pin::pin, time::Duration};
+use std::{
+    fmt::Display,
+    pin::{Pin, pin},
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use crate::{api::Condition, sequencer::SequencerParts};
 
 /// First and longest pause between looks at something that is waited for.
 pub const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
+/// A wait says that it goes on at least so often.
+const STILL: Duration = Duration::from_secs(10);
 
 /// One wait. The state page has it while it lasts. When it takes longer than a block may wait for its transactions, the chain counts as halted, with what it
 /// waits for, until the wait is over (or given up).
@@ -28,6 +37,7 @@ impl<'a> Waiting<'a> {
         let since_ms = parts.clock.steady_ms();
         let condition = Condition::ChainRunning;
         let number = parts.health.board().new_wait();
+        parts.beat();
         Waiting { parts, condition, about: about.into(), since_ms, pause, longest, told: false, number }
     }
 
@@ -54,13 +64,20 @@ impl<'a> Waiting<'a> {
         if self.parts.clock.steady_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {
             self.tell(missing);
         }
-        tokio::time::sleep(self.pause).await;
+        self.attend(tokio::time::sleep(self.pause)).await;
         self.pause = (self.pause * 2).min(self.longest);
+    }
+
+    /// Waits for what ends by itself, before long or not: who waits so does not stand.
+    pub async fn attend<T>(&self, work: impl Future<Output = T>) -> T {
+        attended(self.parts, pin!(work)).await
     }
 
     /// Waits for work that tries again by itself, for as long as it takes; says so where it is the blob store that does not answer.
     pub async fn until_done<T>(mut self, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
+        // Futures here are large: it is kept once, and what goes on with it is small.
+        let work = pin!(work);
+        let mut work = pin!(attended(self.parts, work));
         self.show("an answer");
         if let Ok(done) = tokio::time::timeout(self.limit(), work.as_mut()).await {
             return done;
@@ -109,6 +126,20 @@ impl Drop for Waiting<'_> {
         self.parts.health.board().end_wait(self.number);
         if self.told {
             self.say(None);
+        }
+    }
+}
+
+async fn attended<T>(parts: &SequencerParts, mut work: Pin<&mut impl Future<Output = T>>) -> T {
+    let Some(heart) = &parts.heart else { return work.await };
+    loop {
+        parts.beat();
+        let due = heart.due().min(Instant::now() + STILL);
+        // The work first: what has ended costs no timer.
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = tokio::time::sleep_until(due) => {}
         }
     }
 }

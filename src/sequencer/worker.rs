@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     broker::{Batch, Committed, Message},
     event::{Action, DeadLetter, DeadLetterClass, Event},
+    heartbeats::Heart,
     sequencer::{
         ChainMode, SequencerParts, Stop,
         decisions::DecisionLog,
@@ -20,9 +21,11 @@ use crate::{
     telemetry::EventKind,
 };
 
-/// What a worker tells.
+/// What a worker tells, or who looks where the chain ends.
 #[derive(Debug)]
 pub enum Progress {
+    /// The chain ends there.
+    End(u64),
     /// Everything below this offset is handled.
     Handled(Committed),
     /// It does not go on.
@@ -34,6 +37,8 @@ const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration
 /// Handles one event after the other.
 pub struct Worker {
     handler: Handler,
+    /// Beats with each event, with each wait and while that lasts, and while there is nothing to do.
+    heart: Heart,
     mode: ChainMode,
     epoch: u64,
     position: u64,
@@ -55,7 +60,9 @@ impl Worker {
         safe: watch::Receiver<Safe>,
     ) -> Self {
         let handled = state.handled();
-        Worker { handler: Handler::new(parts, state), mode, epoch, position, progress, safe, handled }
+        let heart = parts.health.beats().heart("the chain's worker");
+        let parts = SequencerParts { heart: Some(heart.clone()), ..parts };
+        Worker { handler: Handler::new(parts, state), heart, mode, epoch, position, progress, safe, handled }
     }
 
     /// Runs until it is aborted or cannot go on.
@@ -80,7 +87,9 @@ impl Worker {
             let (_, nothing) = watch::channel(Passed::default());
             return self.handle_all(&mut log, messages, nothing).await;
         }
-        let feed = self.handler.answer("the feed", Feed::open(parts, &self.handler.state, self.position)).await?;
+        // Its waits are no sign of the worker's life.
+        let of_feed = SequencerParts { heart: None, ..parts.clone() };
+        let feed = self.handler.answer("the feed", Feed::open(&of_feed, &self.handler.state, self.position)).await?;
         let passed = feed.passed();
         tokio::select! {
             // A run must replay from its seed, and an unbiased select throws dice of its own.
@@ -98,7 +107,9 @@ impl Worker {
     ) -> Result<(), Stop> {
         let mut asked = false;
         let mut pruner = self.pruner(log);
+        let heart = self.heart.clone();
         loop {
+            heart.beat();
             let batch = tokio::select! {
                 biased;
                 batch = messages.recv() => match batch {
@@ -111,15 +122,17 @@ impl Worker {
                     continue;
                 }
                 () = pruner.ready() => {
-                    Box::pin(pruner.step(&self.handler)).await?;
+                    Box::pin(heart.through("a step of pruning", pruner.step(&self.handler))).await?;
                     continue;
                 }
+                () = tokio::time::sleep_until(heart.due()) => continue,
             };
             for message in batch.messages {
                 // The broker may repeat what it has delivered.
                 if message.offset < self.position {
                     continue;
                 }
+                self.handler.parts.beat();
                 self.handle_with_others(log, &message).await?;
                 self.handler.let_go_of_bodies().await;
                 let next = message.offset + 1;
@@ -127,7 +140,7 @@ impl Worker {
                 let state = &mut self.handler.state;
                 state.decisions_from = log.handled_below(next);
                 if state.decisions_from > 0 && state.decisions_id.is_empty() && !asked {
-                    match log.id().await {
+                    match heart.through("what the decisions are known by", log.id()).await {
                         Ok(id) => (asked, state.decisions_id) = (true, id),
                         Err(error) => tracing::warn!(%error, "what the decisions topic is known by is asked again"),
                     }
@@ -136,7 +149,7 @@ impl Worker {
             }
             // A chain that is never idle must not keep it from its work.
             if pruner.is_ready() {
-                Box::pin(pruner.step(&self.handler)).await?;
+                Box::pin(heart.through("a step of pruning", pruner.step(&self.handler))).await?;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! How metrics are made and how their labels are resolved once.
 
-use std::{marker::PhantomData, sync::OnceLock};
+use std::{collections::BTreeMap, marker::PhantomData, sync::OnceLock};
 
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -40,12 +40,22 @@ impl<L: Label, M> Family<L, M> {
     pub fn of(&self, label: L) -> &M {
         &self.metrics[label.index()]
     }
+
+    /// This value, as the metrics show it.
+    pub fn name_of(&self, label: L) -> &'static str {
+        L::VALUES[label.index()]
+    }
 }
 
 impl<L: Label> Counters<L> {
     /// The sum over all values of the label.
     pub fn total(&self) -> u64 {
         self.metrics.iter().map(IntCounter::get).sum()
+    }
+
+    /// All of them as they are now, by the value of the label.
+    pub fn now(&self) -> BTreeMap<&'static str, u64> {
+        L::VALUES.iter().copied().zip(self.metrics.iter().map(IntCounter::get)).collect()
     }
 }
 

@@ -21,7 +21,7 @@ fn every_metric_has_the_prefix_and_a_help_text() {
         let help = line(&text, &format!("# HELP {name} ")).unwrap_or_default();
         assert!(help.len() > 10 && help.ends_with('.'), "{name}: {help:?}");
     }
-    assert_eq!(seen, 54, "a metric is declared and never shown");
+    assert_eq!(seen, 55, "a metric is declared and never shown");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_forgotten_partition_is_not_shown() {
     let [kept, gone] = [0, 1].map(|partition| TopicPartition { topic: "t".into(), partition });
     metrics.partition(&kept).watermark.set(7);
     metrics.partition(&gone).watermark.set(8);
-    assert_eq!(metrics.encode().unwrap().matches("{partition=\"1\",topic=\"t\"}").count(), 13);
+    assert_eq!(metrics.encode().unwrap().matches("{partition=\"1\",topic=\"t\"}").count(), 14);
     metrics.forget_partition(&gone);
     let text = metrics.encode().unwrap();
     assert_eq!(line(&text, "utxo_watermark_offset{partition=\"0\",topic=\"t\"}"), Some("7"));

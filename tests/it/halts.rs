@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
+    api::control::{Answer, Wish},
     broker::{
         Broker, BrokerErrorKind, Committed, NewTopic, Polled, Produce, TopicPartition, partitioner::partition_of,
     },
@@ -70,6 +71,154 @@ async fn a_halt_outlives_rebalances_and_ends_with_a_start() {
     assert_eq!(buried().await, 6, "an operator's restart tries again");
     assert!(reason(&restarted).is_some());
     restarted.stop().await;
+}
+
+/// What an instance answers an operator about a partition.
+async fn ask(running: &Running, number: i32, wish: Wish) -> Answer {
+    running.health.control().partitions.ask((number, wish)).await
+}
+
+fn is_done(answer: &Answer) -> bool {
+    matches!(answer, Answer::Done(_))
+}
+
+/// What is shown of the chain.
+fn chain_shown(running: &Running) -> serde_json::Value {
+    serde_json::to_value(running.health.board().page(&running.health)).unwrap()["chain"].take()
+}
+
+/// The halt, as the group's commit of the partition tells of it.
+async fn halt_in_commit(world: &World, number: i32) -> bool {
+    let at = TopicPartition { topic: "txs".into(), partition: number };
+    let committed = world.broker.committed(GROUP, &[at]).await.unwrap()[0].clone();
+    committed.is_some_and(|committed| committed.metadata.contains("halt"))
+}
+
+/// Protects: the survivor, which has run all along, holds a partition that halted elsewhere; once there is room, and an operator says so, it
+/// goes on as if it had never stood. Asked too early it halts again.
+#[tokio::test(start_paused = true)]
+async fn an_operator_lifts_a_halt_of_who_has_the_partition_now() {
+    for page_size in [1_000, 3] {
+        let world = World::with_settings(WorldSettings::paged(page_size)).await;
+        let seed = world.seed(1, 9).await;
+        world.run_until_consumed().await;
+        world.nodes.set(bounded());
+        let large = spend(&[seed.coin(0)], 7, 1);
+        let child = child_elsewhere(&large);
+        let number = partition(&large);
+        let (first, second) = (world.start(), world.start());
+        pause().await;
+        world.validate(&large).await;
+        world.validate(&child).await;
+        pause().await;
+        let (halted, survivor) = if reason(&first).is_some() { (first, second) } else { (second, first) };
+        halted.stop().await;
+        pause().await;
+        assert!(reason(&survivor).is_some() && halt_in_commit(&world, number).await);
+
+        assert!(is_done(&ask(&survivor, number, Wish::Retry).await));
+        pause().await;
+        assert!(reason(&survivor).is_some(), "the cause is there still");
+        world.nodes.set(Faults::default());
+        pause().await;
+        assert!(reason(&survivor).is_some(), "nobody has said so");
+        assert!(is_done(&ask(&survivor, number, Wish::Retry).await));
+        world.until_consumed().await;
+        assert_eq!((reason(&survivor), halt_in_commit(&world, number).await), (None, false));
+        let again = ask(&survivor, number, Wish::Retry).await;
+        assert!(matches!(again, Answer::Refused(_)), "{again:?}");
+        let nobodys = ask(&survivor, PARTITIONS, Wish::Retry).await;
+        assert!(matches!(nobodys, Answer::NotHeld(_)), "{nobodys:?}");
+        for made in [&large, &child] {
+            assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
+        }
+        assert_eq!((world.count("chain").await, world.count("dead-letters").await), (0, 0));
+        survivor.stop().await;
+        world.check("a halt was lifted").await;
+    }
+}
+
+/// Over a store that may forget, and with dead letters: what was counted towards the halt counts no more.
+#[tokio::test(start_paused = true)]
+async fn a_halt_that_is_lifted_counts_anew() {
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.dead_letter_limits = DeadLetterLimits { consecutive: 3, ratio: 1.0 };
+    let running = world.start();
+    for _ in 0..20 {
+        world.produce("txs", b"poison", vec![9]).await;
+    }
+    let number = partition_of(b"poison", PARTITIONS).unwrap();
+    // Before a store that may forget is begun with, it has to be safe.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(reason(&running).is_some());
+    assert!(is_done(&ask(&running, number, Wish::Pause).await));
+    assert!(is_done(&ask(&running, number, Wish::Retry).await));
+    pause().await;
+    assert_eq!((reason(&running), world.count("dead-letters").await), (None, 3), "it is paused");
+    // A node that forgets lifts neither.
+    world.memory.forget_since(u64::MAX, |_| true);
+    pause().await;
+    assert_eq!(world.count("dead-letters").await, 3);
+    assert!(is_done(&ask(&running, number, Wish::Resume).await));
+    pause().await;
+    let buried = world.count("dead-letters").await;
+    assert!(reason(&running).is_some() && buried > 3, "{buried}");
+    world.memory.forget_since(u64::MAX, |_| true);
+    pause().await;
+    assert!(reason(&running).is_some() && world.count("dead-letters").await == buried, "only an operator lifts it");
+    running.stop().await;
+}
+
+/// Protects: nothing of it is read, nobody's parent is proven missing by that, nobody takes it for a stall; what is in flight is committed.
+#[tokio::test(start_paused = true)]
+async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
+    let world = World::new().await;
+    let seed = world.seed(1, 9).await;
+    let running = world.start();
+    world.until_consumed().await;
+    let parent = spend(&[seed.coin(0)], 7, 1);
+    let child = child_elsewhere(&parent);
+    let number = partition(&parent);
+    assert!(matches!(ask(&running, number, Wish::Resume).await, Answer::Refused(_)), "it is not paused");
+    for _ in 0..2 {
+        assert!(is_done(&ask(&running, number, Wish::Pause).await));
+    }
+    world.validate(&parent).await;
+    // Longer than anything may stand that ought to move.
+    tokio::time::sleep(Duration::from_secs(700)).await;
+    assert!(running.health.live().ok, "{:?}", running.health.live());
+    world.validate(&child).await;
+    // Something later in every partition: whoever goes by what was read elsewhere is done with it.
+    pause().await;
+    for tag in 2..40 {
+        world.seed(tag, 1).await;
+    }
+    pause().await;
+    assert_eq!((world.page(&parent).await, world.page(&child).await), (None, None));
+    assert_eq!((world.count("chain").await, world.count("dead-letters").await), (0, 0), "nothing is proven missing");
+    assert!(running.health.ready().ok && running.health.live().ok, "{:?}", running.health.ready());
+    let page = serde_json::to_value(running.health.board().page(&running.health)).unwrap();
+    let shown = &page["pipeline"]["partitions"][number as usize];
+    assert_eq!(shown["paused"], "an operator has paused it", "{shown}");
+    let left = world.end("txs", number).await - shown["watermark"].as_u64().unwrap();
+    assert!(left > 1 && shown["lag_messages"] == left && shown["lag_seconds"].as_f64().unwrap() > 700.0, "{shown}");
+    let metrics = running.metrics.encode().unwrap();
+    for name in ["utxo_paused", "utxo_paused_by_operator"] {
+        assert!(metrics.contains(&format!("{name}{{partition=\"{number}\",topic=\"txs\"}} 1")), "{metrics}");
+    }
+    world.broker.rebalance(GROUP);
+    pause().await;
+    world.until_consumed().await;
+    for made in [&parent, &child] {
+        assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
+    }
+    assert!(is_done(&ask(&running, number, Wish::Pause).await));
+    world.seed(40, 1).await;
+    assert!(is_done(&ask(&running, number, Wish::Resume).await));
+    world.until_consumed().await;
+    assert_eq!(world.count("chain").await, 0);
+    running.stop().await;
+    world.check("a partition was paused").await;
 }
 
 /// Protects: whoever asks hears of every partition that stands, and no longer of one that has gone to somebody else.
@@ -286,7 +435,18 @@ async fn a_chain_whose_beginning_is_gone_before_it_was_read_halts_until_that_is_
         let why = running.health.ready().reasons.remove("chain_running").expect("it stands");
         assert!(why.starts_with("chain/0: the topic no longer holds offsets 0 to 2, "), "{why}");
         assert!(why.contains("kafka-consumer-groups --group g.chain --reset-offsets"), "{why}");
+        let shown = chain_shown(&running);
+        assert!(shown["held"] == true && shown["partition"]["halted"]["why"] == why, "{shown}");
+        let metrics = running.metrics.encode().unwrap();
+        for shown in ["utxo_watermark_offset", "utxo_halted"] {
+            assert!(metrics.contains(&format!("{shown}{{partition=\"0\",topic=\"chain\"}}")), "{metrics}");
+        }
+        assert!(is_done(&running.health.control().chain.ask(()).await));
+        pause().await;
+        assert_eq!(running.health.ready().reasons["chain_running"], why, "nothing has been accepted");
+        let metrics = running.metrics.clone();
         running.stop().await;
+        assert!(!metrics.encode().unwrap().contains("topic=\"chain\""));
         assert_eq!(world.broker.committed("g.chain", std::slice::from_ref(&chain)).await.unwrap(), [None]);
     }
     reset_offsets(&world, "g.chain", &chain, 2).await;
@@ -430,12 +590,48 @@ async fn what_is_too_big_for_the_store_halts_the_chain_until_there_is_room() {
         let why = running.health.ready().reasons.remove("chain_running").expect("it stands");
         assert!(why.contains(&coinbase.txid.to_string()) && why.contains("give the store a blob store"), "{why}");
         assert_eq!(world.page(&seed).await.unwrap().state(), TxState::Live, "the rest goes on");
-        running.stop().await;
-        world.nodes.set(Faults::default());
-        world.run_until_consumed().await;
+        assert!(chain_shown(&running)["partition"]["halted"]["why"].as_str().is_some_and(|shown| shown == why));
+        if page_size == 3 {
+            // Asked too early it halts again.
+            assert!(is_done(&running.health.control().chain.ask(()).await));
+            pause().await;
+            assert!(running.health.ready().reasons.contains_key("chain_running"));
+            world.nodes.set(Faults::default());
+            pause().await;
+            assert!(running.health.ready().reasons.contains_key("chain_running"), "it does not try by itself");
+            assert!(is_done(&running.health.control().chain.ask(()).await));
+            world.until_consumed().await;
+            assert!(running.health.ready().ok, "{:?}", running.health.ready());
+            let again = running.health.control().chain.ask(()).await;
+            assert!(matches!(again, Answer::Refused(_)), "{again:?}");
+            running.stop().await;
+        } else {
+            running.stop().await;
+            world.nodes.set(Faults::default());
+            world.run_until_consumed().await;
+        }
         assert_eq!(world.page(&coinbase).await.unwrap().state(), TxState::Live);
         world.check("there is room now").await;
     }
+}
+
+/// Far more comes than is read ahead.
+#[tokio::test(start_paused = true)]
+async fn where_a_chain_ends_that_stands_is_known() {
+    let world = World::with_settings(WorldSettings::paged(3)).await;
+    world.nodes.set(bounded());
+    let running = world.start();
+    world.mine_with(1, 1, 101, &wide_coinbase(1, 20), &[]).await;
+    pause().await;
+    let chain = || Produce { topic: "chain".into(), partition: Some(0), payload: vec![9].into(), ..Produce::default() };
+    for count in [11_000, 100] {
+        world.broker.producer().await.unwrap().produce_all(vec![chain(); count]).await.unwrap();
+        pause().await;
+    }
+    let shown = chain_shown(&running);
+    assert_eq!(shown["partition"]["high_watermark"], 11_101, "{shown}");
+    assert!(shown["partition"]["position"].as_u64().unwrap() < 11_101, "{shown}");
+    running.kill().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -95,6 +95,21 @@ async fn it_says_how_far_everything_is_and_what_waits_for_what() {
     assert!(shown["conditions"]["chain_running"]["reason"].as_str().unwrap().contains(&absent.txid.to_string()));
     assert!(shown["pipeline"]["age_seconds"].as_f64().unwrap() < 5.0, "{shown}");
     drop(first);
+    let group = |running: &Running| page(&running.health)["group"].clone();
+    let before = group(&running);
+    assert_eq!((&before["last_drain"], &before["rebalances"]["lost"]), (&Value::Null, &0.into()), "{before}");
+    let assigned = before["rebalances"]["assigned"].as_u64().unwrap();
+    assert_eq!(assigned, 2, "of three partitions, and of the chain");
+    world.broker.rebalance("g");
+    seconds(10).await;
+    let after = group(&running);
+    assert_eq!((&after["rebalances"]["revoked"], &after["rebalances"]["assigned"]), (&1.into(), &3.into()), "{after}");
+    assert_eq!(after["last_drain"]["reason"], "revocation", "{after}");
+    assert!(
+        after["last_drain"]["seconds"].as_f64().is_some_and(|seconds| seconds > 1.0),
+        "the store does not answer: {after}"
+    );
+    assert_eq!(after["commit_failures"], serde_json::json!({ "broker": 0, "nodes": 0, "store": 0 }));
     running.kill().await;
 }
 

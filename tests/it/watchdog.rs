@@ -39,6 +39,7 @@ use crate::{
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
+const WORKER: &str = "the chain's worker";
 const LOOK: Duration = Duration::from_secs(1);
 
 /// An instance that a watchdog looks at.
@@ -78,6 +79,8 @@ impl Watched {
         assert_eq!(*self.stood.lock().unwrap(), []);
         let mut loops: Vec<_> = self.running.health.beats().now().into_iter().map(|heart| heart.name).collect();
         loops.sort();
+        // Who does not hold the chain, or takes hold of it only, has no worker.
+        loops.retain(|name| name != WORKER);
         assert_eq!(loops, ["the pipeline's loop", "the sequencer's loop"]);
     }
 
@@ -257,6 +260,30 @@ async fn a_log_that_does_not_answer_trips_nothing() {
     watched.turns_for(600).await;
     rules.refuse(|_, _| None);
     world.until_consumed().await;
+    watched.kill().await;
+}
+
+/// Protects: what the chain does is watched by itself. It stands in the middle of an event, and the other loops turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_worker_of_the_chain_that_is_blocked_stands_alone() {
+    let (world, engine) = troubled().await;
+    let watched = Watched::start(&world);
+    world.seed(1, 1).await;
+    world.mine(1, &[]).await;
+    world.until_consumed().await;
+    let heart = || watched.running.health.beats().now().into_iter().find(|heart| heart.name == WORKER);
+    assert!(heart().is_some_and(|heart| heart.since < LIMIT), "{:?}", heart());
+    let blocks = LIMIT * 2;
+    engine.fail_applies(move |key| {
+        if let Key::Block(_) = key {
+            std::thread::sleep(blocks);
+        }
+        false
+    });
+    world.mine(2, &[]).await;
+    tokio::time::sleep(LIMIT + LOOK * 5).await;
+    let stood: Vec<String> = watched.stood.lock().unwrap().iter().map(|standing| standing.name.clone()).collect();
+    assert!(!stood.is_empty() && stood.iter().all(|name| name == WORKER), "{stood:?}");
     watched.kill().await;
 }
 

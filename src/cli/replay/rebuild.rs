@@ -19,6 +19,7 @@ use super::{
     shown::Bar,
 };
 use crate::{
+    api::health::Part,
     blob::{BlobUrl, Intent},
     config::{Config, writable_blobs},
     engine::StoreUrl,
@@ -112,7 +113,7 @@ impl Rebuild {
             let parts = opening::parts(broker, store.clone(), watched)?;
             let report = self.replay(config, parts, shutdown).await?;
             // Nothing moves any more, however long it takes to count what is there: that is no stall.
-            watched.health.set_idle(true);
+            [Part::Transactions, Part::Chain].into_iter().for_each(|part| watched.health.set_idle(part, true));
             Ok((report, survey(&store).await?))
         })
         .await

@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition, unless_taken_away},
+    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition},
     ingest::{
         dispatch::{Done, spawn},
-        partition::consumed_of,
+        partition::{PartitionState, consumed_of},
         replay::Modes,
     },
     record::Consumed,
@@ -136,11 +136,7 @@ impl Pipeline {
 
     /// The same; `false`: a node of the store has restarted, nothing was committed, and what was done since the last commit is to be done again.
     pub(super) async fn commit_unless_restarted(&mut self) -> Result<bool, PipelineError> {
-        self.commit_due = false;
-        if let Some(UnderWay::Committing(offered, committing)) = self.under_way.take() {
-            let answer = committing.await;
-            self.on_committed(offered, answer)?;
-        }
+        self.end_commit().await?;
         let asked = self.asking_the_store().await;
         match self.on_asked(asked)? {
             Some(Look::Restarted) => return Ok(false),
@@ -153,6 +149,16 @@ impl Pipeline {
             None => {}
         }
         Ok(true)
+    }
+
+    /// Waits for a commit of which the group has been asked; one that has only asked the store counts for nothing any more.
+    pub(super) async fn end_commit(&mut self) -> Result<(), PipelineError> {
+        self.commit_due = false;
+        if let Some(UnderWay::Committing(offered, committing)) = self.under_way.take() {
+            let answer = committing.await;
+            self.on_committed(offered, answer)?;
+        }
+        Ok(())
     }
 
     /// The first half of a commit, which holds nothing of the pipeline.
@@ -243,16 +249,10 @@ impl Pipeline {
         self.unprepared = 0;
         self.throttled = false;
         for (number, state) in std::mem::take(&mut self.partitions) {
-            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-            let position = state.rewind_to();
-            tracing::warn!(%partition, position, "a node of the store restarted: read again from what is committed");
-            match self.consumer.seek(&partition, position).await {
-                Ok(epoch) => {
-                    if state.paused {
-                        unless_taken_away(self.consumer.resume(&partition))?;
-                    }
-                    self.partitions.insert(number, state.rewound(partition, epoch, position));
-                    // Only an instance that was started after a halt tries again.
+            tracing::warn!(partition = number, "a node of the store restarted: read again from what is committed");
+            match self.read_again(number, &state).await {
+                Ok(()) => {
+                    // Only an operator lifts a halt.
                     if let Some(halt) = state.halted {
                         self.stay_halted(number, halt);
                     }
@@ -264,6 +264,21 @@ impl Pipeline {
         }
         self.share_out();
         self.tell_halts();
+        Ok(())
+    }
+
+    /// Has a partition, which was as `state` says, read again from what is committed, under a new epoch. After an error it is as it was.
+    pub(super) async fn read_again(&mut self, number: i32, state: &PartitionState) -> Result<(), BrokerError> {
+        let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
+        let position = state.rewind_to();
+        let epoch = self.consumer.seek(&partition, position).await?;
+        if state.paused {
+            self.consumer.resume(&partition)?;
+        }
+        self.partitions.insert(number, state.rewound(epoch, position, self.parts.nodes.may_forget()));
+        if self.throttled || state.paused_by_hand {
+            self.pause(number);
+        }
         Ok(())
     }
 

@@ -124,6 +124,7 @@ impl Pipeline {
             Err(error) => return tracing::warn!(error, "cannot look whether a parent is missing"),
         };
         self.look_at_chain(others.chain);
+        self.hear_ends(others.ends.iter().map(|(number, end)| (*number, *end)));
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
         let named = self.planner.named();
         let own = |(number, state): (&i32, &PartitionState)| {
