@@ -2,11 +2,14 @@
 //! nothing that is a loop's is touched by anybody else.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::sync::{mpsc, oneshot};
+
+use crate::broker::{BrokerError, BrokerErrorKind};
 
 /// What may be asked about a partition of validated transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +33,17 @@ pub enum Answer {
     Refused(String),
     /// It may be asked again.
     NotNow(String),
+}
+
+impl Answer {
+    /// What was to be read again from where it was committed is not, and stays as it was.
+    pub fn not_read_again(error: &BrokerError) -> Self {
+        match error.kind {
+            BrokerErrorKind::NotAssigned => Answer::NotHeld("it is being taken away from this instance".to_owned()),
+            BrokerErrorKind::Retryable => Answer::NotNow(format!("the log does not answer: {error}")),
+            _ => Answer::Refused(format!("it cannot be read from where it was committed: {error}")),
+        }
+    }
 }
 
 /// Something that is asked of a loop.
@@ -99,6 +113,24 @@ pub struct Control {
     pub partitions: Desk<(i32, Wish)>,
     /// Of the sequencer: that the halt of the chain is lifted.
     pub chain: Desk<()>,
+    /// What is paused by hand, for as long as the process lives: a rebalance that hands a partition back lets nobody read it.
+    paused: Mutex<BTreeSet<i32>>,
+}
+
+impl Control {
+    /// Whether a partition is paused by hand, whenever it is held here.
+    pub fn is_paused(&self, partition: i32) -> bool {
+        self.paused().contains(&partition)
+    }
+
+    /// Has it paused, or no longer; `false`: it was so already.
+    pub fn set_paused(&self, partition: i32, paused: bool) -> bool {
+        if paused { self.paused().insert(partition) } else { self.paused().remove(&partition) }
+    }
+
+    fn paused(&self) -> MutexGuard<'_, BTreeSet<i32>> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]

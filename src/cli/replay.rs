@@ -108,7 +108,8 @@ impl ReplayArgs {
         let until = self.until(from.as_ref())?;
         let place = Place {
             listen: (!self.no_http).then_some(self.listen.unwrap_or(config.http.listen)),
-            control: config.http.control,
+            // Nothing of a rebuild halts, and one that is paused would be taken for one that stands.
+            control: config.http.control && from.is_some(),
             address_file: self.http_address_file.clone(),
             otherwise: Some(OCCUPIED),
         };

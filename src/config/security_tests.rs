@@ -181,6 +181,9 @@ fn what_is_legal_and_unsafe_is_warned_of() {
     assert_eq!(warnings(""), Ok(vec![]));
     let open = warnings(&format!("[kafka.security]\nprotocol = \"sasl_plaintext\"\n{LOGIN}")).unwrap();
     assert!(open.len() == 1 && open[0].contains("the password itself goes over the line unencrypted"), "{open:?}");
+    let control = |listen: &str| warnings(&format!("[http]\ncontrol = true\nlisten = \"{listen}\"")).unwrap();
+    assert_eq!(control("127.0.0.1:9464"), [""; 0]);
+    assert!(control("0.0.0.0:9464")[0].contains("whoever reaches it can pause partitions"));
     if HAS_TLS {
         let any_host = warnings("[kafka.security]\nprotocol = \"ssl\"\nendpoint_identification = false").unwrap();
         assert!(any_host.len() == 1 && any_host[0].contains("can pose as a broker"), "{any_host:?}");

@@ -417,7 +417,7 @@ settings! {
         /// Whether halts may be lifted and partitions paused by POST (README, "When something halts"). The port has no login: keep it on
         /// loopback, or behind a proxy that asks for one.
         control: bool = false;
-        /// With work at hand and no watermark moving for so long, `/health/live` fails.
+        /// With work at hand and nothing of the transactions, or of the chain, moving for so long, `/health/live` fails.
         stall_limit_ms: u64 = 300_000, range 1_000 to 86_400_000, unit "ms";
     }
 

@@ -1,4 +1,4 @@
-//! Which halts an instance lifts: those that stood when its process started.
+//! Which halts an instance lifts by itself: those that stood when its process started. Others an operator lifts (`pipeline/orders.rs`).
 
 use std::{collections::BTreeMap, sync::OnceLock};
 

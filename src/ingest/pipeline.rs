@@ -254,11 +254,12 @@ impl Pipeline {
         self.compare_with_store(&assigned);
         tracing::info!(partition = number, epoch = assigned.epoch, position = assigned.position, "assigned");
         let metrics = self.parts.metrics.partition(&assigned.partition);
-        self.partitions.insert(
-            number,
-            PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget(), self.parts.clock.now_ms()),
-        );
-        if self.throttled {
+        let mut state =
+            PartitionState::new(&assigned, metrics, self.parts.nodes.may_forget(), self.parts.clock.now_ms());
+        state.paused_by_hand = self.parts.health.control().is_paused(number);
+        let paused = self.throttled || state.paused_by_hand;
+        self.partitions.insert(number, state);
+        if paused {
             self.pause(number);
         }
         let standing = |committed| self.parts.earlier_halts.standing(number, committed);
@@ -780,6 +781,8 @@ impl Drop for Pipeline {
             let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
             self.parts.metrics.forget_partition(&partition);
         }
+        // A rebuild has ended here while its chain goes on: that is no stall.
+        self.parts.health.set_idle(Part::Transactions, true);
         self.show();
     }
 }

@@ -90,7 +90,7 @@ impl Handler {
             // What is wrong may have been damaged on its way.
             let mut read_again = true;
             loop {
-                match read_all(objects, announced).await {
+                match waiting.attend(read_all(objects, announced)).await {
                     Ok(()) => break,
                     Err(ObjectError::Wrong { .. }) if std::mem::take(&mut read_again) => {}
                     Err(error) => wait_or_halt(&mut waiting, error).await?,

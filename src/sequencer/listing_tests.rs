@@ -15,6 +15,7 @@ use crate::{
     },
     engine::{self, fault::FaultEngine},
     event::{BlockMined, Event},
+    heartbeats::Heartbeats,
     record::{Key, Operation, Phase, Record, Sequenced},
     sequencer::{
         SequencerParts, block::put_block, decisions::DecisionLog, state::ChainState, steps::Making, tests::parts,
@@ -243,4 +244,27 @@ async fn what_is_cut_off_is_read_from_its_beginning() {
             assert_eq!(mined_in(&bench.parts.store, id).await, Some(u32::from(id > 3)), "{id}, {dice}");
         }
     }
+}
+
+/// Who reads an object for minutes is not taken for one that stands.
+#[tokio::test(start_paused = true)]
+async fn the_worker_beats_for_as_long_as_an_object_is_read() {
+    let bench = Bench::new().await;
+    bench.plant(1..11).await;
+    bench.put(&bench.content).await;
+    let slow = FaultStore::new(bench.objects.clone(), 1);
+    slow.set(Faults { slow: 1.0, slow_within: Duration::from_secs(600), ..Faults::default() });
+    let options = BlobOptions { timeout: Duration::from_secs(3_600), ..BlobOptions::default() };
+    let store = bench.parts.store.clone().with_objects(Some(Objects::new(Arc::new(slow), &options)));
+    let beats = Heartbeats::new(bench.parts.clock.clone(), Some(Duration::from_secs(120)));
+    let parts = SequencerParts { store, heart: Some(beats.heart("the chain's worker")), ..bench.parts.clone() };
+    let bench = Bench { parts, ..bench };
+    let handled = bench.handle(0);
+    let (began, mut stood) = (tokio::time::Instant::now(), Duration::ZERO);
+    while !handled.is_finished() {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        stood = beats.now().iter().map(|standing| standing.since).fold(stood, Duration::max);
+    }
+    assert!(handled.await.unwrap().unwrap());
+    assert!(began.elapsed() > Duration::from_secs(120) && stood < Duration::from_secs(15), "{stood:?}");
 }

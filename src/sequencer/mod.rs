@@ -272,6 +272,10 @@ impl Sequencer {
         taken
     }
 
+    fn never_read(&self, assigned: &Assigned) -> String {
+        never_read(&chain_group(&self.parts.validated.group), assigned.position)
+    }
+
     fn state_of(&self, assigned: &Assigned) -> PartitionState {
         let metrics = self.parts.metrics.partition(&assigned.partition);
         PartitionState::new(assigned, metrics, false, self.parts.clock.now_ms())
@@ -287,7 +291,7 @@ impl Sequencer {
 
     async fn try_to_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
         if assigned.committed.is_none() && assigned.position > 0 {
-            let why = never_read(&chain_group(&self.parts.validated.group), assigned.position);
+            let why = self.never_read(&assigned);
             return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
         }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
@@ -381,27 +385,26 @@ impl Sequencer {
         let again = holding.again();
         let position = again.position;
         tracing::warn!(position, "a node of the store restarted: the chain is handled again from what is committed");
-        self.hold_again(again, holding.state.paused).await
-    }
-
-    /// Goes back to where it was assigned, or has been committed since, and takes hold of it anew.
-    async fn hold_again(&mut self, again: Assigned, was_paused: bool) -> Result<(), Stop> {
-        let epoch = match self.consumer.seek(&again.partition, again.position).await {
-            Ok(epoch) => epoch,
+        match self.consumer.seek(&again.partition, again.position).await {
+            Ok(epoch) => self.hold_again(Assigned { epoch, ..again }, holding.state.paused).await,
             // It is being taken away, which is heard next.
-            Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(()),
+            Err(error) if error.kind == BrokerErrorKind::NotAssigned => Ok(()),
             Err(error) => {
                 let stop = Stop::from(error);
                 if let Stop::Halt(_) = stop {
                     self.stand(again);
                 }
-                return Err(stop);
+                Err(stop)
             }
-        };
+        }
+    }
+
+    /// Takes hold anew of what has been sought to where it was assigned, or has been committed since.
+    async fn hold_again(&mut self, again: Assigned, was_paused: bool) -> Result<(), Stop> {
         if was_paused {
             unless_taken_away(self.consumer.resume(&again.partition))?;
         }
-        self.take_hold(Assigned { epoch, ..again }).await
+        self.take_hold(again).await
     }
 
     /// An operator has the halt of the chain lifted: as by a start, it is handled again from its committed offset.
@@ -410,6 +413,10 @@ impl Sequencer {
         let again = match (&self.holding, &self.standing) {
             (None, None) => Err(Answer::NotHeld("this instance does not hold the chain".to_owned())),
             (Some(holding), _) if is_halted(&holding.state) => Ok((holding.again(), holding.state.paused)),
+            // A start would not lift that, either.
+            (None, Some(Standing { assigned, state })) if state.begins_above().is_some() => {
+                Err(Answer::Refused(self.never_read(assigned)))
+            }
             (None, Some(Standing { assigned, state })) => Ok((assigned.clone(), state.paused)),
             (Some(_), _) => {
                 Err(Answer::Refused("the chain is not halted; what it waits for, if anything, is in /state".to_owned()))
@@ -422,12 +429,20 @@ impl Sequencer {
                 return Ok(());
             }
         };
+        // Until the log has answered it stays as it is.
+        let epoch = match self.consumer.seek(&again.partition, again.position).await {
+            Ok(epoch) => epoch,
+            Err(error) => {
+                order.answer(Answer::not_read_again(&error));
+                return if error.kind.ends_the_client() { Err(error.into()) } else { Ok(()) };
+            }
+        };
         tracing::warn!(position = again.position, "an operator has the halt of the chain lifted");
         // Taking hold may wait for the store for as long as that is away.
         order.answer(Answer::Done(format!("the chain is handled again from offset {}", again.position)));
         self.let_go().await;
         (self.holding, self.standing) = (None, None);
-        self.hold_again(again, was_paused).await
+        self.hold_again(Assigned { epoch, ..again }, was_paused).await
     }
 
     /// Reads nothing more while too much waits for the worker; goes on at half.
@@ -454,7 +469,8 @@ impl Sequencer {
         let chain = TopicPartition { topic: self.parts.topics.chain.as_str().into(), partition: 0 };
         let Some(state) = self.held() else { return };
         let (has_heard, epoch) = (std::mem::take(&mut state.heard), state.epoch);
-        if has_heard || self.mode != ChainMode::Live {
+        // What comes behind an end that was reached is delivered.
+        if has_heard || (state.at_end && !state.paused) || self.mode != ChainMode::Live {
             return;
         }
         let (broker, progress) = (self.parts.broker.clone(), self.progress_sender.clone());

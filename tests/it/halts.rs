@@ -208,6 +208,8 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     }
     world.broker.rebalance(GROUP);
     pause().await;
+    assert_eq!(world.page(&parent).await, None, "it came back, and is paused still");
+    assert!(is_done(&ask(&running, number, Wish::Resume).await));
     world.until_consumed().await;
     for made in [&parent, &child] {
         assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);

@@ -307,3 +307,18 @@ async fn of_two_rebuilds_into_one_set_the_first_ends() {
     assert_eq!(digest(&store).await, digest(&world.store).await);
     assert_eq!(store.meta().await.unwrap().unwrap().rebuilding, None);
 }
+
+/// Its transactions are done long before its chain is, say; whoever asks for its health meanwhile must not end it.
+#[tokio::test(start_paused = true)]
+async fn what_of_a_rebuild_has_ended_does_not_count_as_stalled() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
+    world.run_until_consumed().await;
+    let store = Store::new(Arc::new(MemoryEngine::new(RULES)), world.store.settings);
+    let parts = world.parts(&store);
+    let health = parts.health.clone();
+    instance::rebuild(world.settings.clone(), parts, CancellationToken::new()).await.unwrap();
+    tokio::time::sleep(HOUR).await;
+    assert!(health.live().ok, "{:?}", health.live());
+}

@@ -148,21 +148,27 @@ impl<'a> Settler<'a> {
         self.await_answers(asked, tell).await
     }
 
-    /// Publishes the commands: one for each transaction, however many dead letters it has.
+    /// Publishes the commands: one for each transaction, however many dead letters it has, in the order of the first of them, which is that
+    /// of parents and children.
     async fn ask<'l>(&mut self, letters: &'l [(Listed, Way)]) -> Result<Vec<Reconsidered<'l>>, Failure> {
-        let mut by_txid: BTreeMap<Txid, Vec<&Listed>> = BTreeMap::new();
+        let (mut of_txid, mut places) = (Vec::<(Txid, Vec<&Listed>)>::new(), BTreeMap::new());
         for (letter, way) in letters {
             if let Way::Reconsider(txid) = way {
-                by_txid.entry(*txid).or_default().push(letter);
+                let place = *places.entry(*txid).or_insert(of_txid.len());
+                match of_txid.get_mut(place) {
+                    Some((_, letters)) => letters.push(letter),
+                    None => of_txid.push((*txid, vec![letter])),
+                }
             }
         }
-        let Some(asker) = self.asker.as_mut().filter(|_| !by_txid.is_empty()) else { return Ok(Vec::new()) };
+        let Some(asker) = self.asker.as_mut().filter(|_| !of_txid.is_empty()) else { return Ok(Vec::new()) };
         // Another try is another command: the chain may have learnt of the parent since.
-        let command = |txid: &Txid| Ok(Asked::new(random_id()?, Action::Reconsider { txid: *txid }));
-        let commands = by_txid.keys().map(command).collect::<Result<Vec<_>, Failure>>()?;
+        let command = |(txid, _): &(Txid, _)| Ok(Asked::new(random_id()?, Action::Reconsider { txid: *txid }));
+        let commands = of_txid.iter().map(command).collect::<Result<Vec<_>, Failure>>()?;
         asker.forget();
         let places = asker.publish(&commands).await?;
-        let asked = commands.into_iter().zip(places).zip(by_txid.into_values());
+        let letters = of_txid.into_iter().map(|(_, letters)| letters);
+        let asked = commands.into_iter().zip(places).zip(letters);
         Ok(asked.map(|((command, at), letters)| Reconsidered { command, at, letters }).collect())
     }
 

@@ -230,6 +230,11 @@ impl Config {
             let why = "whoever has any certificate of its authority can pose as a broker";
             warnings.push(format!("kafka.security.endpoint_identification is off: {why}"));
         }
+        if self.http.control && !self.http.listen.ip().is_loopback() {
+            let (listen, why) =
+                (self.http.listen, "whoever reaches it can pause partitions and lift halts, without a login");
+            warnings.push(format!("http.control is on, and http.listen is {listen}: {why}"));
+        }
         let moved = self.kafka.properties.iter().filter_map(|(name, _)| match kafka::refusal(name) {
             Some(Refusal::Moved(setting)) => Some(format!("kafka.properties.{name} is now said by {setting}")),
             _ => None,

@@ -267,7 +267,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Has a partition, which was as `state` says, read again from what is committed, under a new epoch. After an error it is as it was.
+    /// Has a partition, which was as `state` says, read again from what is committed, under a new epoch. After an error nothing of it has been read.
     pub(super) async fn read_again(&mut self, number: i32, state: &PartitionState) -> Result<(), BrokerError> {
         let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
         let position = state.rewind_to();

@@ -15,7 +15,9 @@ impl Pipeline {
         }
         let mut quiet = Vec::new();
         for (number, state) in &mut self.partitions {
-            if !std::mem::take(&mut state.heard) {
+            // What comes behind an end that was reached is delivered, unless it is paused.
+            let is_delivered = state.at_end && !state.paused;
+            if !std::mem::take(&mut state.heard) && !is_delivered {
                 quiet.push(TopicPartition { topic: self.settings.topic.clone(), partition: *number });
             }
         }

@@ -3,17 +3,19 @@
 use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
-use crate::{
-    api::control::{Answer, Order, Wish},
-    broker::{BrokerError, BrokerErrorKind},
-};
+use crate::api::control::{Answer, Order, Wish};
 
 impl Pipeline {
     /// Does it, and answers.
     pub(super) async fn on_order(&mut self, order: Order<(i32, Wish)>) -> Result<(), PipelineError> {
         let (number, wish) = order.what;
         let answer = if !self.partitions.contains_key(&number) {
-            not_held(number)
+            match wish {
+                Wish::Resume if self.parts.health.control().set_paused(number, false) => {
+                    Answer::Done(format!("partition {number} is read when it comes to this instance again"))
+                }
+                _ => not_held(number),
+            }
         } else {
             match wish {
                 Wish::Retry => self.lift_halt(number).await?,
@@ -50,7 +52,7 @@ impl Pipeline {
             Err(error) if error.kind.ends_the_client() => return Err(error.into()),
             Err(error) => {
                 self.partitions.insert(number, state);
-                return Ok(not_read_again(number, &error));
+                return Ok(Answer::not_read_again(&error));
             }
         }
         // What stood, or waited, on behalf of it comes again by its events.
@@ -69,9 +71,8 @@ impl Pipeline {
         match self.partitions.get_mut(&number).filter(|state| state.paused) {
             Some(state) => {
                 state.paused_by_hand = true;
-                Answer::Done(format!(
-                    "partition {number} is paused, until it is resumed or given up, or this process ends"
-                ))
+                self.parts.health.control().set_paused(number, true);
+                Answer::Done(format!("partition {number} is paused here, until it is resumed or this process ends"))
             }
             None => not_held(number),
         }
@@ -83,6 +84,7 @@ impl Pipeline {
             return Answer::Refused(format!("partition {number} is not paused by an operator"));
         }
         let is_halted = state.halted.is_some();
+        self.parts.health.control().set_paused(number, false);
         self.resume(number);
         let still = if is_halted { "; it is halted still" } else { "" };
         Answer::Done(format!("partition {number} is no longer paused by an operator{still}"))
@@ -91,12 +93,4 @@ impl Pipeline {
 
 fn not_held(number: i32) -> Answer {
     Answer::NotHeld(format!("this instance does not hold partition {number}"))
-}
-
-fn not_read_again(number: i32, error: &BrokerError) -> Answer {
-    match error.kind {
-        BrokerErrorKind::NotAssigned => not_held(number),
-        BrokerErrorKind::Retryable => Answer::NotNow(format!("the log does not answer: {error}")),
-        _ => Answer::Refused(format!("it cannot be read from where it was committed: {error}")),
-    }
 }
