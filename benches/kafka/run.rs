@@ -60,7 +60,7 @@ async fn read(place: &Place) -> Took {
 /// The memory of a pipeline that reads a topic on the broker.
 pub fn grown(growth: Growth, place: &Place) -> Grown {
     let settings = settings(place);
-    let of_client = place.settings().fetch_budget_bytes as u64;
+    let of_client = place.settings().fetch_budget_bytes;
     let log_settings = settings.clone();
     let log = async { joined(place, &log_settings).await };
     runtime(2).block_on(growth::watch(growth, settings, log, place.transactions, of_client))
