@@ -247,6 +247,13 @@ impl PartitionState {
         self.high_watermark = self.high_watermark.max(end);
     }
 
+    /// Whether its end has to be asked for: nothing was delivered since this was last asked, and what comes behind it would not be, either
+    /// (behind an end that was reached it is, unless it is paused).
+    pub fn end_is_unheard(&mut self) -> bool {
+        let has_heard = std::mem::take(&mut self.heard);
+        !has_heard && (self.paused || !self.at_end)
+    }
+
     /// Everything has been read.
     pub fn reach_end(&mut self, position: u64) {
         self.tracker.pass(position);
@@ -421,6 +428,9 @@ impl PartitionState {
         metrics.parked_events.set(shown.parked as i64);
     }
 }
+
+/// Ends that are unheard of are asked for once in so many commits.
+pub const ENDS_EVERY: u32 = 5;
 
 /// As old as what is next to be read is, by what was said with the commit before it, if that is said.
 fn unread_of(view: &PartitionView) -> Option<i64> {

@@ -32,7 +32,7 @@ use crate::{
         arrivals::Arrivals,
         dispatch::{Dispatcher, Done, Reading},
         level::level,
-        partition::{Moment, PartitionBounds, PartitionState, latest_believed_ms, never_read},
+        partition::{ENDS_EVERY, Moment, PartitionBounds, PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
         proof::ChainView,
@@ -51,9 +51,6 @@ const LONG_WAIT_MS: u64 = 5_000;
 const REST: u32 = 20;
 /// However long that was: it may have been the machine's doing.
 const LONGEST_REST: Duration = Duration::from_secs(5);
-
-/// Ends of partitions are asked for once in so many commits.
-const ENDS_EVERY: u32 = 5;
 
 struct Chunk {
     partition: i32,

@@ -45,7 +45,7 @@ use crate::{
         state::{ChainShown, NodesShown},
     },
     broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition, unless_taken_away},
-    ingest::partition::{Halt, Moment, PartitionBounds, PartitionState, never_read},
+    ingest::partition::{ENDS_EVERY, Halt, Moment, PartitionBounds, PartitionState, never_read},
     record::Consumed,
     store::{
         asked::{Asked, Unasked, ask},
@@ -93,9 +93,6 @@ pub struct Sequencer {
 
 /// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
 const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
-
-/// The end of the chain is asked for once in so many commits.
-const ENDS_EVERY: u32 = 5;
 
 const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
@@ -468,9 +465,8 @@ impl Sequencer {
     fn ask_end(&mut self) {
         let chain = TopicPartition { topic: self.parts.topics.chain.as_str().into(), partition: 0 };
         let Some(state) = self.held() else { return };
-        let (has_heard, epoch) = (std::mem::take(&mut state.heard), state.epoch);
-        // What comes behind an end that was reached is delivered.
-        if has_heard || (state.at_end && !state.paused) || self.mode != ChainMode::Live {
+        let (is_unheard, epoch) = (state.end_is_unheard(), state.epoch);
+        if !is_unheard || self.mode != ChainMode::Live {
             return;
         }
         let (broker, progress) = (self.parts.broker.clone(), self.progress_sender.clone());

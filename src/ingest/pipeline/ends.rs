@@ -15,9 +15,7 @@ impl Pipeline {
         }
         let mut quiet = Vec::new();
         for (number, state) in &mut self.partitions {
-            // What comes behind an end that was reached is delivered, unless it is paused.
-            let is_delivered = state.at_end && !state.paused;
-            if !std::mem::take(&mut state.heard) && !is_delivered {
+            if state.end_is_unheard() {
                 quiet.push(TopicPartition { topic: self.settings.topic.clone(), partition: *number });
             }
         }
