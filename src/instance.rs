@@ -287,7 +287,7 @@ async fn together(
     };
     let sequencer = async {
         let ended = match sequencer {
-            Some(sequencer) => sequencer.run(stop.clone()).await,
+            Some(sequencer) => Box::pin(sequencer.run(stop.clone())).await,
             None => Ok(()),
         };
         if ended.is_err() {

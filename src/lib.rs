@@ -4,6 +4,8 @@
 //! [`record`] → [`tx`], with [`blob`], [`broker`], [`event`] and [`generate`] beside [`engine`]. `ARCHITECTURE.md` is the
 //! map.
 
+#![warn(clippy::large_futures)]
+
 pub mod api;
 pub mod backoff;
 pub mod blob;

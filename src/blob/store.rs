@@ -182,7 +182,7 @@ impl BlobStore {
         self.watched(BlobOperation::PutTx, async {
             let name = BlobName::tx(txid);
             check_tx(name, &bytes).await?;
-            self.put(name, bytes).await
+            Box::pin(self.put(name, bytes)).await
         })
         .await
     }
@@ -198,9 +198,9 @@ impl BlobStore {
                 return Ok(Some(bytes));
             }
             if reuse == Reuse::Unlikely {
-                return self.read(BlobName::tx(txid)).await;
+                return Box::pin(self.read(BlobName::tx(txid))).await;
             }
-            self.0.cache.get_or_read(txid, self.read(BlobName::tx(txid))).await
+            self.0.cache.get_or_read(txid, Box::pin(self.read(BlobName::tx(txid)))).await
         })
         .await
     }
@@ -220,7 +220,7 @@ impl BlobStore {
             let name = BlobName::tx(txid);
             let whole = match self.cached(txid) {
                 None if reuse == Reuse::Likely && self.fits_cache(name).await? => {
-                    self.0.cache.get_or_read(txid, self.read(name)).await?
+                    self.0.cache.get_or_read(txid, Box::pin(self.read(name))).await?
                 }
                 cached => cached,
             };
@@ -229,7 +229,7 @@ impl BlobStore {
                     let found = check::transaction(&bytes, vouts).await.map_err(|damage| damage.of(name))?;
                     Ok(Some(outputs_of(found)))
                 }
-                None => self.streamed_outputs(name, vouts).await,
+                None => Box::pin(self.streamed_outputs(name, vouts)).await,
             }
         })
         .await
@@ -252,7 +252,7 @@ impl BlobStore {
         self.watched(BlobOperation::PutOutputs, async {
             let name = BlobName::outputs(partial.txid);
             let bytes = partial.encode().map_err(|wrong| error(BlobErrorKind::Invalid, "write", name, wrong))?;
-            self.put(name, bytes).await
+            Box::pin(self.put(name, bytes)).await
         })
         .await
     }
@@ -264,7 +264,7 @@ impl BlobStore {
     pub async fn get_outputs(&self, txid: Txid) -> Result<Option<PartialTx>, BlobError> {
         self.watched(BlobOperation::GetOutputs, async {
             let name = BlobName::outputs(txid);
-            let Some(bytes) = self.read(name).await? else { return Ok(None) };
+            let Some(bytes) = Box::pin(self.read(name)).await? else { return Ok(None) };
             check::outputs(name, &bytes).map(Some).map_err(|damage| damage.of(name))
         })
         .await

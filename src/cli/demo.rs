@@ -117,7 +117,7 @@ impl DemoArgs {
 
     async fn show(&self) -> CommandResult {
         if let Some(scenario) = self.scenario {
-            return self.tell(&scenario.story()).await;
+            return Box::pin(self.tell(&scenario.story())).await;
         }
         let loaded = self.load()?;
         let feed = loaded.feed()?;
@@ -142,7 +142,7 @@ impl DemoArgs {
             utxo_batch_size: self.utxo_batch_size,
             externalize_all: self.externalize_all,
         })?;
-        let result = self.through(&config, &log, &directory, messages, rivals.as_ref(), blocks).await;
+        let result = Box::pin(self.through(&config, &log, &directory, messages, rivals.as_ref(), blocks)).await;
         if result.is_err() {
             directory.keep();
         }

@@ -79,7 +79,7 @@ impl RunArgs {
             address_file: self.http_address_file,
             otherwise: None,
         };
-        serving::serve(&place, &watched, shutdown.clone(), work(&config, &watched, shutdown)).await
+        serving::serve(&place, &watched, shutdown.clone(), Box::pin(work(&config, &watched, shutdown))).await
     }
 }
 

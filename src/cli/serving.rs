@@ -32,7 +32,7 @@ pub async fn serve<T>(
     place: &Place,
     watched: &Watched,
     shutdown: CancellationToken,
-    work: impl Future<Output = Result<T, Failure>>,
+    work: impl Future<Output = Result<T, Failure>> + Unpin,
 ) -> Result<T, Failure> {
     watchdog::start(watched.health.beats())?;
     let Some(listen) = place.listen else { return work.await };

@@ -204,7 +204,7 @@ impl Inner {
             Ok(rows) => rows,
             Err(error) => return vec![Err(engine_error("read", "any", &error, Sent::Read)); keys.len()],
         };
-        let failed = self.client.batch(&self.policies.batch, &mut rows).await.err();
+        let failed = Box::pin(self.client.batch(&self.policies.batch, &mut rows)).await.err();
         let answers = keys.iter().zip(rows).map(|(key, row)| {
             let mut row = row.into_batch_record();
             if let Some(record) = row.record.take() {

@@ -226,7 +226,7 @@ impl Dispatcher {
     /// Sends what the engine found too big without its body, which goes to the blob store, beside everything else.
     pub fn lighten(&mut self, token: Token, row: Row, too_big: EngineError) {
         let (given_up, done) = (self.begin_beside(token), self.done.clone());
-        let work = apply_lighter(self.store.clone(), done.clone(), token, row, too_big);
+        let work = Box::pin(apply_lighter(self.store.clone(), done.clone(), token, row, too_big));
         spawn("writing to the blob store", &self.done, async move {
             if given_up.run_until_cancelled(work).await.is_none() {
                 // A pipeline that has ended meanwhile reads the event again when it starts.

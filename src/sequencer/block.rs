@@ -82,7 +82,8 @@ impl Handler {
             self.check_ids(slice::from_ref(block)).await?;
             self.check_coinbase(block, message).await?;
             self.check_objects(at, block).await?;
-            self.connect(at, &mut Steps::new(log, at.offset, at.making), slice::from_ref(block), message).await?;
+            Box::pin(self.connect(at, &mut Steps::new(log, at.offset, at.making), slice::from_ref(block), message))
+                .await?;
             self.move_tip(Some(Tip::of(block)), 0, slice::from_ref(block));
         } else {
             self.side_block(at, block, message).await?;
@@ -103,15 +104,15 @@ impl Handler {
         loop {
             let mut begun = Vec::with_capacity(blocks.len());
             for block in blocks {
-                begun.push(self.begin_block(at, block, message).await?);
+                begun.push(Box::pin(self.begin_block(at, block, message)).await?);
             }
             // Only then: one that is done again may have been decided on in another order than that of its blocks.
             while let Some(body) = steps.existing_that(|body| matches!(body, DecisionBody::Accepted { .. })) {
-                self.carry_out(at, steps, body).await?;
+                Box::pin(self.carry_out(at, steps, body)).await?;
             }
             let mut may_decide = false;
             for (block, begun) in blocks.iter().zip(begun) {
-                may_decide |= self.connect_one(at, steps, block, begun).await?;
+                may_decide |= Box::pin(self.connect_one(at, steps, block, begun)).await?;
             }
             // Another sequencer may be at the same event: what it has decided is carried out before anybody goes on.
             if (!may_decide && !steps.any()) || self.close(at, steps).await? {
@@ -192,7 +193,7 @@ impl Handler {
         match steps.decide(async { Ok(DecisionBody::Closed) }).await? {
             DecisionBody::Closed => Ok(true),
             body => {
-                self.carry_out(at, steps, body).await?;
+                Box::pin(self.carry_out(at, steps, body)).await?;
                 Ok(false)
             }
         }
@@ -580,7 +581,7 @@ impl Handler {
         // Stamped like what is applied: the event has already applied something, and a listed transaction wins whoever
         // takes its free slots for it.
         let body = steps
-            .decide(async {
+            .decide(Box::pin(async {
                 if let Proof::Otherwise(proven) = self.prove_claims(&page).await? {
                     with_claims(&mut page, proven);
                 }
@@ -595,10 +596,10 @@ impl Handler {
                     evaluate_listed(txid, block.height, &inputs).map_err(|reason| cannot_win(block, txid, &reason))?;
                 self.check_rivals(block, &body).await?;
                 Ok(body)
-            })
+            }))
             .await?;
         if body != DecisionBody::Closed {
-            self.carry_out(at, steps, body).await?;
+            Box::pin(self.carry_out(at, steps, body)).await?;
         }
         Ok(true)
     }

@@ -27,9 +27,9 @@ impl Handler {
         asked_ms: i64,
     ) -> Result<(), Stop> {
         let mut steps = Steps::new(log, at.offset, at.making);
-        let mut body = steps.decide(self.judge_command(at, command, asked_ms)).await?;
+        let mut body = steps.decide(Box::pin(self.judge_command(at, command, asked_ms))).await?;
         if let DecisionBody::Conflicting { .. } = body {
-            self.carry_out(at, &mut steps, body).await?;
+            Box::pin(self.carry_out(at, &mut steps, body)).await?;
             let done =
                 DecisionBody::CommandDone { id: command.id, executed_at: at.offset, result: CommandResult::Applied };
             body = steps.decide(async { Ok(done) }).await?;

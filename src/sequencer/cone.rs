@@ -94,7 +94,7 @@ impl Handler {
         self.flag(at, height, &losers).await?;
         let mut cone = Cone::of(losers, winner);
         loop {
-            let body = steps.decide(self.next_chunk(at, height, &cone, &mut unread, &mut found)).await?;
+            let body = steps.decide(Box::pin(self.next_chunk(at, height, &cone, &mut unread, &mut found))).await?;
             let DecisionBody::Cone { members, .. } = body else {
                 return Err(Stop::Halt(format!("chain offset {}: {body:?} stands inside a cone", at.offset)));
             };

@@ -84,7 +84,7 @@ impl Handler {
     ) -> Result<DecisionBody, Stop> {
         let mut phase = Phase::Evaluate;
         loop {
-            let body = steps.decide(self.judge(at, phase, txid, reopen)).await?;
+            let body = steps.decide(Box::pin(self.judge(at, phase, txid, reopen))).await?;
             // What is decided behind it may be new.
             let applied_again = steps.is_applied_again();
             let contest = match reopen {
@@ -101,7 +101,7 @@ impl Handler {
                 let has_won = matches!(body, DecisionBody::Accepted { .. });
                 self.adopt_body(at, applied_again, contest, has_won).await?;
             }
-            self.carry_out(at, steps, body.clone()).await?;
+            Box::pin(self.carry_out(at, steps, body.clone())).await?;
             // What was live keeps its body until it has fallen.
             if let Some(contest) = contest.filter(|_| was_live(&body) || applied_again) {
                 self.adopt_body(at, applied_again, contest, false).await?;

@@ -151,12 +151,12 @@ impl Sequencer {
                     self.on_progress(epoch, progress).and_then(|()| self.pace())
                 }
                 Some(order) = self.orders.recv() => {
-                    let trying = unless(&shutdown, self.on_order(order));
+                    let trying = unless(&shutdown, Box::pin(self.on_order(order)));
                     heart.through("the store and the log, to take hold of the chain", trying).await
                 }
                 polled = self.consumer.poll() => match polled {
                     Ok(Polled::Assigned(assigned)) => {
-                        let taking_hold = unless(&shutdown, self.take_hold_of(assigned));
+                        let taking_hold = unless(&shutdown, Box::pin(self.take_hold_of(assigned)));
                         heart.through("the store and the log, to take hold of the chain", taking_hold).await
                     }
                     Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await,
@@ -175,7 +175,7 @@ impl Sequencer {
             };
             let step = match step {
                 Err(Stop::NodeRestarted) => {
-                    heart.through("the store, which has restarted", unless(&shutdown, self.rewind())).await
+                    heart.through("the store, which has restarted", unless(&shutdown, Box::pin(self.rewind()))).await
                 }
                 step => step,
             };

@@ -51,7 +51,7 @@ impl Handler {
 
     /// Creates a transaction of several pages, or completes it. The answer is that of one page.
     pub(super) async fn create_paged(&self, work: &Paged) -> Result<Outcome, Stop> {
-        self.completed(self.parts.creator.create_now(work)).await
+        self.completed(Box::pin(self.parts.creator.create_now(work))).await
     }
 
     /// Applies rows that take or free slots. What a page leaves to its master is asked there: why it refuses; and it is told when all

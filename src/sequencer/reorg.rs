@@ -40,9 +40,9 @@ impl Handler {
         let tip = self.check_reorg(at, reorg, message).await?;
         let mut steps = Steps::new(log, at.offset, at.making);
         for block in reorg.disconnected.iter().rev() {
-            self.disconnect(At { leaving: true, ..at }, &mut steps, block).await?;
+            Box::pin(self.disconnect(At { leaving: true, ..at }, &mut steps, block)).await?;
         }
-        self.connect(at, &mut steps, &reorg.connected, message).await?;
+        Box::pin(self.connect(at, &mut steps, &reorg.connected, message)).await?;
         self.state.sequence = reorg.sequence;
         self.move_tip(tip, reorg.disconnected.len(), &reorg.connected);
         Ok(true)
@@ -123,12 +123,12 @@ impl Handler {
                 self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
             }
         }
-        let body = steps.decide(self.judge_disconnected(at, coinbase, block.height)).await?;
+        let body = steps.decide(Box::pin(self.judge_disconnected(at, coinbase, block.height))).await?;
         if subject(&body) != Some(coinbase) {
             let name = hex_reversed(&block.hash);
             return Err(Stop::Halt(format!("chain offset {}: block {name} leaves, but {body:?}", at.offset)));
         }
-        self.carry_out(at, steps, body).await
+        Box::pin(self.carry_out(at, steps, body)).await
     }
 
     async fn unset_mined(&self, at: At, block: &Block<'_>, txids: &[Txid]) -> Result<(), Stop> {

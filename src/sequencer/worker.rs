@@ -67,7 +67,7 @@ impl Worker {
 
     /// Runs until it is aborted or cannot go on.
     pub async fn run(mut self, messages: mpsc::UnboundedReceiver<Batch>) {
-        if let Err(stop) = self.work(messages).await {
+        if let Err(stop) = Box::pin(self.work(messages)).await {
             // Without a receiver the sequencer has ended, and nobody needs to know.
             let _ = self.progress.send((self.epoch, Progress::Stopped(stop)));
         }
@@ -82,10 +82,10 @@ impl Worker {
             self.handler.state.decisions_from,
             self.position,
         );
-        let mut log = self.handler.answer("the decisions", opened).await?.over(parts);
+        let mut log = self.handler.answer("the decisions", Box::pin(opened)).await?.over(parts);
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
             let (_, nothing) = watch::channel(Passed::default());
-            return self.handle_all(&mut log, messages, nothing).await;
+            return Box::pin(self.handle_all(&mut log, messages, nothing)).await;
         }
         // Its waits are no sign of the worker's life.
         let of_feed = SequencerParts { heart: None, ..parts.clone() };
@@ -94,8 +94,8 @@ impl Worker {
         tokio::select! {
             // A run must replay from its seed, and an unbiased select throws dice of its own.
             biased;
-            fed = feed.run() => fed,
-            handled = self.handle_all(&mut log, messages, passed) => handled,
+            fed = Box::pin(feed.run()) => fed,
+            handled = Box::pin(self.handle_all(&mut log, messages, passed)) => handled,
         }
     }
 
@@ -133,7 +133,7 @@ impl Worker {
                     continue;
                 }
                 self.handler.parts.beat();
-                self.handle_with_others(log, &message).await?;
+                Box::pin(self.handle_with_others(log, &message)).await?;
                 self.handler.let_go_of_bodies().await;
                 let next = message.offset + 1;
                 self.position = next;
@@ -228,18 +228,18 @@ impl Worker {
     ) -> Result<(), Stop> {
         match event {
             Event::BlockMined(block) => {
-                if self.handler.block_mined(at, log, &block, &message.payload).await? {
+                if Box::pin(self.handler.block_mined(at, log, &block, &message.payload)).await? {
                     note_handled(&mut self.handled.0, message);
                 }
                 Ok(())
             }
-            Event::Contest(contest) => self.handler.contest(at, log, &contest).await,
+            Event::Contest(contest) => Box::pin(self.handler.contest(at, log, &contest)).await,
             Event::Command(command) => match command.action {
-                Action::Reconsider { txid } => self.handler.reconsider(at, log, txid).await,
-                _ => self.handler.command(at, log, &command, message.timestamp_ms).await,
+                Action::Reconsider { txid } => Box::pin(self.handler.reconsider(at, log, txid)).await,
+                _ => Box::pin(self.handler.command(at, log, &command, message.timestamp_ms)).await,
             },
             Event::Reorg(reorg) => {
-                if self.handler.reorg(at, log, &reorg, &message.payload).await? {
+                if Box::pin(self.handler.reorg(at, log, &reorg, &message.payload)).await? {
                     note_handled(&mut self.handled.1, message);
                 }
                 Ok(())

@@ -63,7 +63,7 @@ pub(super) async fn run(
     let shutdown = CancellationToken::new();
     signals::cancel_on_signals(shutdown.clone())?;
     let watched = Watched::new(config);
-    let replayed = replay(config, from, until, &watched, shutdown.clone());
+    let replayed = Box::pin(replay(config, from, until, &watched, shutdown.clone()));
     print(&serving::serve(place, &watched, shutdown, replayed).await?, json, &mut io::stdout().lock())
 }
 

@@ -83,7 +83,7 @@ impl Rebuild {
         signals::cancel_on_signals(shutdown.clone())?;
         let watched = Watched::new(&config);
         let started = Instant::now();
-        let rebuilding = self.rebuild(&config, &watched, shutdown.clone());
+        let rebuilding = Box::pin(self.rebuild(&config, &watched, shutdown.clone()));
         let (report, survey) = serving::serve(place, &watched, shutdown, rebuilding).await?;
         let rebuilt = Rebuilt {
             digest: survey.digest,
@@ -137,8 +137,8 @@ impl Rebuild {
         let (metrics, settings) = (parts.metrics.clone(), wiring::instance(config));
         let replay = async {
             match self.resume {
-                true => instance::resume_rebuild(settings, parts, shutdown.clone()).await,
-                false => instance::rebuild(settings, parts, shutdown.clone()).await,
+                true => Box::pin(instance::resume_rebuild(settings, parts, shutdown.clone())).await,
+                false => Box::pin(instance::rebuild(settings, parts, shutdown.clone())).await,
             }
         };
         let report = tokio::select! {

@@ -142,7 +142,7 @@ impl Inner {
     /// One request for the current steps of some groups.
     async fn step(&self, mut groups: Vec<&mut Group<'_>>) {
         let mut operations: Vec<BatchOperation> = groups.iter_mut().map(|group| group.send()).collect();
-        let failed = self.client.batch(&self.policies.batch, &mut operations).await.err();
+        let failed = Box::pin(self.client.batch(&self.policies.batch, &mut operations)).await.err();
         for (group, operation) in groups.into_iter().zip(&mut operations) {
             group.advance(self, operation, failed.as_ref());
         }
