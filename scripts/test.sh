@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Format, lints and all tests. The last line counts: `N passed, N failed, N skipped`.
+# Format, lints and all tests. The last line counts: `N passed, N failed, N skipped`. What failed is told once more above
+# it, with its last words: who reads a log of CI may have no more than its end.
 #
 # A test that cannot have what it needs prints one line `SKIPPED: reason` to standard error and returns: cargo counts it as
 # passed, this script as skipped. Tests marked #[ignore] count as skipped too. Failing lints count as one failure.
@@ -15,6 +16,23 @@ scripts/lint.sh || lint_failed=1
 # All features that can be built: S3, HTTP and TLS are tested on servers of their own. --show-output: also a passed test must be heard when it says that it was skipped.
 cargo test --locked "$(scripts/features.sh)" --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$output"
 status=${PIPESTATUS[0]}
+
+# A binary that died (an abort, an overflow, a signal) has no failed test: what it said last is all that is known.
+last_words() {
+    grep -E '^test .* FAILED$|^error: test failed|process didn.t exit successfully|has overflowed its stack|^fatal runtime error|^error(\[|: could not compile)' "$output" |
+        sort -u | cut -c1-400 | head -60
+    # The panic of each failed test, without its backtrace.
+    awk '/^failures:$/ { told = 1 } /^test result: / { told = 0 }
+        told && /^---- .* stdout ----$/ { print; lines = 12; next }
+        told && lines > 0 && !/^ +([0-9]+:|at )/ { print; lines-- }' "$output" | cut -c1-400 | head -120
+    # Until it dies, a binary tells what it has ended with, and no more.
+    grep -B 25 -m 1 -E 'process didn.t exit successfully.*(signal|exit status: [^1]|exit status: 1[0-9])' "$output" | cut -c1-400
+}
+if [ "$status" != 0 ]; then
+    echo
+    echo "What failed:"
+    last_words
+fi
 
 awk -v lint_failed="$lint_failed" -v status="$status" '
     /^SKIPPED: / { told++ }
