@@ -92,20 +92,25 @@ impl Parked {
         }
     }
 
-    /// A flight whose time has come: the oldest, and the next time the one whose time came first.
-    pub fn pop_due(&mut self, now_ms: u64) -> Option<FlightId> {
+    /// A flight whose time has come, and whether it stands in the front: the oldest, and the next time the one whose time came first. Unless
+    /// `anybody` may try, only who stands in the front does.
+    pub fn pop_due(&mut self, now_ms: u64, anybody: bool) -> Option<(FlightId, bool)> {
         if self.ready_ms < now_ms {
             let first = FlightId { index: 0, generation: 0 };
             let due = self.by_due.range((self.ready_ms + 1, first)..).take_while(|(due_ms, _)| *due_ms <= now_ms);
             self.ready.extend(due.filter_map(|(_, id)| Some((self.places.get(id)?.age, *id))));
             self.ready_ms = now_ms;
         }
-        let (_, oldest) = self.ready.first()?;
+        let (age, oldest) = self.ready.first()?;
         let (_, longest_due) = self.by_due.first()?;
-        self.oldest_is_next = !self.oldest_is_next;
+        if !anybody && self.class_of(*age).is_none() {
+            return None;
+        }
+        self.oldest_is_next = !self.oldest_is_next || !anybody;
         let id = if self.oldest_is_next { *oldest } else { *longest_due };
+        let is_in_front = self.places.get(&id).is_some_and(|place| self.class_of(place.age).is_some());
         self.remove(id);
-        Some(id)
+        Some((id, is_in_front))
     }
 
     /// What one try of everybody who is [`wide`] costs.
@@ -127,6 +132,11 @@ impl Parked {
     pub fn class_of(&self, age: EventRef) -> Option<u32> {
         let class = self.youngest.partition_point(|youngest| *youngest < age) as u32;
         (class < CLASSES).then_some(class)
+    }
+
+    /// Whether anybody stands behind the front, as it was last looked at.
+    pub fn has_behind(&self) -> bool {
+        self.youngest.len() == CLASSES as usize
     }
 
     /// Looks who is in the front now, and has nobody there pause for longer than is usual in its class, but for who is [`wide`].
@@ -159,6 +169,10 @@ mod tests {
         EventRef { timestamp_ms: 0, partition: 0, offset, epoch: 0 }
     }
 
+    fn pop(parked: &mut Parked, now_ms: u64) -> Option<FlightId> {
+        parked.pop_due(now_ms, true).map(|(id, _)| id)
+    }
+
     #[test]
     fn comes_out_in_the_order_of_its_time() {
         let mut parked = Parked::default();
@@ -171,10 +185,10 @@ mod tests {
         parked.hold(id(1), 7);
         parked.hold(id(2), 7);
         parked.hold(id(3), 7);
-        assert_eq!(parked.pop_due(6), None, "it is held");
-        assert_eq!(parked.pop_due(9), Some(id(1)));
-        assert_eq!(parked.pop_due(9), None);
-        assert_eq!(parked.pop_due(10), Some(id(2)));
+        assert_eq!(pop(&mut parked, 6), None, "it is held");
+        assert_eq!(pop(&mut parked, 9), Some(id(1)));
+        assert_eq!(pop(&mut parked, 9), None);
+        assert_eq!(pop(&mut parked, 10), Some(id(2)));
         assert_eq!((parked.next_due_ms(), parked.count()), (None, 0));
     }
 
@@ -184,14 +198,14 @@ mod tests {
         for (number, due_ms) in [(1, 40), (2, 30), (3, 20), (4, 10), (5, 50), (6, 5)] {
             parked.insert(id(number), age(number.into()), 1, due_ms);
         }
-        assert_eq!([30, 30].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), Some(id(6))]);
+        assert_eq!([30, 30].map(|now_ms| pop(&mut parked, now_ms)), [Some(id(2)), Some(id(6))]);
         // One is taken out, one is put off and one is put back among them.
         parked.remove(id(3));
         parked.hold(id(4), 45);
         parked.insert(id(2), age(2), 1, 29);
         assert_eq!((parked.next_due_ms(), parked.count()), (Some(29), 4));
-        assert_eq!([30, 30, 44].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), None, Some(id(1))]);
-        assert_eq!([44, 50, 50].map(|now_ms| parked.pop_due(now_ms)), [None, Some(id(4)), Some(id(5))]);
+        assert_eq!([30, 30, 44].map(|now_ms| pop(&mut parked, now_ms)), [Some(id(2)), None, Some(id(1))]);
+        assert_eq!([44, 50, 50].map(|now_ms| pop(&mut parked, now_ms)), [None, Some(id(4)), Some(id(5))]);
     }
 
     #[test]
@@ -202,7 +216,7 @@ mod tests {
         // Two come out in each moment, and all wish to be tried in every second one.
         for now_ms in 1..1_000 {
             for _ in 0..2 {
-                let Some(FlightId { index, .. }) = parked.pop_due(now_ms) else { continue };
+                let Some(FlightId { index, .. }) = pop(&mut parked, now_ms) else { continue };
                 tried[index as usize] += 1;
                 parked.insert(id(index), age(index.into()), 1, now_ms + 2);
             }
@@ -240,7 +254,7 @@ mod tests {
             if now_ms % 100 == 0 {
                 parked.hold(id(1), now_ms + 250);
             }
-            if parked.pop_due(now_ms).is_some() {
+            if pop(&mut parked, now_ms).is_some() {
                 tries += 1;
                 parked.insert(id(1), age(1), 1, now_ms + 10);
             }
@@ -256,8 +270,22 @@ mod tests {
         parked.insert(id(3), age(3), 17, 1_000);
         assert_eq!(parked.wide_rows(), 5_017);
         parked.look_at_front(100, |_| 50);
-        assert_eq!([150, 999, 1_000].map(|now_ms| parked.pop_due(now_ms)), [Some(id(2)), None, Some(id(1))]);
+        assert_eq!([150, 999, 1_000].map(|now_ms| pop(&mut parked, now_ms)), [Some(id(2)), None, Some(id(1))]);
         parked.remove(id(3));
         assert_eq!(parked.wide_rows(), 0);
+    }
+
+    #[test]
+    fn unless_anybody_may_only_the_front_comes_out() {
+        let mut parked = Parked::default();
+        let all = 2 * end_of(CLASSES - 1) as u32;
+        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1, 10));
+        // Behind the front one has been due for longest.
+        parked.insert(id(all - 1), age(u64::from(all) - 1), 1, 5);
+        parked.look_at_front(5, |_| 5);
+        let front = std::iter::from_fn(|| parked.pop_due(10, false));
+        assert!(front.eq((0..all / 2).map(|number| (id(number), true))));
+        assert_eq!(parked.count(), all as usize / 2);
+        assert_eq!(parked.pop_due(10, true), Some((id(all - 1), false)));
     }
 }

@@ -9,6 +9,7 @@ pub mod barred;
 mod contesting;
 mod ended;
 mod missing;
+mod pace;
 mod paged;
 mod riding;
 mod waiting;
@@ -20,6 +21,8 @@ use std::{
 
 use barred::Barred;
 use ended::Ended;
+use pace::Pace;
+use waiting::Trying;
 
 use crate::{
     engine::Row,
@@ -164,8 +167,9 @@ pub struct Planner {
     awaited: TxidMap<BTreeSet<FlightId>>,
     parked: Parked,
     next_look_at_front_ms: u64,
-    /// Who was parked and tries again now, each with its rows.
-    trying: Vec<(FlightId, usize)>,
+    trying: Vec<Trying>,
+    /// Of those behind the front.
+    pace: Pace,
     actions: VecDeque<Action>,
     /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
     ready: VecDeque<FlightId>,
@@ -196,6 +200,7 @@ impl Planner {
             parked: Parked::default(),
             next_look_at_front_ms: 0,
             trying: Vec::new(),
+            pace: Pace::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             waiting: 0,

@@ -639,7 +639,7 @@ fn tries_within(planner: &mut Planner, ms: u64) -> Vec<u32> {
 #[test]
 fn the_more_wait_the_longer_the_younger_pause() {
     // Of the oldest, one in the middle of the front, the youngest: SETTINGS have a class of the front pause for 10, 20, 40, 80 ms.
-    for (count, tries) in [(1, [100; 3]), (250, [100, 100, 50]), (1_024, [100, 25, 12]), (5_000, [100, 25, 1])] {
+    for (count, tries) in [(1, [100; 3]), (250, [100, 100, 50]), (1_024, [100, 25, 12])] {
         let mut planner = many_that_wait(count);
         let all = tries_within(&mut planner, 1_000);
         let of = |number: u32| all[number.min(count - 1) as usize];
@@ -649,6 +649,41 @@ fn the_more_wait_the_longer_the_younger_pause() {
         assert!(looked.into_iter().zip(tries).all(near), "{count} wait: {looked:?}");
         assert!(all.iter().all(|tried| *tried > 0), "{count} wait: nobody is left out");
     }
+}
+
+#[test]
+fn behind_the_front_they_try_as_often_as_it_is_of_use() {
+    let mut planner = many_that_wait(5_000);
+    let behind = |tries: &[u32]| tries[1_024..].iter().sum::<u32>();
+    tries_within(&mut planner, 2_000);
+    let mut now_ms = 4_000;
+    let mut tries_until = |planner: &mut Planner, until_ms: u64, answer: fn(&mut Planner, Action, u64)| {
+        let mut tries = vec![0; 5_000];
+        while now_ms < until_ms {
+            planner.retry_due(now_ms);
+            while let Some(action) = planner.next_action() {
+                if let Action::Apply(token @ Token::Spend(..), _) = &action {
+                    tries[token.flight().index as usize] += 1;
+                }
+                answer(planner, action, now_ms);
+            }
+            now_ms += 1;
+        }
+        tries
+    };
+    let tries = tries_until(&mut planner, 5_000, it_is_not_there);
+    assert!((200..=400).contains(&behind(&tries)), "{}", behind(&tries));
+    assert!((90..=110).contains(&tries[0]), "the front tries as ever: {}", tries[0]);
+    let tries = tries_until(&mut planner, 30_000, it_is_not_there);
+    assert!(tries.iter().all(|tried| *tried > 0), "nobody is left out");
+    // All they waited for comes.
+    let applied = |planner: &mut Planner, action, now_ms| {
+        if let Action::Apply(token, _) = action {
+            planner.outcome(token, applied(), now_ms);
+        }
+    };
+    let tries = tries_until(&mut planner, 34_000, applied);
+    assert!(tries.iter().all(|tried| *tried == 1), "each goes on at its first try");
 }
 
 #[test]

@@ -14,9 +14,9 @@ use crate::{
 /// Those that wait may be as many as a partition's bound allows; the next look is for the others.
 const LOOKS_AT_ONCE: usize = 1_024;
 
-/// Tries in a second of those that stand behind the front, all together: what a store does in passing. As long as few are parked each is
-/// tried again soon, however long it has waited …
-const TRIES_A_SECOND: u64 = 5_000;
+/// Tries in a second of those that stand behind the front, all together, where they are of use ([`Pace`](super::pace::Pace)). As long as few
+/// are parked each is tried again soon, however long it has waited …
+const TRIES_A_SECOND: u64 = super::pace::MOST;
 
 /// … which is this part of the longest pause: shorter, they would try more than they wait.
 const SOON: u64 = 8;
@@ -50,9 +50,17 @@ fn pause_of_class(settings: &PlanSettings, class: u32) -> u64 {
     (settings.retry_max_ms / AT_ONCE).max(settings.retry_min_ms) << class
 }
 
+/// Who was parked and tries again now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Trying {
+    id: FlightId,
+    rows: usize,
+    is_in_front: bool,
+}
+
 /// Whether so many try that nobody else does before there is an answer.
-fn is_full(trying: &[(FlightId, usize)]) -> bool {
-    trying.len() >= TRIES_AT_ONCE || trying.iter().map(|(_, rows)| rows).sum::<usize>() >= ROWS_AT_ONCE
+fn is_full(trying: &[Trying]) -> bool {
+    trying.len() >= TRIES_AT_ONCE || trying.iter().map(|one| one.rows).sum::<usize>() >= ROWS_AT_ONCE
 }
 
 impl Planner {
@@ -225,13 +233,23 @@ impl Planner {
             self.parked.look_at_front(now_ms, |class| pause_of_class(&settings, class).min(behind));
         }
         let mut trying = std::mem::take(&mut self.trying);
-        trying.retain(|(id, _)| self.is_answering(*id));
-        while !is_full(&trying)
-            && let Some(id) = self.parked.pop_due(now_ms)
-        {
+        trying.retain(|one| {
+            let is_answering = self.is_answering(one.id);
+            if !is_answering && !one.is_in_front {
+                let is_parked = self.get(one.id).is_some_and(|flight| flight.stage == Stage::Parked);
+                self.pace.judge(!is_parked);
+            }
+            is_answering
+        });
+        while !is_full(&trying) {
+            let anybody = self.pace.allows(now_ms);
+            let Some((id, is_in_front)) = self.parked.pop_due(now_ms, anybody) else { break };
+            if !is_in_front {
+                self.pace.spend();
+            }
             self.count_waiting(id, -1);
             self.ready.push_back(id);
-            trying.push((id, self.get(id).map_or(0, |flight| flight.rows_of_a_try())));
+            trying.push(Trying { id, rows: self.get(id).map_or(0, |flight| flight.rows_of_a_try()), is_in_front });
         }
         self.trying = trying;
         self.settle_ready(now_ms);
@@ -276,8 +294,9 @@ impl Planner {
 
     /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it; `None`: not before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
-        let is_full = is_full(&self.trying) && self.trying.iter().all(|(id, _)| self.is_answering(*id));
-        self.parked.next_due_ms().filter(|_| !is_full)
+        let is_full = is_full(&self.trying) && self.trying.iter().all(|one| self.is_answering(one.id));
+        let due_ms = self.parked.next_due_ms().filter(|_| !is_full)?;
+        Some(if self.parked.has_behind() { due_ms.max(self.pace.allows_at_ms()) } else { due_ms })
     }
 
     /// Those that have been seen to wait for so long, or have since they last looked at their own records: not all, where
