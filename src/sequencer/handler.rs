@@ -270,7 +270,8 @@ impl Handler {
 
     /// Waits for the store or the log, which try again by themselves.
     pub async fn answer<T>(&self, of: &str, work: impl Future<Output = T>) -> T {
-        Waiting::new(&self.parts, of).until_done(work).await
+        // In every future here: boxed, or they would all be large.
+        Waiting::new(&self.parts, of).until_done(Box::pin(work)).await
     }
 
     /// Applies rows that cannot be refused, but for a later stamp (then a later event has seen to it).

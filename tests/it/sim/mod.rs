@@ -47,6 +47,8 @@ use self::{coverage::Coverage, plan::Plan, run::run, shrink::Budget};
 
 /// Seeds of `make test`.
 const FEW: u64 = 300;
+/// Half of what a thread of an instance has: what needs nearly all of that is found here.
+const STACK: usize = 1 << 20;
 /// Failures after which a run of many seeds ends, unless `ENOUGH` says otherwise.
 const ENOUGH: u64 = 5;
 
@@ -93,7 +95,12 @@ fn check_many(seeds: std::ops::Range<u64>, threads: u64) -> (Coverage, Vec<Strin
             }
         }
     };
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let thread = std::thread::Builder::new().name("simulator".into()).stack_size(STACK);
+            drop(thread.spawn_scoped(scope, work).unwrap());
+        }
+    });
     (coverage.into_inner().unwrap(), failures.into_inner().unwrap())
 }
 
