@@ -433,8 +433,8 @@ impl Handler {
                 if freed.is_empty() && accepted != Some(parent.txid) {
                     continue;
                 }
-                let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
-                let children: Vec<Txid> = children.filter(|child| !cone.contains(child)).collect();
+                let mut children = children_that_lost(&parent);
+                children.retain(|child| !cone.contains(child));
                 let freed = &freed;
                 let deserves = |child: Arc<Page>| async move { self.deserves_a_chance(&child, freed, accepted).await };
                 chances.extend(self.deserving(&children, deserves).await?);
@@ -469,44 +469,42 @@ impl Handler {
         if came { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
     }
 
-    /// Second chances for those that were refused because one of these was locked, which a block or a command has unlocked.
+    /// Second chances when a block has unlocked these. Which of what it lists was locked is not known, so they are for those only that
+    /// something about a parent bars: whatever the verdict names, it is what barred them first, and the chance of that time may have met
+    /// this lock, which changes no verdict.
     pub(super) async fn chances_after_unlock(&self, at: At, unlocked: &[Txid]) -> Result<(), Stop> {
         if at.making == Making::Replaying || unlocked.is_empty() {
             return Ok(());
         }
+        let barred = |child: Arc<Page>| {
+            let barred = matches!(
+                child.state(),
+                TxState::Conflicting(Verdict::Conflicting(reason)) if reason.is_of_a_parent()
+            );
+            std::future::ready(Ok(barred))
+        };
         let mut chances = BTreeSet::new();
         for parent in self.whole_of(unlocked).await? {
-            let locked = TxState::Conflicting(Verdict::Conflicting(Reason::Locked { parent: parent.txid }));
-            let children = parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied());
-            chances.extend(
-                self.deserving(&children.collect::<Vec<_>>(), |child: Arc<Page>| {
-                    std::future::ready(Ok(child.state() == locked))
-                })
-                .await?,
-            );
+            chances.extend(self.deserving(&children_that_lost(&parent), barred).await?);
         }
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
-    /// Second chances for those that were refused because this output was frozen.
-    pub(super) async fn chances_after_unfreeze(&self, at: At, unfrozen: Outpoint) -> Result<(), Stop> {
+    /// Second chances when a command has lifted what barred this output, or, if it is `None`, all of a transaction: for whoever names it
+    /// and has not lost for good. What the verdict names is what barred them first.
+    pub(super) async fn chances_after_command(&self, at: At, txid: Txid, vout: Option<u32>) -> Result<(), Stop> {
         if at.making == Making::Replaying {
             return Ok(());
         }
-        let parent = self.master(unfrozen.txid).await?;
-        let children = parent.iter().filter_map(|parent| parent.master.as_ref());
-        let children: Vec<Txid> = children.flat_map(|master| master.conflicting_children.iter().copied()).collect();
-        let barred = |child: Arc<Page>| async move {
-            let TxState::Conflicting(Verdict::Conflicting(Reason::Frozen { input })) = child.state() else {
-                return Ok(false);
-            };
-            let inputs = self.inputs_of(&child).await?;
-            Ok(inputs.iter().any(|(outpoint, slot)| (*outpoint, slot.input) == (unfrozen, input)))
-        };
-        let chances = self.deserving(&children, barred).await?;
+        let Some(parent) = self.master(txid).await? else { return Ok(()) };
+        let output: BTreeSet<Outpoint> = vout.map(|vout| Outpoint { txid, vout }).into_iter().collect();
+        let (output, all) = (&output, vout.is_none().then_some(txid));
+        let deserves = |child: Arc<Page>| async move { self.deserves_a_chance(&child, output, all).await };
+        let chances = self.deserving(&children_that_lost(&parent), deserves).await?;
         self.publish_reconsider(at, &chances).await
     }
 
+    /// Whether one that lost, and not for good, names one of these outputs, or any of this transaction.
     async fn deserves_a_chance(
         &self,
         child: &Page,
@@ -549,6 +547,10 @@ impl Handler {
 pub(super) fn held_by(txid: Txid, inputs: &[(Outpoint, SpendSlot)]) -> Vec<(Outpoint, HeldSlot)> {
     let held = |slot: &SpendSlot| HeldSlot { offset: slot.offset, holder: SpendingData { txid, input: slot.input } };
     inputs.iter().map(|(outpoint, slot)| (*outpoint, held(slot))).collect()
+}
+
+fn children_that_lost(parent: &Page) -> Vec<Txid> {
+    parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied()).collect()
 }
 
 fn outputs_of(txid: Txid) -> RangeInclusive<Outpoint> {

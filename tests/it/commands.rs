@@ -183,6 +183,100 @@ pub async fn barred(world: World, kill: Option<u64>) {
     world.check(&what).await;
 }
 
+/// Children that were barred twice, one after the other: the verdict names the first bar, and the chance that came of its end met the
+/// second, which changes no verdict.
+/// Protects: when a bar is lifted, whoever it bars to the end is looked at again, whatever the verdict says.
+#[tokio::test(start_paused = true)]
+async fn who_was_barred_twice_has_a_second_chance_when_the_last_bar_is_lifted() {
+    for kill in KILLS {
+        let what = format!("killed after {kill:?}");
+        let world = World::with_settings(WorldSettings::paged(2)).await;
+        let seed = world.seed(1, 4).await;
+        let parents: Vec<Made> = (0..3).map(|number| spend(&[seed.coin(number)], 4, number as u8 + 1)).collect();
+        let [late, one, other] = &parents[..] else { unreachable!() };
+        let children = [
+            // Missing, and locked when it comes; missing, and another parent locked; two locked; an output frozen, and a parent locked.
+            spend(&[late.coin(3)], 1, 11),
+            spend(&[late.coin(0), one.coin(0)], 1, 12),
+            spend(&[one.coin(1), other.coin(0)], 1, 13),
+            spend(&[seed.coin(3), other.coin(1)], 1, 14),
+        ];
+        for parent in [one, other] {
+            world.validate(parent).await;
+        }
+        world.run_until_consumed().await;
+        for (id, parent) in [(1, one), (2, other)] {
+            world.command(id, Action::Lock { txid: parent.txid }).await;
+        }
+        world.command(3, Action::Freeze { outpoint: seed.coin(3).outpoint }).await;
+        consume(&world, kill).await;
+        assert_eq!([became(&world, 1).await, became(&world, 2).await, became(&world, 3).await], ["done"; 3], "{what}");
+        for child in &children {
+            world.validate(child).await;
+        }
+        consume(&world, kill).await;
+        let missing = Some(Reason::MissingParent { parent: late.txid });
+        let locked = |parent: &Made| Some(Reason::Locked { parent: parent.txid });
+        let fell = [missing, missing, locked(one), Some(Reason::Frozen { input: 0 })];
+        let fallen = async || {
+            let mut reasons = Vec::new();
+            for child in &children {
+                reasons.push(lost_for(&world, child).await);
+            }
+            reasons
+        };
+        assert_eq!(fallen().await, fell, "{what}");
+
+        world.validate_locked(late).await;
+        world.command(4, Action::Unlock { txid: one.txid }).await;
+        world.command(5, Action::Unfreeze { outpoint: seed.coin(3).outpoint }).await;
+        consume(&world, kill).await;
+        assert_eq!(state(&world, late).await, TxState::Live, "{what}");
+        assert!(world.page(late).await.unwrap().locked, "{what}");
+        assert_eq!(fallen().await, fell, "{what}: another bar is left of each");
+
+        world.command(6, Action::Unlock { txid: other.txid }).await;
+        consume(&world, kill).await;
+        let live = [None, None];
+        assert_eq!((&fallen().await[..2], &fallen().await[2..]), (&fell[..2], &live[..]), "{what}");
+        world.command(7, Action::Unlock { txid: late.txid }).await;
+        consume(&world, kill).await;
+        for child in &children {
+            assert_eq!(state(&world, child).await, TxState::Live, "{what}");
+        }
+        world.check(&what).await;
+    }
+}
+
+/// The same, where a block lifts the last one: what it lists is locked no more.
+#[tokio::test(start_paused = true)]
+async fn who_was_barred_twice_has_a_second_chance_when_a_block_lifts_the_last_bar() {
+    for kill in KILLS {
+        let what = format!("killed after {kill:?}");
+        let world = World::with_settings(WorldSettings::paged(2)).await;
+        let seed = world.seed(1, 2).await;
+        let (late, other) = (spend(&[seed.coin(0)], 4, 1), spend(&[seed.coin(1)], 1, 2));
+        let children = [spend(&[late.coin(3)], 1, 3), spend(&[late.coin(0), other.coin(0)], 1, 4)];
+        world.validate_locked(&other).await;
+        for child in &children {
+            world.validate(child).await;
+        }
+        consume(&world, kill).await;
+        world.validate_locked(&late).await;
+        consume(&world, kill).await;
+        let missing = Some(Reason::MissingParent { parent: late.txid });
+        for child in &children {
+            assert_eq!(lost_for(&world, child).await, missing, "{what}");
+        }
+        world.mine(1, &[&late, &other]).await;
+        consume(&world, kill).await;
+        for child in &children {
+            assert_eq!(state(&world, child).await, TxState::Live, "{what}");
+        }
+        world.check(&what).await;
+    }
+}
+
 /// Part 7 of the issue: created locked because its event says so, then unlocked by a command; mining is `regressions/chain.rs`.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_that_is_created_locked_is_unlocked_by_a_command() {

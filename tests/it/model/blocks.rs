@@ -122,7 +122,7 @@ impl Replay<'_> {
         fate.mined.insert(mined.block_id, mined);
         (fate.unmined_since, fate.locked) = (Some(None), Some(false));
         if was_locked {
-            self.chances_for(|reason| reason == Reason::Locked { parent: *txid });
+            self.chances_of(*txid, |_| true, Reason::is_of_a_parent);
         }
     }
 }

@@ -306,15 +306,27 @@ impl Replay<'_> {
         }
         self.history.fate(txid).locked = Some(locked);
         if !locked {
-            self.chances_for(|reason| reason == Reason::Locked { parent: *txid });
+            self.chances_of(*txid, |_| true, |reason| !reason.is_for_good());
         }
         Done
     }
 
-    /// Who was barred by what is lifted now gets a second chance.
-    pub fn chances_for(&mut self, barred: impl Fn(Reason) -> bool) {
+    /// Who names one of these outputs, lost for a reason that may pass, and is certainly known to the transaction, gets a second chance.
+    pub fn chances_of(&mut self, parent: Txid, outputs: impl Fn(&Outpoint) -> bool, may_pass: impl Fn(Reason) -> bool) {
+        let noted = self.noted.get(&parent);
         for (txid, fate) in &self.history.fates {
-            if matches!(fate.standing, Standing::Lost(reason) if barred(reason)) {
+            let Standing::Lost(reason) = fate.standing else { continue };
+            let inputs = self.history.inputs(txid);
+            let named = inputs.iter().any(|input| input.txid == parent && outputs(input));
+            let known = match reason {
+                Reason::Locked { parent: barring } if barring == parent => true,
+                Reason::Frozen { input } if inputs.get(input as usize).is_some_and(|input| input.txid == parent) => {
+                    true
+                }
+                Reason::MissingParent { parent: barring } if barring == parent => !self.history.rules.forgetful,
+                _ => noted.is_some_and(|noted| noted.contains(txid)),
+            };
+            if named && known && may_pass(reason) {
                 self.chances.push((*txid, self.at));
             }
         }
@@ -352,13 +364,7 @@ impl Replay<'_> {
         if !self.history.bars.frozen.remove(&outpoint) {
             return Refused("NOT_FROZEN");
         }
-        let spenders = self.history.facts.spenders.get(&outpoint).cloned().unwrap_or_default();
-        for spender in spenders {
-            let lost = self.history.standing(&spender.txid);
-            if lost == Some(Standing::Lost(Reason::Frozen { input: spender.input })) {
-                self.chances.push((spender.txid, self.at));
-            }
-        }
+        self.chances_of(outpoint.txid, |input| *input == outpoint, |reason| !reason.is_for_good());
         Done
     }
 
