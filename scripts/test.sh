@@ -8,10 +8,12 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+lints=$(mktemp)
+trap 'rm -f "$output" "$lints"' EXIT
 
 lint_failed=0
-scripts/lint.sh || lint_failed=1
+scripts/lint.sh 2>&1 | tee "$lints"
+[ "${PIPESTATUS[0]}" = 0 ] || lint_failed=1
 
 # All features that can be built: S3, HTTP and TLS are tested on servers of their own. --show-output: also a passed test must be heard when it says that it was skipped.
 cargo test --locked "$(scripts/features.sh)" --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$output"
@@ -19,19 +21,20 @@ status=${PIPESTATUS[0]}
 
 # A binary that died (an abort, an overflow, a signal) has no failed test: what it said last is all that is known.
 last_words() {
-    grep -E '^test .* FAILED$|^error: test failed|process didn.t exit successfully|has overflowed its stack|^fatal runtime error|^error(\[|: could not compile)' "$output" |
-        sort -u | cut -c1-400 | head -60
-    # The panic of each failed test, without its backtrace.
+    [ "$lint_failed" = 0 ] || tail -n 40 "$lints"
+    grep -E '^test .* FAILED$|^error: test failed|has overflowed its stack|^fatal runtime error|^error(\[|: could not compile)' "$output" |
+        sort -u | head -60
+    # The panics of failed tests, without their backtraces.
     awk '/^failures:$/ { told = 1 } /^test result: / { told = 0 }
-        told && /^---- .* stdout ----$/ { print; lines = 12; next }
-        told && lines > 0 && !/^ +([0-9]+:|at )/ { print; lines-- }' "$output" | cut -c1-400 | head -120
-    # Until it dies, a binary tells what it has ended with, and no more.
-    grep -B 25 -m 1 -E 'process didn.t exit successfully.*(signal|exit status: [^1]|exit status: 1[0-9])' "$output" | cut -c1-400
+        told && /^---- .* stdout ----$/ { print; lines = 0 }
+        told && / panicked at / { lines = 12 }
+        lines > 0 && !/^ +([0-9]+:|at )/ { print; lines-- }' "$output" | head -120
+    grep -B 25 -m 1 "process didn't exit successfully" "$output"
 }
-if [ "$status" != 0 ]; then
+if [ "$status" != 0 ] || [ "$lint_failed" != 0 ]; then
     echo
     echo "What failed:"
-    last_words
+    last_words | cut -c1-400
 fi
 
 awk -v lint_failed="$lint_failed" -v status="$status" '
