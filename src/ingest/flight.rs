@@ -211,6 +211,8 @@ pub struct Flight {
     pub parked_since_ms: Option<u64>,
     /// The parent of which it is asked whether it is missing, and since when.
     pub in_question: Option<(Txid, u64)>,
+    /// Its place among those that wait.
+    pub waits_at: Option<u32>,
     /// When it was first seen to wait for others, or last looked at its own record because of that.
     pub waits_since_ms: Option<u64>,
     /// Its own record was read and was not live.
@@ -246,6 +248,7 @@ impl Flight {
             kept: Kept::WithItsBatch,
             parked_since_ms: None,
             in_question: None,
+            waits_at: None,
             waits_since_ms: None,
             own_state_read: false,
             awaits_registered: false,

@@ -23,20 +23,52 @@ struct Place {
     held_until_ms: u64,
     /// What a try costs.
     rows: usize,
+    /// It has hardly been tried yet.
+    is_new: bool,
+}
+
+/// One whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Due {
+    /// Which.
+    pub id: FlightId,
+    /// Whether it stands behind the front, and has been tried often.
+    pub is_behind: bool,
+}
+
+/// Whose turn it is.
+#[derive(Debug, Clone, Copy, Default)]
+enum Turn {
+    #[default]
+    Oldest,
+    LongestDue,
+    New,
+}
+
+impl Turn {
+    fn next(self) -> Turn {
+        match self {
+            Turn::Oldest => Turn::LongestDue,
+            Turn::LongestDue => Turn::New,
+            Turn::New => Turn::Oldest,
+        }
+    }
 }
 
 /// A queue by the time of the next try. Where more are due than can be tried, the oldest does not wait behind the rest, nor does anybody wait
-/// for ever: they come out in turn, the oldest and whoever has been due for longest.
+/// for ever: they come out in turn, the oldest, whoever has been due for longest, and whoever has hardly been tried yet, since what it waits
+/// for is likely to come at once.
 #[derive(Debug, Default)]
 pub struct Parked {
     places: HashMap<FlightId, Place, foldhash::fast::FixedState>,
     by_due: BTreeSet<(u64, FlightId)>,
+    /// Those that are new, who are not among the others.
+    new_by_due: BTreeSet<(u64, FlightId)>,
     by_age: BTreeSet<(EventRef, FlightId)>,
     /// Those whose time had come when that was last looked at.
     ready: BTreeSet<(EventRef, FlightId)>,
     ready_ms: u64,
-    /// Whose turn it is.
-    oldest_is_next: bool,
+    turn: Turn,
     /// The youngest of each class that was full when that was last looked at.
     youngest: Vec<EventRef>,
     /// The rows of all that are [`wide`].
@@ -50,11 +82,11 @@ pub fn wide(rows: usize) -> bool {
 
 impl Parked {
     /// Parks a flight of this age, whose next try takes so many rows, until `due_ms`; a flight that is parked already is moved.
-    pub fn insert(&mut self, id: FlightId, age: EventRef, rows: usize, due_ms: u64) {
+    pub fn insert(&mut self, id: FlightId, age: EventRef, rows: usize, due_ms: u64, is_new: bool) {
         self.remove(id);
         self.by_age.insert((age, id));
         self.wide_rows += if wide(rows) { rows } else { 0 };
-        self.put(id, Place { age, due_ms, held_until_ms: 0, rows });
+        self.put(id, Place { age, due_ms, held_until_ms: 0, rows, is_new });
     }
 
     /// Keeps a flight that is parked until `until_ms` at least. It is put off by that once between two tries: whoever holds often enough
@@ -69,48 +101,69 @@ impl Parked {
     }
 
     fn move_to(&mut self, id: FlightId, place: Place, due_ms: u64) {
-        self.ready.remove(&(place.age, id));
-        self.by_due.remove(&(place.due_ms, id));
+        self.take_from_queue(id, place);
         self.put(id, Place { due_ms, ..place });
     }
 
+    fn take_from_queue(&mut self, id: FlightId, place: Place) {
+        if place.is_new {
+            self.new_by_due.remove(&(place.due_ms, id));
+        } else {
+            self.ready.remove(&(place.age, id));
+            self.by_due.remove(&(place.due_ms, id));
+        }
+    }
+
     fn put(&mut self, id: FlightId, place: Place) {
-        self.by_due.insert((place.due_ms, id));
-        if place.due_ms <= self.ready_ms {
-            self.ready.insert((place.age, id));
+        if place.is_new {
+            self.new_by_due.insert((place.due_ms, id));
+        } else {
+            self.by_due.insert((place.due_ms, id));
+            if place.due_ms <= self.ready_ms {
+                self.ready.insert((place.age, id));
+            }
         }
         self.places.insert(id, place);
     }
 
     /// Takes a flight out, wherever it stands.
     pub fn remove(&mut self, id: FlightId) {
-        if let Some(Place { age, due_ms, rows, .. }) = self.places.remove(&id) {
-            self.wide_rows -= if wide(rows) { rows } else { 0 };
-            self.by_due.remove(&(due_ms, id));
-            self.by_age.remove(&(age, id));
-            self.ready.remove(&(age, id));
+        if let Some(place) = self.places.remove(&id) {
+            self.wide_rows -= if wide(place.rows) { place.rows } else { 0 };
+            self.by_age.remove(&(place.age, id));
+            self.take_from_queue(id, place);
         }
     }
 
-    /// A flight whose time has come, and whether it stands in the front: the oldest, and the next time the one whose time came first. Unless
-    /// `anybody` may try, only who stands in the front does.
-    pub fn pop_due(&mut self, now_ms: u64, anybody: bool) -> Option<(FlightId, bool)> {
+    /// A flight whose time has come. Unless `anybody` may try, only who is new or stands in the front does.
+    pub fn pop_due(&mut self, now_ms: u64, anybody: bool) -> Option<Due> {
         if self.ready_ms < now_ms {
             let first = FlightId { index: 0, generation: 0 };
             let due = self.by_due.range((self.ready_ms + 1, first)..).take_while(|(due_ms, _)| *due_ms <= now_ms);
             self.ready.extend(due.filter_map(|(_, id)| Some((self.places.get(id)?.age, *id))));
             self.ready_ms = now_ms;
         }
-        let (age, oldest) = self.ready.first()?;
-        let (_, longest_due) = self.by_due.first()?;
-        if !anybody && self.class_of(*age).is_none() {
-            return None;
+        for _ in 0..3 {
+            let turn = self.turn;
+            self.turn = turn.next();
+            let id = match turn {
+                Turn::Oldest => {
+                    let oldest = self.ready.first().filter(|(age, _)| anybody || self.class_of(*age).is_some());
+                    oldest.map(|(_, id)| *id)
+                }
+                Turn::LongestDue => {
+                    self.by_due.first().filter(|(due_ms, _)| anybody && *due_ms <= now_ms).map(|(_, id)| *id)
+                }
+                Turn::New => self.new_by_due.first().filter(|(due_ms, _)| *due_ms <= now_ms).map(|(_, id)| *id),
+            };
+            if let Some(id) = id {
+                let is_behind =
+                    self.places.get(&id).is_some_and(|place| !place.is_new && self.class_of(place.age).is_none());
+                self.remove(id);
+                return Some(Due { id, is_behind });
+            }
         }
-        self.oldest_is_next = !self.oldest_is_next || !anybody;
-        let id = if self.oldest_is_next { *oldest } else { *longest_due };
-        let is_in_front = self.places.get(&id).is_some_and(|place| self.class_of(place.age).is_some());
-        self.remove(id);
-        Some((id, is_in_front))
+        None
     }
 
     /// What one try of everybody who is [`wide`] costs.
@@ -123,9 +176,13 @@ impl Parked {
         self.places.len()
     }
 
-    /// When the first one is due.
-    pub fn next_due_ms(&self) -> Option<u64> {
-        self.by_due.first().map(|(due_ms, _)| *due_ms)
+    /// When the first one is due, where those behind the front may not try before `behind_ms`. Somebody in the front may be due
+    /// sooner than this says, by as much at the most.
+    pub fn next_due_ms(&self, behind_ms: u64) -> Option<u64> {
+        let others =
+            self.by_due.first().map(|(due_ms, _)| if self.has_behind() { behind_ms.max(*due_ms) } else { *due_ms });
+        let new = self.new_by_due.first().map(|(due_ms, _)| *due_ms);
+        [others, new].into_iter().flatten().min()
     }
 
     /// The class of the front that a flight of this age belongs to, as the front was last looked at; `None`: it stands behind the front.
@@ -135,7 +192,7 @@ impl Parked {
     }
 
     /// Whether anybody stands behind the front, as it was last looked at.
-    pub fn has_behind(&self) -> bool {
+    fn has_behind(&self) -> bool {
         self.youngest.len() == CLASSES as usize
     }
 
@@ -170,18 +227,18 @@ mod tests {
     }
 
     fn pop(parked: &mut Parked, now_ms: u64) -> Option<FlightId> {
-        parked.pop_due(now_ms, true).map(|(id, _)| id)
+        parked.pop_due(now_ms, true).map(|due| due.id)
     }
 
     #[test]
     fn comes_out_in_the_order_of_its_time() {
         let mut parked = Parked::default();
-        parked.insert(id(1), age(1), 1, 30);
-        parked.insert(id(2), age(2), 1, 10);
-        parked.insert(id(3), age(3), 1, 20);
-        parked.insert(id(1), age(1), 1, 5);
+        parked.insert(id(1), age(1), 1, 30, false);
+        parked.insert(id(2), age(2), 1, 10, false);
+        parked.insert(id(3), age(3), 1, 20, false);
+        parked.insert(id(1), age(1), 1, 5, false);
         parked.remove(id(3));
-        assert_eq!((parked.next_due_ms(), parked.count()), (Some(5), 2));
+        assert_eq!((parked.next_due_ms(0), parked.count()), (Some(5), 2));
         parked.hold(id(1), 7);
         parked.hold(id(2), 7);
         parked.hold(id(3), 7);
@@ -189,21 +246,21 @@ mod tests {
         assert_eq!(pop(&mut parked, 9), Some(id(1)));
         assert_eq!(pop(&mut parked, 9), None);
         assert_eq!(pop(&mut parked, 10), Some(id(2)));
-        assert_eq!((parked.next_due_ms(), parked.count()), (None, 0));
+        assert_eq!((parked.next_due_ms(0), parked.count()), (None, 0));
     }
 
     #[test]
     fn the_oldest_and_whoever_has_been_due_for_longest_come_out_in_turn() {
         let mut parked = Parked::default();
         for (number, due_ms) in [(1, 40), (2, 30), (3, 20), (4, 10), (5, 50), (6, 5)] {
-            parked.insert(id(number), age(number.into()), 1, due_ms);
+            parked.insert(id(number), age(number.into()), 1, due_ms, false);
         }
         assert_eq!([30, 30].map(|now_ms| pop(&mut parked, now_ms)), [Some(id(2)), Some(id(6))]);
         // One is taken out, one is put off and one is put back among them.
         parked.remove(id(3));
         parked.hold(id(4), 45);
-        parked.insert(id(2), age(2), 1, 29);
-        assert_eq!((parked.next_due_ms(), parked.count()), (Some(29), 4));
+        parked.insert(id(2), age(2), 1, 29, false);
+        assert_eq!((parked.next_due_ms(0), parked.count()), (Some(29), 4));
         assert_eq!([30, 30, 44].map(|now_ms| pop(&mut parked, now_ms)), [Some(id(2)), None, Some(id(1))]);
         assert_eq!([44, 50, 50].map(|now_ms| pop(&mut parked, now_ms)), [None, Some(id(4)), Some(id(5))]);
     }
@@ -211,14 +268,14 @@ mod tests {
     #[test]
     fn nobody_is_left_out_where_the_oldest_are_always_due() {
         let mut parked = Parked::default();
-        (0..100).for_each(|number| parked.insert(id(number), age(number.into()), 1, 1));
+        (0..100).for_each(|number| parked.insert(id(number), age(number.into()), 1, 1, false));
         let mut tried = [0; 100];
         // Two come out in each moment, and all wish to be tried in every second one.
         for now_ms in 1..1_000 {
             for _ in 0..2 {
                 let Some(FlightId { index, .. }) = pop(&mut parked, now_ms) else { continue };
                 tried[index as usize] += 1;
-                parked.insert(id(index), age(index.into()), 1, now_ms + 2);
+                parked.insert(id(index), age(index.into()), 1, now_ms + 2, false);
             }
         }
         assert!(tried[0] > 400 && tried.iter().all(|count| *count >= 9), "{tried:?}");
@@ -228,7 +285,7 @@ mod tests {
     fn who_comes_to_the_front_does_not_sleep_on() {
         let mut parked = Parked::default();
         let all = 2 * end_of(CLASSES - 1) as u32;
-        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1, 1_000_000));
+        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1, 1_000_000, false));
         assert_eq!(parked.class_of(age(5_000)), Some(0), "nobody has looked");
         let look = |parked: &mut Parked, now_ms| parked.look_at_front(now_ms, |class| 10 << class);
         look(&mut parked, 100);
@@ -239,7 +296,7 @@ mod tests {
         // The older half of the front is done with; one of those that follow is held, and another is due sooner than it would be.
         (0..512).for_each(|number| parked.remove(id(number)));
         parked.hold(id(513), 170);
-        parked.insert(id(514), age(514), 1, 105);
+        parked.insert(id(514), age(514), 1, 105, false);
         look(&mut parked, 102);
         assert_eq!([512, 513, 514, 1_024].map(|number| due(&parked, number)), [112, 170, 105, 182]);
         assert_eq!(parked.class_of(age(1_023)), Some(2));
@@ -248,7 +305,7 @@ mod tests {
     #[test]
     fn who_is_held_again_and_again_is_tried_all_the_same() {
         let mut parked = Parked::default();
-        parked.insert(id(1), age(1), 1, 10);
+        parked.insert(id(1), age(1), 1, 10, false);
         let mut tries = 0;
         for now_ms in 0..2_000 {
             if now_ms % 100 == 0 {
@@ -256,7 +313,7 @@ mod tests {
             }
             if pop(&mut parked, now_ms).is_some() {
                 tries += 1;
-                parked.insert(id(1), age(1), 1, now_ms + 10);
+                parked.insert(id(1), age(1), 1, now_ms + 10, false);
             }
         }
         assert!((8..=80).contains(&tries), "{tries}");
@@ -265,9 +322,9 @@ mod tests {
     #[test]
     fn the_front_hurries_nobody_who_is_wide() {
         let mut parked = Parked::default();
-        parked.insert(id(1), age(1), 5_000, 1_000);
-        parked.insert(id(2), age(2), 16, 1_000);
-        parked.insert(id(3), age(3), 17, 1_000);
+        parked.insert(id(1), age(1), 5_000, 1_000, false);
+        parked.insert(id(2), age(2), 16, 1_000, false);
+        parked.insert(id(3), age(3), 17, 1_000, false);
         assert_eq!(parked.wide_rows(), 5_017);
         parked.look_at_front(100, |_| 50);
         assert_eq!([150, 999, 1_000].map(|now_ms| pop(&mut parked, now_ms)), [Some(id(2)), None, Some(id(1))]);
@@ -279,13 +336,32 @@ mod tests {
     fn unless_anybody_may_only_the_front_comes_out() {
         let mut parked = Parked::default();
         let all = 2 * end_of(CLASSES - 1) as u32;
-        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1, 10));
+        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1, 10, false));
         // Behind the front one has been due for longest.
-        parked.insert(id(all - 1), age(u64::from(all) - 1), 1, 5);
+        parked.insert(id(all - 1), age(u64::from(all) - 1), 1, 5, false);
         parked.look_at_front(5, |_| 5);
         let front = std::iter::from_fn(|| parked.pop_due(10, false));
-        assert!(front.eq((0..all / 2).map(|number| (id(number), true))));
+        assert!(front.eq((0..all / 2).map(|number| Due { id: id(number), is_behind: false })));
         assert_eq!(parked.count(), all as usize / 2);
-        assert_eq!(parked.pop_due(10, true), Some((id(all - 1), false)));
+        assert_eq!(parked.next_due_ms(500), Some(500));
+        // But for who is new.
+        parked.insert(id(all), age(u64::from(all)), 1, 12, true);
+        assert_eq!((parked.pop_due(11, false), parked.next_due_ms(500)), (None, Some(12)));
+        assert_eq!(parked.pop_due(12, false), Some(Due { id: id(all), is_behind: false }));
+        // The oldest has its turn, and then who has been due for longest.
+        let due = [12, 12].map(|now_ms| parked.pop_due(now_ms, true));
+        assert_eq!(due, [all / 2, all - 1].map(|number| Some(Due { id: id(number), is_behind: true })));
+    }
+
+    #[test]
+    fn a_flood_of_new_ones_leaves_the_others_their_turn() {
+        let mut parked = Parked::default();
+        (0..30).for_each(|number| parked.insert(id(number), age(number.into()), 1, 10, number >= 10));
+        let first: Vec<u32> = (0..15).filter_map(|_| pop(&mut parked, 10)).map(|id| id.index).collect();
+        assert_eq!(first.iter().filter(|number| **number < 10).count(), 10, "{first:?}");
+        parked.insert(id(0), age(0), 1, 10, true);
+        parked.remove(id(0));
+        assert_eq!(std::iter::from_fn(|| pop(&mut parked, 10)).count(), 15);
+        assert_eq!((parked.count(), parked.next_due_ms(0)), (0, None));
     }
 }

@@ -173,7 +173,8 @@ pub struct Planner {
     actions: VecDeque<Action>,
     /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
     ready: VecDeque<FlightId>,
-    waiting: usize,
+    /// Those that wait; each knows its place.
+    waiting: Vec<FlightId>,
     /// The same of each partition, by its number.
     waiting_of: Vec<usize>,
     parked_max: usize,
@@ -203,7 +204,7 @@ impl Planner {
             pace: Pace::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
-            waiting: 0,
+            waiting: Vec::new(),
             waiting_of: Vec::new(),
             parked_max: 0,
             store_forgets: false,
@@ -226,7 +227,7 @@ impl Planner {
     /// How much is in flight.
     pub fn counts(&self) -> PlanCounts {
         let all = self.flights.len() - self.free.len();
-        PlanCounts { active: all - self.waiting, parked: self.waiting, parked_max: self.parked_max }
+        PlanCounts { active: all - self.waiting.len(), parked: self.waiting.len(), parked_max: self.parked_max }
     }
 
     /// Transactions of a partition that wait.
@@ -564,7 +565,7 @@ impl Planner {
             if let Stage::AwaitingParents { remaining } = &mut flight.stage {
                 *remaining -= 1;
                 if *remaining == 0 {
-                    self.count_waiting(child, -1);
+                    self.ends_waiting(child);
                     self.ready.push_back(child);
                 }
             }
@@ -577,6 +578,7 @@ impl Planner {
     fn remove(&mut self, id: FlightId) -> Option<Flight> {
         self.get(id)?;
         let flight = self.flights[id.index as usize].take()?;
+        debug_assert!(flight.waits_at.is_none(), "it ends while it is known to wait");
         self.free.push(id.index);
         self.by_txid.remove(&flight.txid);
         if flight.awaits_registered {
@@ -604,7 +606,7 @@ impl Planner {
         self.ready.clear();
         self.ended = Ended::default();
         self.at_bound.clear();
-        self.waiting = 0;
+        self.waiting.clear();
         self.waiting_of.clear();
     }
 

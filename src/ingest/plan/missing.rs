@@ -15,7 +15,7 @@ impl Planner {
     /// The transactions that wait for parents that may never come, by their first event, with those: what is absent, and one that is
     /// in flight here, came behind them, and waits itself.
     pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId, Vec<Txid>)> {
-        let waiting = self.flights.iter().flatten().filter(|flight| flight.mode == Mode::Normal && flight.waits());
+        let waiting = self.those_that_wait().filter(|flight| flight.mode == Mode::Normal && flight.waits());
         let wanted = |flight: &Flight| match flight.stage {
             Stage::Parked => Vec::from_iter(flight.absent_parents()),
             _ => {
@@ -43,15 +43,19 @@ impl Planner {
     /// and name.
     pub fn named(&self) -> BTreeMap<i32, Vec<(i64, u64, Name)>> {
         let mut named: BTreeMap<i32, Vec<_>> = BTreeMap::new();
-        for flight in self.flights.iter().flatten().filter(|flight| flight.waits()) {
+        for flight in self.those_that_wait().filter(|flight| flight.waits()) {
             for event in &flight.events {
                 let at = (event.timestamp_ms, event.offset, name_of(&flight.txid));
                 named.entry(event.partition).or_default().push(at);
             }
         }
         for named in named.values_mut() {
+            // All that wait may be very many.
+            if named.len() > MOST_NAMED {
+                named.select_nth_unstable(MOST_NAMED);
+                named.truncate(MOST_NAMED);
+            }
             named.sort_unstable();
-            named.truncate(MOST_NAMED);
         }
         named
     }

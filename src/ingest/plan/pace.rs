@@ -1,10 +1,13 @@
 //! How many of those behind the front try in a second. Pure.
 
-/// At the most: what a store does in passing …
-pub(super) const MOST: u64 = 5_000;
+/// As long as nothing is known: what a store does in passing …
+pub(super) const USUAL: u64 = 5_000;
 
-/// … and at the least, however few come on by it.
-const LEAST: u64 = MOST / 16;
+/// … at the most, while many come on by it …
+const MOST: u64 = USUAL * 8;
+
+/// … and at the least, however few do.
+const LEAST: u64 = USUAL / 16;
 
 /// After so many it is judged what came of them.
 const ROUND: u32 = 256;
@@ -15,7 +18,10 @@ const MANY: u32 = 8;
 /// … one in so many for no fewer to.
 const FEW: u32 = 32;
 
-/// Tries that may be made at once, after a pause.
+/// So many milliseconds' tries are made together: they share a batch, and the loop wakes for them once.
+pub(super) const TOGETHER_MS: u64 = 16;
+
+/// What may be made at once after a pause.
 const BURST_MS: u64 = 100;
 
 /// Follows how many tries are of use: instances that are told again and again that what they wait for is not there take the store's time, and
@@ -32,16 +38,18 @@ pub(super) struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { a_second: MOST, tried: 0, came_on: 0, allowed: 0, since_ms: 0 }
+        Pace { a_second: USUAL, tried: 0, came_on: 0, allowed: 0, since_ms: 0 }
     }
 }
 
 impl Pace {
     /// Whether one may try now.
     pub fn allows(&mut self, now_ms: u64) -> bool {
-        let passed = now_ms.saturating_sub(self.since_ms).min(BURST_MS);
-        self.since_ms = self.since_ms.max(now_ms);
-        self.allowed = (self.allowed + passed * self.a_second).min(BURST_MS * self.a_second);
+        let passed = now_ms.saturating_sub(self.since_ms);
+        if passed >= TOGETHER_MS {
+            self.since_ms = now_ms;
+            self.allowed = (self.allowed + passed.min(BURST_MS) * self.a_second).min(BURST_MS * self.a_second);
+        }
         self.allowed >= 1_000
     }
 
@@ -52,7 +60,7 @@ impl Pace {
 
     /// When one may try, as of the last question.
     pub fn allows_at_ms(&self) -> u64 {
-        self.since_ms + 1_000u64.saturating_sub(self.allowed).div_ceil(self.a_second)
+        if self.allowed >= 1_000 { self.since_ms } else { self.since_ms.saturating_add(TOGETHER_MS) }
     }
 
     /// One has tried: it waits again for the same, or not.
@@ -95,9 +103,9 @@ mod tests {
     fn as_many_try_as_are_of_use() {
         let mut pace = Pace::default();
         let near = |tries: u64, wanted: u64| assert!(tries.abs_diff(wanted) <= wanted / 8 + 10, "{tries} of {wanted}");
-        near(within_a_second(&mut pace, 1_000), MOST);
+        near(within_a_second(&mut pace, 1_000), USUAL);
         (0..ROUND).for_each(|_| pace.judge(false));
-        near(within_a_second(&mut pace, 2_000), MOST / 2);
+        near(within_a_second(&mut pace, 2_000), USUAL / 2);
         (0..20 * ROUND).for_each(|_| pace.judge(false));
         near(within_a_second(&mut pace, 3_000), LEAST);
         (0..20 * ROUND).for_each(|number| pace.judge(number % 16 == 0));
@@ -115,10 +123,10 @@ mod tests {
             pace.spend();
             burst += 1;
         }
-        assert_eq!(burst, MOST * BURST_MS / 1_000);
+        assert_eq!(burst, USUAL * BURST_MS / 1_000);
         // Nor does a clock that goes back.
         assert!(!pace.allows(5));
-        assert!(!pace.allows(1_000_000));
-        assert!(pace.allows(1_000_001));
+        assert!(!pace.allows(1_000_000 + TOGETHER_MS - 1));
+        assert!(pace.allows(1_000_000 + TOGETHER_MS));
     }
 }

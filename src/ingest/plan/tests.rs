@@ -687,6 +687,32 @@ fn behind_the_front_they_try_as_often_as_it_is_of_use() {
 }
 
 #[test]
+fn who_is_new_is_tried_soon_behind_however_many_that_wait_in_vain() {
+    let mut planner = many_that_wait(20_000);
+    tries_within(&mut planner, 2_000);
+    let parent = Outpoint { txid: Txid([5; 32]), vout: 0 };
+    let young = tx(&[parent], 7);
+    planner.submit(event(20_000), young.clone(), Mode::Normal, 4_000);
+    let mut went_on_ms = None;
+    for now_ms in 4_000..6_000 {
+        planner.retry_due(now_ms);
+        while let Some(action) = planner.next_action() {
+            match action {
+                // Its parent, which somebody else creates, has come by then.
+                Action::Apply(Token::Spend(id, _), ref row) if row.key == young.groups[0].key() && now_ms >= 4_020 => {
+                    went_on_ms.get_or_insert(now_ms);
+                    planner.outcome(Token::Spend(id, 0), applied(), now_ms);
+                }
+                Action::Apply(token @ Token::Create(_), _) => planner.outcome(token, applied(), now_ms),
+                Action::Complete(..) => {}
+                other => it_is_not_there(&mut planner, other, now_ms),
+            }
+        }
+    }
+    assert!(went_on_ms.is_some_and(|at_ms| at_ms <= 4_100), "{went_on_ms:?}");
+}
+
+#[test]
 fn who_comes_to_the_front_is_tried_as_often_as_the_rest_of_it() {
     let mut planner = many_that_wait(6_000);
     tries_within(&mut planner, 1_000);

@@ -4,7 +4,7 @@ use super::{Action, EventRef, Mode, PlanSettings, Planner, Token};
 use crate::{
     ingest::{
         flight::{Flight, FlightId, Kept, Stage, decided},
-        parked::wide,
+        parked::{Due, wide},
     },
     record::Reason,
     telemetry::Completion,
@@ -16,7 +16,7 @@ const LOOKS_AT_ONCE: usize = 1_024;
 
 /// Tries in a second of those that stand behind the front, all together, where they are of use ([`Pace`](super::pace::Pace)). As long as few
 /// are parked each is tried again soon, however long it has waited …
-const TRIES_A_SECOND: u64 = super::pace::MOST;
+const TRIES_A_SECOND: u64 = super::pace::USUAL;
 
 /// … which is this part of the longest pause: shorter, they would try more than they wait.
 const SOON: u64 = 8;
@@ -32,6 +32,18 @@ const ROWS_AT_ONCE: usize = 1_024;
 
 /// The longest pause of who asks for many rows at each try, however many of that kind there are, ms.
 const LONGEST_WIDE_PAUSE_MS: u64 = 60_000;
+
+/// Who has been tried so often is no longer new: a parent that is on its way has come by then.
+const NEW: u32 = 5;
+
+/// Who pauses for much longer than that tries at a multiple of it: those of a moment share a batch, and the loop wakes for them once.
+const TOGETHER_MS: u64 = super::pace::TOGETHER_MS;
+
+/// When a pause ends, ms.
+fn end_of_pause(now_ms: u64, pause: u64) -> u64 {
+    let end_ms = now_ms.saturating_add(pause);
+    if pause < 8 * TOGETHER_MS { end_ms } else { end_ms.checked_next_multiple_of(TOGETHER_MS).unwrap_or(end_ms) }
+}
 
 /// The longest pause, in ms, of those behind the front, where so many are parked.
 fn pause_behind(settings: &PlanSettings, parked: usize) -> u64 {
@@ -53,9 +65,8 @@ fn pause_of_class(settings: &PlanSettings, class: u32) -> u64 {
 /// Who was parked and tries again now.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trying {
-    id: FlightId,
+    due: Due,
     rows: usize,
-    is_in_front: bool,
 }
 
 /// Whether so many try that nobody else does before there is an answer.
@@ -67,7 +78,7 @@ impl Planner {
     pub(super) fn await_parents(&mut self, id: FlightId, remaining: u32) {
         if let Some(flight) = self.get(id) {
             flight.stage = Stage::AwaitingParents { remaining };
-            self.count_waiting(id, 1);
+            self.begins_to_wait(id);
         }
     }
 
@@ -93,20 +104,45 @@ impl Planner {
                 }
             }
         }
-        self.count_waiting(id, -1);
+        self.ends_waiting(id);
     }
 
-    /// One begins to wait, or goes on; all events of a transaction lie in one partition.
-    pub(super) fn count_waiting(&mut self, id: FlightId, by: isize) {
-        self.waiting = self.waiting.saturating_add_signed(by);
-        self.parked_max = self.parked_max.max(self.waiting);
-        let Some(number) = self.get(id).and_then(|flight| usize::try_from(flight.origin.partition).ok()) else {
-            return;
-        };
-        if self.waiting_of.len() <= number {
-            self.waiting_of.resize(number + 1, 0);
+    /// One begins to wait; all events of a transaction lie in one partition.
+    pub(super) fn begins_to_wait(&mut self, id: FlightId) {
+        let place = self.waiting.len() as u32;
+        let Some(flight) = self.get(id).filter(|flight| flight.waits_at.is_none()) else { return };
+        flight.waits_at = Some(place);
+        let partition = flight.origin.partition;
+        self.waiting.push(id);
+        self.parked_max = self.parked_max.max(self.waiting.len());
+        if let Ok(number) = usize::try_from(partition) {
+            if self.waiting_of.len() <= number {
+                self.waiting_of.resize(number + 1, 0);
+            }
+            self.waiting_of[number] += 1;
         }
-        self.waiting_of[number] = self.waiting_of[number].saturating_add_signed(by);
+    }
+
+    /// One goes on.
+    pub(super) fn ends_waiting(&mut self, id: FlightId) {
+        let Some(flight) = self.get(id) else { return };
+        let (place, partition) = (flight.waits_at.take(), flight.origin.partition);
+        let Some(place) = place else { return };
+        self.waiting.swap_remove(place as usize);
+        if let Some(moved) = self.waiting.get(place as usize).copied()
+            && let Some(moved) = self.get(moved)
+        {
+            moved.waits_at = Some(place);
+        }
+        let number = usize::try_from(partition).ok();
+        if let Some(waiting) = number.and_then(|number| self.waiting_of.get_mut(number)) {
+            *waiting -= 1;
+        }
+    }
+
+    /// Those that wait, for whatever.
+    pub(super) fn those_that_wait(&self) -> impl Iterator<Item = &Flight> {
+        self.waiting.iter().filter_map(|id| self.flights.get(id.index as usize)?.as_ref().filter(|flight| flight.id == *id))
     }
 
     pub(super) fn park(&mut self, id: FlightId, now_ms: u64) {
@@ -162,6 +198,7 @@ impl Planner {
         let longest = if wide(rows) { longest.max(pause_of_wide(all_wide + rows)) } else { longest };
         flight.parked_since_ms.get_or_insert(now_ms);
         let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(longest);
+        let is_new = flight.attempts < NEW;
         flight.attempts += 1;
         flight.stage = Stage::Parked;
         let registered = std::mem::replace(&mut flight.awaits_registered, true);
@@ -169,8 +206,8 @@ impl Planner {
         for parent in absent {
             self.awaited.entry(parent).or_default().insert(id);
         }
-        self.parked.insert(id, age, rows, now_ms + pause);
-        self.count_waiting(id, 1);
+        self.parked.insert(id, age, rows, end_of_pause(now_ms, pause), is_new);
+        self.begins_to_wait(id);
     }
 
     /// What was asked for cannot be stored, and asking again does not help: the transaction stands, and so does whatever waits for it
@@ -187,14 +224,14 @@ impl Planner {
         let was = std::mem::replace(&mut flight.stage, Stage::Halted);
         let halted = (flight.txid, flight.events.clone());
         if was != Stage::Halted {
-            self.count_waiting(id, 1);
+            self.begins_to_wait(id);
         }
         Some(halted)
     }
 
     /// Whether anything stands until somebody has looked; what waits for that is tried no more than that itself.
     pub fn has_halted(&self) -> bool {
-        self.flights.iter().flatten().any(|flight| flight.stage == Stage::Halted)
+        self.those_that_wait().any(|flight| flight.stage == Stage::Halted)
     }
 
     pub(super) fn is_at_bound(&self, id: FlightId) -> bool {
@@ -209,7 +246,7 @@ impl Planner {
             return;
         }
         let on_flag = |flight: &&Flight| flight.stage == Stage::Parked && flight.locked_parent().is_some();
-        let waiting: Vec<FlightId> = self.flights.iter().flatten().filter(on_flag).map(|flight| flight.id).collect();
+        let waiting: Vec<FlightId> = self.those_that_wait().filter(on_flag).map(|flight| flight.id).collect();
         for id in waiting {
             if self.is_at_bound(id) {
                 self.wait_no_longer(id);
@@ -234,22 +271,22 @@ impl Planner {
         }
         let mut trying = std::mem::take(&mut self.trying);
         trying.retain(|one| {
-            let is_answering = self.is_answering(one.id);
-            if !is_answering && !one.is_in_front {
-                let is_parked = self.get(one.id).is_some_and(|flight| flight.stage == Stage::Parked);
+            let is_answering = self.is_answering(one.due.id);
+            if !is_answering && one.due.is_behind {
+                let is_parked = self.get(one.due.id).is_some_and(|flight| flight.stage == Stage::Parked);
                 self.pace.judge(!is_parked);
             }
             is_answering
         });
         while !is_full(&trying) {
             let anybody = self.pace.allows(now_ms);
-            let Some((id, is_in_front)) = self.parked.pop_due(now_ms, anybody) else { break };
-            if !is_in_front {
+            let Some(due) = self.parked.pop_due(now_ms, anybody) else { break };
+            if due.is_behind {
                 self.pace.spend();
             }
-            self.count_waiting(id, -1);
-            self.ready.push_back(id);
-            trying.push(Trying { id, rows: self.get(id).map_or(0, |flight| flight.rows_of_a_try()), is_in_front });
+            self.ends_waiting(due.id);
+            self.ready.push_back(due.id);
+            trying.push(Trying { due, rows: self.get(due.id).map_or(0, |flight| flight.rows_of_a_try()) });
         }
         self.trying = trying;
         self.settle_ready(now_ms);
@@ -269,7 +306,9 @@ impl Planner {
     /// Gives memory of their own to those that have waited since the last look: one that waits would hold the whole batch that it was
     /// read with.
     pub fn keep_apart(&mut self) {
-        for flight in self.flights.iter_mut().flatten().filter(|flight| flight.waits()) {
+        for place in 0..self.waiting.len() {
+            let id = self.waiting[place];
+            let Some(flight) = self.get(id).filter(|flight| flight.waits()) else { continue };
             flight.kept = match flight.kept {
                 Kept::WithItsBatch => Kept::SeenToWait,
                 Kept::SeenToWait => {
@@ -294,21 +333,23 @@ impl Planner {
 
     /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it; `None`: not before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
-        let is_full = is_full(&self.trying) && self.trying.iter().all(|one| self.is_answering(one.id));
-        let due_ms = self.parked.next_due_ms().filter(|_| !is_full)?;
-        Some(if self.parked.has_behind() { due_ms.max(self.pace.allows_at_ms()) } else { due_ms })
+        let is_full = is_full(&self.trying) && self.trying.iter().all(|one| self.is_answering(one.due.id));
+        self.parked.next_due_ms(self.pace.allows_at_ms()).filter(|_| !is_full)
     }
 
     /// Those that have been seen to wait for so long, or have since they last looked at their own records: not all, where
     /// they are many.
     pub fn waiting_long(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
-        let waiting = self.flights.iter_mut().flatten().filter(|flight| flight.waits());
-        let since = waiting.map(|flight| (flight.id, *flight.waits_since_ms.get_or_insert(now_ms)));
-        since
-            .filter(|(_, since_ms)| now_ms.saturating_sub(*since_ms) >= long_ms)
-            .map(|(id, _)| id)
-            .take(LOOKS_AT_ONCE)
-            .collect()
+        let mut long = Vec::new();
+        for place in 0..self.waiting.len() {
+            let id = self.waiting[place];
+            let Some(flight) = self.get(id).filter(|flight| flight.waits()) else { continue };
+            let since_ms = *flight.waits_since_ms.get_or_insert(now_ms);
+            if now_ms.saturating_sub(since_ms) >= long_ms && long.len() < LOOKS_AT_ONCE {
+                long.push(id);
+            }
+        }
+        long
     }
 
     /// Those that have waited long look at their own records once more: it may all be done already, by an earlier event or by
@@ -331,7 +372,8 @@ impl Planner {
             Stage::Parked => true,
             _ => flight.parked_since_ms.is_some() && flight.is_barred(),
         };
-        let parked = self.flights.iter().flatten().filter(waits);
+        let tries = self.trying.iter().filter_map(|one| self.flights.get(one.due.id.index as usize)?.as_ref());
+        let parked = self.those_that_wait().chain(tries).filter(waits);
         let (event, flight) =
             parked.filter_map(|flight| Some((flight.first_event()?, flight))).min_by_key(|(it, _)| *it)?;
         let txid = flight.work.txid();
