@@ -142,7 +142,9 @@ impl Planner {
 
     /// Those that wait, for whatever.
     pub(super) fn those_that_wait(&self) -> impl Iterator<Item = &Flight> {
-        self.waiting.iter().filter_map(|id| self.flights.get(id.index as usize)?.as_ref().filter(|flight| flight.id == *id))
+        self.waiting
+            .iter()
+            .filter_map(|id| self.flights.get(id.index as usize)?.as_ref().filter(|flight| flight.id == *id))
     }
 
     pub(super) fn park(&mut self, id: FlightId, now_ms: u64) {
