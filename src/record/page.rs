@@ -191,17 +191,6 @@ impl Reason {
         matches!(self, Reason::Immature { .. } | Reason::Command)
     }
 
-    /// Whether something about a parent barred it, which may pass.
-    pub fn is_of_a_parent(self) -> bool {
-        matches!(
-            self,
-            Reason::Locked { .. }
-                | Reason::MissingParent { .. }
-                | Reason::Frozen { .. }
-                | Reason::ConflictingParent { .. }
-        )
-    }
-
     /// Whether a later event of the transaction itself opens the verdict again: its parents may have come meanwhile, or
     /// its extended inputs may have been wrong the first time.
     pub fn reopened_by_its_event(self) -> bool {

@@ -528,7 +528,7 @@ impl Handler {
                 }
                 standings.push(standing(outcome, listed)?);
             }
-            self.chances_after_unlock(at, &parents).await?;
+            self.chances_after_lifting(at, &parents, None).await?;
         }
         Ok(standings)
     }

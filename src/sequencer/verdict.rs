@@ -469,39 +469,52 @@ impl Handler {
         if came { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
     }
 
-    /// Second chances when a block has unlocked these. Which of what it lists was locked is not known, so they are for those only that
-    /// something about a parent bars: whatever the verdict names, it is what barred them first, and the chance of that time may have met
-    /// this lock, which changes no verdict.
-    pub(super) async fn chances_after_unlock(&self, at: At, unlocked: &[Txid]) -> Result<(), Stop> {
-        if at.making == Making::Replaying || unlocked.is_empty() {
+    /// Second chances when these may have been unlocked, by a command or by a block that lists them, or this output of one of them is no
+    /// longer frozen. A verdict names what barred its transaction first, and a chance that fails changes no verdict: so they are for
+    /// whoever that bars no longer, since what bars them to the end may be this. Whom it still bars its own end gives a chance.
+    pub(super) async fn chances_after_lifting(
+        &self,
+        at: At,
+        parents: &[Txid],
+        output: Option<Outpoint>,
+    ) -> Result<(), Stop> {
+        if at.making == Making::Replaying || parents.is_empty() {
             return Ok(());
         }
-        let barred = |child: Arc<Page>| {
-            let barred = matches!(
-                child.state(),
-                TxState::Conflicting(Verdict::Conflicting(reason)) if reason.is_of_a_parent()
-            );
-            std::future::ready(Ok(barred))
+        let deserves = |child: Arc<Page>| async move {
+            let names = match output {
+                Some(output) => self.inputs_of(&child).await?.iter().any(|(outpoint, _)| *outpoint == output),
+                None => true,
+            };
+            Ok(names && !self.is_barred_as_it_fell(&child).await?)
         };
         let mut chances = BTreeSet::new();
-        for parent in self.whole_of(unlocked).await? {
-            chances.extend(self.deserving(&children_that_lost(&parent), barred).await?);
+        for parent in self.whole_of(parents).await? {
+            chances.extend(self.deserving(&children_that_lost(&parent), deserves).await?);
         }
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
-    /// Second chances when a command has lifted what barred this output, or, if it is `None`, all of a transaction: for whoever names it
-    /// and has not lost for good. What the verdict names is what barred them first.
-    pub(super) async fn chances_after_command(&self, at: At, txid: Txid, vout: Option<u32>) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
-            return Ok(());
+    /// Whether what the verdict on a transaction names bars it still, or for good.
+    async fn is_barred_as_it_fell(&self, child: &Page) -> Result<bool, Stop> {
+        let TxState::Conflicting(Verdict::Conflicting(reason)) = child.state() else { return Ok(true) };
+        match reason {
+            Reason::Locked { parent } | Reason::MissingParent { parent } | Reason::ConflictingParent { parent } => {
+                let parent = self.master(parent).await?;
+                Ok(parent.is_none_or(|parent| parent.state() != TxState::Live || parent.locked))
+            }
+            Reason::DoubleSpend { input, .. } | Reason::Frozen { input } => {
+                let inputs = self.inputs_of(child).await?;
+                let Some((outpoint, _)) = inputs.iter().find(|(_, slot)| slot.input == input) else { return Ok(true) };
+                let parents = self.whole_of(&[outpoint.txid]).await?;
+                let slots = self.slots_of(&parents, [*outpoint].into_iter()).await?;
+                let free = parents.first().zip(slots.get(outpoint)).is_some_and(|(parent, slot)| is_free(parent, slot));
+                Ok(!free)
+            }
+            // It passes with the height.
+            Reason::NotYetSpendable { .. } => Ok(false),
+            _ => Ok(true),
         }
-        let Some(parent) = self.master(txid).await? else { return Ok(()) };
-        let output: BTreeSet<Outpoint> = vout.map(|vout| Outpoint { txid, vout }).into_iter().collect();
-        let (output, all) = (&output, vout.is_none().then_some(txid));
-        let deserves = |child: Arc<Page>| async move { self.deserves_a_chance(&child, output, all).await };
-        let chances = self.deserving(&children_that_lost(&parent), deserves).await?;
-        self.publish_reconsider(at, &chances).await
     }
 
     /// Whether one that lost, and not for good, names one of these outputs, or any of this transaction.

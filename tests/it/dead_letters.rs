@@ -121,7 +121,7 @@ fn children_of_a_late_parent_are_replayed_many_at_once_and_by_whoever_comes_next
     stop(instance);
     assert!(children.iter().all(|child| state_of(&bench, child) == "conflicting"));
     let before = chain(&bench).1;
-    let mut unlock = bench.command(&["command", "--timeout-s", "1"], &[]);
+    let mut unlock = bench.command(&["command", "--timeout-s", "5"], &[]);
     unlock.args(["unlock", &parent.txid.to_string()]);
     assert!(!unlock.output().unwrap().status.success(), "nobody is there to answer");
     assert_eq!(chain(&bench).1, before + 1);

@@ -46,7 +46,7 @@ impl Handler {
             Action::Lock { txid } => self.apply_to_whole(at, applied_again, *txid, Sequenced::SetLocked(true)).await,
             Action::Unlock { txid } => {
                 self.apply_to_whole(at, applied_again, *txid, Sequenced::SetLocked(false)).await?;
-                self.chances_after_command(at, *txid, None).await
+                self.chances_after_lifting(at, &[*txid], None).await
             }
             Action::Preserve { txid, until } => {
                 self.apply_to_whole(at, applied_again, *txid, Sequenced::Preserve { until: *until }).await
@@ -58,7 +58,7 @@ impl Handler {
             }
             Action::Unfreeze { outpoint } => {
                 self.apply_to_slot(at, applied_again, *outpoint, |offset| Some(Sequenced::Unfreeze { offset })).await?;
-                self.chances_after_command(at, outpoint.txid, Some(outpoint.vout)).await
+                self.chances_after_lifting(at, &[outpoint.txid], Some(*outpoint)).await
             }
             Action::FreezeUntil { outpoint, height } => {
                 let until = |offset| Some(Sequenced::FreezeUntil { offset, height: *height, decided: true });

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use utxo_store::{
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
-    record::{MinedIn, Reason},
+    record::MinedIn,
     tx::Txid,
 };
 
@@ -122,7 +122,7 @@ impl Replay<'_> {
         fate.mined.insert(mined.block_id, mined);
         (fate.unmined_since, fate.locked) = (Some(None), Some(false));
         if was_locked {
-            self.chances_of(*txid, |_| true, Reason::is_of_a_parent);
+            self.chances_of(*txid, |_| true);
         }
     }
 }

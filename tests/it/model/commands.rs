@@ -306,27 +306,42 @@ impl Replay<'_> {
         }
         self.history.fate(txid).locked = Some(locked);
         if !locked {
-            self.chances_of(*txid, |_| true, |reason| !reason.is_for_good());
+            self.chances_of(*txid, |_| true);
         }
         Done
     }
 
-    /// Who names one of these outputs, lost for a reason that may pass, and is certainly known to the transaction, gets a second chance.
-    pub fn chances_of(&mut self, parent: Txid, outputs: impl Fn(&Outpoint) -> bool, may_pass: impl Fn(Reason) -> bool) {
+    /// Who names one of these outputs of a transaction, is certainly known to it, and is certainly not barred by what its verdict names,
+    /// gets a second chance. Whoever fell by this very event is judged with all that it did.
+    pub fn chances_of(&mut self, parent: Txid, outputs: impl Fn(&Outpoint) -> bool) {
+        let history = &self.history;
+        // One that nobody has decided on may have come behind this.
+        let is_open = |txid: &Txid| {
+            let there = *txid == parent || self.stored.contains(txid);
+            there && history.is_live(txid) && !history.locked(txid)
+        };
         let noted = self.noted.get(&parent);
-        for (txid, fate) in &self.history.fates {
+        for (txid, fate) in &history.fates {
             let Standing::Lost(reason) = fate.standing else { continue };
-            let inputs = self.history.inputs(txid);
-            let named = inputs.iter().any(|input| input.txid == parent && outputs(input));
-            let known = match reason {
-                Reason::Locked { parent: barring } if barring == parent => true,
-                Reason::Frozen { input } if inputs.get(input as usize).is_some_and(|input| input.txid == parent) => {
-                    true
+            let inputs = history.inputs(txid);
+            if fate.lost_by == self.at || !inputs.iter().any(|input| input.txid == parent && outputs(input)) {
+                continue;
+            }
+            let is_noted = noted.is_some_and(|noted| noted.contains(txid));
+            let deserves = match reason {
+                Reason::Locked { parent: barring } => (barring == parent || is_noted) && is_open(&barring),
+                Reason::MissingParent { parent: barring } => {
+                    ((barring == parent && !history.rules.forgetful) || is_noted) && is_open(&barring)
                 }
-                Reason::MissingParent { parent: barring } if barring == parent => !self.history.rules.forgetful,
-                _ => noted.is_some_and(|noted| noted.contains(txid)),
+                Reason::ConflictingParent { parent: barring } => is_noted && is_open(&barring),
+                Reason::Frozen { input } => inputs.get(input as usize).is_some_and(|input| {
+                    (input.txid == parent || is_noted)
+                        && !history.bars.frozen.contains(input)
+                        && history.live_spenders(input, txid).is_empty()
+                }),
+                _ => false,
             };
-            if named && known && may_pass(reason) {
+            if deserves {
                 self.chances.push((*txid, self.at));
             }
         }
@@ -364,7 +379,7 @@ impl Replay<'_> {
         if !self.history.bars.frozen.remove(&outpoint) {
             return Refused("NOT_FROZEN");
         }
-        self.chances_of(outpoint.txid, |input| *input == outpoint, |reason| !reason.is_for_good());
+        self.chances_of(outpoint.txid, |input| *input == outpoint);
         Done
     }
 

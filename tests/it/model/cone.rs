@@ -85,8 +85,10 @@ impl Replay<'_> {
     }
 
     pub fn lose(&mut self, txid: Txid, reason: Reason, height: u32) {
+        let at = self.at;
         let fate = self.history.fate(&txid);
-        (fate.standing, fate.accepted, fate.lost_at) = (Standing::Lost(reason), false, height);
+        (fate.standing, fate.accepted) = (Standing::Lost(reason), false);
+        (fate.lost_at, fate.lost_by) = (height, at);
         self.mentioned.insert(txid);
         // Settling contests parents that are not there: they come contested when they come.
         self.mentioned.extend(self.history.tx(&txid).map(|tx| tx.parents()).into_iter().flatten());

@@ -52,6 +52,8 @@ pub struct Fate {
     pub proven: Option<Version>,
     /// Block height at which it became conflicting.
     pub lost_at: u32,
+    /// The chain offset of the event by which it became conflicting.
+    pub lost_by: u64,
 }
 
 impl Fate {
@@ -66,6 +68,7 @@ impl Fate {
             contest: None,
             proven: None,
             lost_at: 0,
+            lost_by: u64::MAX,
         }
     }
 }
