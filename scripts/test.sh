@@ -25,11 +25,11 @@ last_words() {
     grep -E '^test .* FAILED$|^error: test failed|has overflowed its stack|^fatal runtime error|^error(\[|: could not compile)' "$output" |
         sort -u | head -60
     # The panics of failed tests, without their backtraces.
-    awk '/^failures:$/ { told = 1 } /^test result: / { told = 0 }
+    awk '/^failures:$/ { told = 1 } /^test result: / { told = 0; lines = 0 }
         told && /^---- .* stdout ----$/ { print; lines = 0 }
         told && / panicked at / { lines = 12 }
         lines > 0 && !/^ +([0-9]+:|at )/ { print; lines-- }' "$output" | head -120
-    grep -B 25 -m 1 "process didn't exit successfully" "$output"
+    grep -B 25 "process didn't exit successfully" "$output"
 }
 if [ "$status" != 0 ] || [ "$lint_failed" != 0 ]; then
     echo

@@ -27,13 +27,24 @@ struct Place {
     is_new: bool,
 }
 
+/// Among whom one has its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// The oldest of all.
+    Front,
+    /// Those behind them that have hardly been tried yet, as such.
+    New,
+    /// All behind the front.
+    Behind,
+}
+
 /// One whose time has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Due {
     /// Which.
     pub id: FlightId,
-    /// Whether it stands behind the front, and has been tried often.
-    pub is_behind: bool,
+    /// Among whom.
+    pub lane: Lane,
 }
 
 /// Whose turn it is.
@@ -56,17 +67,19 @@ impl Turn {
 }
 
 /// A queue by the time of the next try. Where more are due than can be tried, the oldest does not wait behind the rest, nor does anybody wait
-/// for ever: they come out in turn, the oldest, whoever has been due for longest, and whoever has hardly been tried yet, since what it waits
-/// for is likely to come at once.
+/// for ever: they come out in turn, the oldest, whoever has been due for longest, and the youngest of those that have hardly been tried: what
+/// it waits for is likely to come just now.
 #[derive(Debug, Default)]
 pub struct Parked {
     places: HashMap<FlightId, Place, foldhash::fast::FixedState>,
     by_due: BTreeSet<(u64, FlightId)>,
-    /// Those that are new, who are not among the others.
+    /// Of those the ones that are new.
     new_by_due: BTreeSet<(u64, FlightId)>,
     by_age: BTreeSet<(EventRef, FlightId)>,
     /// Those whose time had come when that was last looked at.
     ready: BTreeSet<(EventRef, FlightId)>,
+    /// Of those the ones that are new.
+    new_ready: BTreeSet<(EventRef, FlightId)>,
     ready_ms: u64,
     turn: Turn,
     /// The youngest of each class that was full when that was last looked at.
@@ -106,24 +119,30 @@ impl Parked {
     }
 
     fn take_from_queue(&mut self, id: FlightId, place: Place) {
+        self.by_due.remove(&(place.due_ms, id));
+        self.ready.remove(&(place.age, id));
         if place.is_new {
             self.new_by_due.remove(&(place.due_ms, id));
-        } else {
-            self.ready.remove(&(place.age, id));
-            self.by_due.remove(&(place.due_ms, id));
+            self.new_ready.remove(&(place.age, id));
         }
     }
 
     fn put(&mut self, id: FlightId, place: Place) {
+        self.places.insert(id, place);
+        self.by_due.insert((place.due_ms, id));
         if place.is_new {
             self.new_by_due.insert((place.due_ms, id));
-        } else {
-            self.by_due.insert((place.due_ms, id));
-            if place.due_ms <= self.ready_ms {
-                self.ready.insert((place.age, id));
-            }
         }
-        self.places.insert(id, place);
+        if place.due_ms <= self.ready_ms {
+            self.is_ready(id, place);
+        }
+    }
+
+    fn is_ready(&mut self, id: FlightId, place: Place) {
+        self.ready.insert((place.age, id));
+        if place.is_new {
+            self.new_ready.insert((place.age, id));
+        }
     }
 
     /// Takes a flight out, wherever it stands.
@@ -135,12 +154,17 @@ impl Parked {
         }
     }
 
-    /// A flight whose time has come. Unless `anybody` may try, only who is new or stands in the front does.
-    pub fn pop_due(&mut self, now_ms: u64, anybody: bool) -> Option<Due> {
+    /// A flight whose time has come. Who stands in the front may always try, the others where `behind` and `new` say so.
+    pub fn pop_due(&mut self, now_ms: u64, behind: bool, new: bool) -> Option<Due> {
         if self.ready_ms < now_ms {
             let first = FlightId { index: 0, generation: 0 };
             let due = self.by_due.range((self.ready_ms + 1, first)..).take_while(|(due_ms, _)| *due_ms <= now_ms);
-            self.ready.extend(due.filter_map(|(_, id)| Some((self.places.get(id)?.age, *id))));
+            let due: Vec<FlightId> = due.map(|(_, id)| *id).collect();
+            for id in due {
+                if let Some(place) = self.places.get(&id) {
+                    self.is_ready(id, *place);
+                }
+            }
             self.ready_ms = now_ms;
         }
         for _ in 0..3 {
@@ -148,19 +172,22 @@ impl Parked {
             self.turn = turn.next();
             let id = match turn {
                 Turn::Oldest => {
-                    let oldest = self.ready.first().filter(|(age, _)| anybody || self.class_of(*age).is_some());
+                    let oldest = self.ready.first().filter(|(age, _)| behind || self.class_of(*age).is_some());
                     oldest.map(|(_, id)| *id)
                 }
                 Turn::LongestDue => {
-                    self.by_due.first().filter(|(due_ms, _)| anybody && *due_ms <= now_ms).map(|(_, id)| *id)
+                    self.by_due.first().filter(|(due_ms, _)| behind && *due_ms <= now_ms).map(|(_, id)| *id)
                 }
-                Turn::New => self.new_by_due.first().filter(|(due_ms, _)| *due_ms <= now_ms).map(|(_, id)| *id),
+                Turn::New => self.new_ready.last().filter(|_| new).map(|(_, id)| *id),
             };
-            if let Some(id) = id {
-                let is_behind =
-                    self.places.get(&id).is_some_and(|place| !place.is_new && self.class_of(place.age).is_none());
+            if let Some((id, place)) = id.and_then(|id| Some((id, *self.places.get(&id)?))) {
+                let lane = match (self.class_of(place.age), turn) {
+                    (Some(_), _) => Lane::Front,
+                    (None, Turn::New) => Lane::New,
+                    (None, _) => Lane::Behind,
+                };
                 self.remove(id);
-                return Some(Due { id, is_behind });
+                return Some(Due { id, lane });
             }
         }
         None
@@ -176,12 +203,12 @@ impl Parked {
         self.places.len()
     }
 
-    /// When the first one is due, where those behind the front may not try before `behind_ms`. Somebody in the front may be due
-    /// sooner than this says, by as much at the most.
-    pub fn next_due_ms(&self, behind_ms: u64) -> Option<u64> {
+    /// When the first one is due, where those behind the front may not try before `behind_ms`, and those that are new not before
+    /// `new_ms`. Somebody in the front may be due sooner than this says, but not before the first of those moments.
+    pub fn next_due_ms(&self, behind_ms: u64, new_ms: u64) -> Option<u64> {
         let others =
             self.by_due.first().map(|(due_ms, _)| if self.has_behind() { behind_ms.max(*due_ms) } else { *due_ms });
-        let new = self.new_by_due.first().map(|(due_ms, _)| *due_ms);
+        let new = self.new_by_due.first().map(|(due_ms, _)| new_ms.max(*due_ms));
         [others, new].into_iter().flatten().min()
     }
 
@@ -227,7 +254,7 @@ mod tests {
     }
 
     fn pop(parked: &mut Parked, now_ms: u64) -> Option<FlightId> {
-        parked.pop_due(now_ms, true).map(|due| due.id)
+        parked.pop_due(now_ms, true, true).map(|due| due.id)
     }
 
     #[test]
@@ -238,7 +265,7 @@ mod tests {
         parked.insert(id(3), age(3), 1, 20, false);
         parked.insert(id(1), age(1), 1, 5, false);
         parked.remove(id(3));
-        assert_eq!((parked.next_due_ms(0), parked.count()), (Some(5), 2));
+        assert_eq!((parked.next_due_ms(0, 0), parked.count()), (Some(5), 2));
         parked.hold(id(1), 7);
         parked.hold(id(2), 7);
         parked.hold(id(3), 7);
@@ -246,7 +273,7 @@ mod tests {
         assert_eq!(pop(&mut parked, 9), Some(id(1)));
         assert_eq!(pop(&mut parked, 9), None);
         assert_eq!(pop(&mut parked, 10), Some(id(2)));
-        assert_eq!((parked.next_due_ms(0), parked.count()), (None, 0));
+        assert_eq!((parked.next_due_ms(0, 0), parked.count()), (None, 0));
     }
 
     #[test]
@@ -260,7 +287,7 @@ mod tests {
         parked.remove(id(3));
         parked.hold(id(4), 45);
         parked.insert(id(2), age(2), 1, 29, false);
-        assert_eq!((parked.next_due_ms(0), parked.count()), (Some(29), 4));
+        assert_eq!((parked.next_due_ms(0, 0), parked.count()), (Some(29), 4));
         assert_eq!([30, 30, 44].map(|now_ms| pop(&mut parked, now_ms)), [Some(id(2)), None, Some(id(1))]);
         assert_eq!([44, 50, 50].map(|now_ms| pop(&mut parked, now_ms)), [None, Some(id(4)), Some(id(5))]);
     }
@@ -340,28 +367,49 @@ mod tests {
         // Behind the front one has been due for longest.
         parked.insert(id(all - 1), age(u64::from(all) - 1), 1, 5, false);
         parked.look_at_front(5, |_| 5);
-        let front = std::iter::from_fn(|| parked.pop_due(10, false));
-        assert!(front.eq((0..all / 2).map(|number| Due { id: id(number), is_behind: false })));
+        let front = std::iter::from_fn(|| parked.pop_due(10, false, true));
+        assert!(front.eq((0..all / 2).map(|number| Due { id: id(number), lane: Lane::Front })));
         assert_eq!(parked.count(), all as usize / 2);
-        assert_eq!(parked.next_due_ms(500), Some(500));
+        assert_eq!(parked.next_due_ms(500, 0), Some(500));
         // But for who is new.
         parked.insert(id(all), age(u64::from(all)), 1, 12, true);
-        assert_eq!((parked.pop_due(11, false), parked.next_due_ms(500)), (None, Some(12)));
-        assert_eq!(parked.pop_due(12, false), Some(Due { id: id(all), is_behind: false }));
+        assert_eq!((parked.pop_due(11, false, true), parked.next_due_ms(500, 0)), (None, Some(12)));
+        assert_eq!(parked.pop_due(12, false, true), Some(Due { id: id(all), lane: Lane::New }));
         // The oldest has its turn, and then who has been due for longest.
-        let due = [12, 12].map(|now_ms| parked.pop_due(now_ms, true));
-        assert_eq!(due, [all / 2, all - 1].map(|number| Some(Due { id: id(number), is_behind: true })));
+        let due = [12, 12].map(|now_ms| parked.pop_due(now_ms, true, true));
+        assert_eq!(due, [all / 2, all - 1].map(|number| Some(Due { id: id(number), lane: Lane::Behind })));
     }
 
     #[test]
-    fn a_flood_of_new_ones_leaves_the_others_their_turn() {
+    fn a_flood_of_new_ones_leaves_the_others_their_turn_and_they_it() {
         let mut parked = Parked::default();
-        (0..30).for_each(|number| parked.insert(id(number), age(number.into()), 1, 10, number >= 10));
-        let first: Vec<u32> = (0..15).filter_map(|_| pop(&mut parked, 10)).map(|id| id.index).collect();
-        assert_eq!(first.iter().filter(|number| **number < 10).count(), 10, "{first:?}");
-        parked.insert(id(0), age(0), 1, 10, true);
-        parked.remove(id(0));
-        assert_eq!(std::iter::from_fn(|| pop(&mut parked, 10)).count(), 15);
-        assert_eq!((parked.count(), parked.next_due_ms(0)), (0, None));
+        let all = 2 * end_of(CLASSES - 1) as u32;
+        // The youngest are new.
+        (0..all).for_each(|number| parked.insert(id(number), age(number.into()), 1, 10, number >= all - 100));
+        parked.look_at_front(10, |_| 0);
+        let mut lanes = Vec::new();
+        for _ in 0..30 {
+            lanes.push(parked.pop_due(10, true, true).unwrap());
+        }
+        let of = |lane: Lane| lanes.iter().filter(|due| due.lane == lane).map(|due| due.id.index).collect::<Vec<_>>();
+        assert_eq!(of(Lane::New), (all - 10..all).rev().collect::<Vec<_>>(), "the youngest first");
+        assert_eq!(of(Lane::Front).len() + of(Lane::Behind).len(), 20);
+        // They may not try, and then they may; whoever may try behind the front may be new as well.
+        let front = std::iter::from_fn(|| parked.pop_due(10, false, false));
+        assert!(front.into_iter().all(|due| due.lane == Lane::Front));
+        assert_eq!(parked.next_due_ms(60, 50), Some(50));
+        assert_eq!(parked.pop_due(50, false, true), Some(Due { id: id(all - 11), lane: Lane::New }));
+        assert_eq!(
+            std::iter::from_fn(|| parked.pop_due(50, true, false)).filter(|due| due.lane == Lane::Behind).count(),
+            parked_behind(all, &lanes)
+        );
+        assert_eq!((parked.count(), parked.next_due_ms(0, 0)), (0, None));
+        assert!(parked.ready.is_empty() && parked.new_ready.is_empty() && parked.new_by_due.is_empty());
+    }
+
+    /// How many stand behind the front once all of these and one more have come out.
+    fn parked_behind(all: u32, out: &[Due]) -> usize {
+        let front = end_of(CLASSES - 1);
+        all as usize - front - out.iter().filter(|due| due.id.index as usize >= front).count() - 1
     }
 }

@@ -168,8 +168,8 @@ pub struct Planner {
     parked: Parked,
     next_look_at_front_ms: u64,
     trying: Vec<Trying>,
-    /// Of those behind the front.
-    pace: Pace,
+    pace_behind: Pace,
+    pace_of_new: Pace,
     actions: VecDeque<Action>,
     /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
     ready: VecDeque<FlightId>,
@@ -201,7 +201,8 @@ impl Planner {
             parked: Parked::default(),
             next_look_at_front_ms: 0,
             trying: Vec::new(),
-            pace: Pace::default(),
+            pace_behind: Pace::default(),
+            pace_of_new: Pace::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             waiting: Vec::new(),

@@ -1,4 +1,4 @@
-//! How many of those behind the front try in a second. Pure.
+//! How many of those that wait try in a second. Pure.
 
 /// As long as nothing is known: what a store does in passing …
 pub(super) const USUAL: u64 = 5_000;

@@ -672,7 +672,8 @@ fn behind_the_front_they_try_as_often_as_it_is_of_use() {
         tries
     };
     let tries = tries_until(&mut planner, 5_000, it_is_not_there);
-    assert!((200..=400).contains(&behind(&tries)), "{}", behind(&tries));
+    // Of 3,976: the least that may, and the least of those that are new.
+    assert!((200..=700).contains(&behind(&tries)), "{}", behind(&tries));
     assert!((90..=110).contains(&tries[0]), "the front tries as ever: {}", tries[0]);
     let tries = tries_until(&mut planner, 30_000, it_is_not_there);
     assert!(tries.iter().all(|tried| *tried > 0), "nobody is left out");

@@ -1,10 +1,10 @@
 //! Transactions that wait: for a parent in flight here, or parked until their next try.
 
-use super::{Action, EventRef, Mode, PlanSettings, Planner, Token};
+use super::{Action, EventRef, Mode, PlanSettings, Planner, Token, pace::Pace};
 use crate::{
     ingest::{
         flight::{Flight, FlightId, Kept, Stage, decided},
-        parked::{Due, wide},
+        parked::{Due, Lane, wide},
     },
     record::Reason,
     telemetry::Completion,
@@ -274,17 +274,19 @@ impl Planner {
         let mut trying = std::mem::take(&mut self.trying);
         trying.retain(|one| {
             let is_answering = self.is_answering(one.due.id);
-            if !is_answering && one.due.is_behind {
+            if !is_answering {
                 let is_parked = self.get(one.due.id).is_some_and(|flight| flight.stage == Stage::Parked);
-                self.pace.judge(!is_parked);
+                if let Some(pace) = self.pace_of(one.due.lane) {
+                    pace.judge(!is_parked);
+                }
             }
             is_answering
         });
         while !is_full(&trying) {
-            let anybody = self.pace.allows(now_ms);
-            let Some(due) = self.parked.pop_due(now_ms, anybody) else { break };
-            if due.is_behind {
-                self.pace.spend();
+            let (behind, new) = (self.pace_behind.allows(now_ms), self.pace_of_new.allows(now_ms));
+            let Some(due) = self.parked.pop_due(now_ms, behind, new) else { break };
+            if let Some(pace) = self.pace_of(due.lane) {
+                pace.spend();
             }
             self.ends_waiting(due.id);
             self.ready.push_back(due.id);
@@ -292,6 +294,14 @@ impl Planner {
         }
         self.trying = trying;
         self.settle_ready(now_ms);
+    }
+
+    fn pace_of(&mut self, lane: Lane) -> Option<&mut Pace> {
+        match lane {
+            Lane::Front => None,
+            Lane::New => Some(&mut self.pace_of_new),
+            Lane::Behind => Some(&mut self.pace_behind),
+        }
     }
 
     /// Whether the store has not told one that tries again what it wants to know. Who is being created has been told: that may wait for
@@ -336,7 +346,7 @@ impl Planner {
     /// When [`retry_due`](Self::retry_due) has something to do, by the clock of whoever calls it; `None`: not before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
         let is_full = is_full(&self.trying) && self.trying.iter().all(|one| self.is_answering(one.due.id));
-        self.parked.next_due_ms(self.pace.allows_at_ms()).filter(|_| !is_full)
+        self.parked.next_due_ms(self.pace_behind.allows_at_ms(), self.pace_of_new.allows_at_ms()).filter(|_| !is_full)
     }
 
     /// Those that have been seen to wait for so long, or have since they last looked at their own records: not all, where
@@ -374,8 +384,7 @@ impl Planner {
             Stage::Parked => true,
             _ => flight.parked_since_ms.is_some() && flight.is_barred(),
         };
-        let tries = self.trying.iter().filter_map(|one| self.flights.get(one.due.id.index as usize)?.as_ref());
-        let parked = self.those_that_wait().chain(tries).filter(waits);
+        let parked = self.flights.iter().flatten().filter(waits);
         let (event, flight) =
             parked.filter_map(|flight| Some((flight.first_event()?, flight))).min_by_key(|(it, _)| *it)?;
         let txid = flight.work.txid();
