@@ -22,8 +22,10 @@ use super::{
 };
 
 mod questions;
+mod unbarred;
 
 use questions::Questions;
+use unbarred::Losers;
 
 /// One thing that must not be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -143,6 +145,13 @@ pub enum Violation {
         /// The slot.
         outpoint: Outpoint,
     },
+    /// A transaction is conflicting and not due to be pruned, though all of its parents are live and all of its slots are free.
+    Unbarred {
+        /// The conflicting transaction.
+        txid: Txid,
+        /// The reason of its verdict, which no longer holds.
+        reason: String,
+    },
 }
 
 /// A transaction and its input: who spends a slot.
@@ -206,6 +215,11 @@ impl fmt::Display for Violation {
             OrphanedPage { txid, page } => write!(f, "page {page} of {txid} has no master that tells of it"),
             Body { txid, problem } => write!(f, "body of {txid}: {problem}"),
             SlotHash { outpoint } => write!(f, "the slot of {outpoint} commits to another output than the stored one"),
+            Unbarred { txid, reason } => write!(
+                f,
+                "{txid} is conflicting ({reason}), but its parents are live and its slots are free; \
+                 `utxo-store command reconsider {txid}` makes it live"
+            ),
         }
     }
 }
@@ -224,7 +238,13 @@ impl Store {
     ) -> Result<u64, EngineError> {
         let mut seen = 0;
         let mut scan = Scan::new(self, Set::Transactions);
-        let mut verifier = Verifier { store: self, questions: Questions::default(), found: &mut found };
+        let mut verifier = Verifier {
+            store: self,
+            questions: Questions::default(),
+            losers: Losers::default(),
+            highest: 0,
+            found: &mut found,
+        };
         while let Some(records) = scan.next().await? {
             for (_, record) in records {
                 if let Record::Page(page) = record {
@@ -235,6 +255,8 @@ impl Store {
             progress(seen);
         }
         verifier.questions.ask(self, verifier.found).await?;
+        verifier.losers.ask(self).await?;
+        verifier.losers.tell(verifier.highest, verifier.found);
         Ok(seen)
     }
 }
@@ -242,6 +264,9 @@ impl Store {
 struct Verifier<'a, F> {
     store: &'a Store,
     questions: Questions,
+    losers: Losers,
+    /// The greatest height at which a transaction is mined.
+    highest: u32,
     found: &'a mut F,
 }
 
@@ -271,6 +296,7 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
 
     async fn master(&mut self, master: &Page, bins: &Master) -> Result<(), EngineError> {
         let txid = master.txid;
+        self.highest = bins.mined.iter().map(|mined| mined.height).fold(self.highest, u32::max);
         let body = match self.store.body(master).await {
             Ok(body) => Some(body),
             Err(error) => {
@@ -292,7 +318,8 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
         let transaction = parsed.as_ref().and_then(ParsedBody::transaction);
         let Some(transaction) = transaction.filter(|transaction| !transaction.is_coinbase()) else { return Ok(()) };
         if master.state() != TxState::Live {
-            return Ok(());
+            self.losers.add(self.store, master, transaction);
+            return self.ask_if_many().await;
         }
         for (input, number) in transaction.inputs().zip(0..) {
             let place = self.store.place(input.outpoint);
@@ -338,7 +365,10 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
     }
 
     async fn ask_if_many(&mut self) -> Result<(), EngineError> {
-        if self.questions.are_many() { self.questions.ask(self.store, self.found).await } else { Ok(()) }
+        if self.questions.are_many() {
+            self.questions.ask(self.store, self.found).await?;
+        }
+        if self.losers.are_many() { self.losers.ask(self.store).await } else { Ok(()) }
     }
 }
 

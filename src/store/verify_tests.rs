@@ -340,3 +340,44 @@ fn violations_read_well_and_serialise() {
     assert_eq!(json["violation"], "input_not_taken");
     assert_eq!(json["outpoint"], outpoint(PARENT, 3).to_string());
 }
+
+/// The store says so itself where a second chance was lost: nothing else would.
+#[tokio::test]
+async fn a_conflicting_transaction_that_nothing_bars() {
+    let parent_fell = Verdict::Conflicting(Reason::ConflictingParent { parent: PARENT });
+    let lost = spend_of_parent(&[0, 1], 7);
+    let is_lost = |found: &[Violation]| matches!(found, [Violation::Unbarred { txid: of, reason }] if *of == txid(&lost) && reason.contains("parent"));
+    for verdict in [parent_fell, Verdict::Conflicting(Reason::DoubleSpend { input: 1, winner: Txid([9; 32]) })] {
+        let store = with_parent().await;
+        store.plant(conflicting(&lost, verdict)).await;
+        let found = violations(&store).await;
+        assert!(matches!(&found[..], [Violation::Unbarred { txid: of, .. }] if *of == txid(&lost)), "{found:?}");
+    }
+    // What bars it, one thing at a time: a live rival, a lock, a freeze, immaturity, an undecided rival, and an operator's word.
+    let rival = spend_of_parent(&[1], 9);
+    let store = with_parent().await;
+    store.plant(conflicting(&lost, parent_fell)).await;
+    assert!(is_lost(&violations(&store).await));
+    store.accept(&rival).await;
+    assert_eq!(violations(&store).await, []);
+    for bar in [Sequenced::SetLocked(true), Sequenced::Freeze { offset: 1 }] {
+        let store = with_parent().await;
+        store.plant(conflicting(&lost, parent_fell)).await;
+        store.sequenced(Key::master(PARENT), bar).await;
+        assert_eq!(violations(&store).await, []);
+    }
+    let store = with_parent().await;
+    store.plant(conflicting(&lost, parent_fell)).await;
+    store.take_inputs(&rival).await;
+    store.plant(conflicting(&rival, Verdict::Pending)).await;
+    assert_eq!(violations(&store).await, []);
+    for reason in [Reason::Command, Reason::Immature { input: 0 }] {
+        let store = with_parent().await;
+        store.plant(conflicting(&lost, Verdict::Conflicting(reason))).await;
+        assert_eq!(violations(&store).await, []);
+    }
+    let store = with_parent().await;
+    let due = Page { delete_at_height: Some(0), ..conflicting(&lost, parent_fell) };
+    store.plant(due).await;
+    assert_eq!(violations(&store).await, [], "it is due to be pruned");
+}

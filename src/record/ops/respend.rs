@@ -29,6 +29,15 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, respend: &Respen
     Ok(if moves { Effect::applied(reply) } else { Effect::already(reply, true) })
 }
 
+/// Says why the record would refuse a `Respend`, whatever its stamp; `None`: the record would not refuse.
+pub fn respend_refusal(record: Option<&Record>, respend: &Respend) -> Option<Rejection> {
+    match record {
+        None => Some(Rejection::NotFound),
+        Some(Record::Page(page)) => check(page, respend).err(),
+        Some(_) => Some(Rejection::Unexpected),
+    }
+}
+
 /// Whether there is anything left to move, if nothing is in the way.
 fn check(page: &Page, respend: &Respend) -> Result<bool, Rejection> {
     let mut open = 0;

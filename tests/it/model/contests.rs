@@ -71,7 +71,7 @@ impl Replay<'_> {
             Reason::MissingParent { parent } => spends(&parent) && self.was_missing(&parent, &contest.position),
             Reason::PrunedParent { parent } => spends(&parent) && history.may_be_pruned(&parent),
             Reason::Immature { input } => outpoint(input).is_some_and(|outpoint| {
-                let from = history.tx(&outpoint.txid).and_then(|tx| tx.spending_height());
+                let from = history.spending_height(&outpoint.txid);
                 from.is_some_and(|from| height.is_some_and(|height| from > height))
             }),
             Reason::NoSuchOutput { input } => outpoint(input).is_some_and(|outpoint| history.owed(&outpoint).is_none()),
@@ -121,8 +121,13 @@ impl Replay<'_> {
             match self.history.standing(&txid) {
                 Some(Standing::Pending) => self.complain_of(txid, "is contested, and has no verdict"),
                 Some(Standing::Live | Standing::Uncontested) => self.check_live(txid),
-                Some(Standing::Lost(Reason::Mismatch { .. })) => self.check_all_had_a_turn(txid),
-                Some(Standing::Lost(_) | Standing::Pruned(_)) | None => {}
+                Some(Standing::Lost(reason)) => {
+                    if matches!(reason, Reason::Mismatch { .. }) {
+                        self.check_all_had_a_turn(txid);
+                    }
+                    self.check_is_barred(txid, reason);
+                }
+                Some(Standing::Pruned(_)) | None => {}
             }
         }
         for (txid, offset) in std::mem::take(&mut self.chances) {
@@ -133,6 +138,21 @@ impl Replay<'_> {
             if lost && self.reconsidered.get(&txid).is_none_or(|last| *last <= offset) {
                 self.complain_of(txid, format!("deserves a second chance since chain offset {offset}, and gets none"));
             }
+        }
+    }
+
+    /// Complains of a conflicting transaction that nothing bars. A verdict that only an operator or a block takes back, and one for
+    /// immaturity, needs no other reason.
+    fn check_is_barred(&mut self, txid: Txid, reason: Reason) {
+        let history = &self.history;
+        let parents = history.inputs(&txid).into_iter().map(|input| input.txid);
+        let unknown = history.may_be_pruned(&txid) || parents.into_iter().any(|parent| history.may_be_pruned(&parent));
+        if unknown || reason.is_for_good() || reason == Reason::Disconnected {
+            return;
+        }
+        let height = history.unmined_since(&txid).unwrap_or(history.height());
+        if history.against(&txid, height).is_empty() {
+            self.complain_of(txid, format!("is conflicting because of {reason:?}, and nothing bars it"));
         }
     }
 

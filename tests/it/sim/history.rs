@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use utxo_store::seeded::Seeded;
 
 use super::{
-    forget, orders,
+    forget, latecomers, orders,
     plan::{BASE_HEIGHT, Lie, MATURITY, Plan, Poison, SLOTS, Step, Tx},
     reorganise::reorganise,
     swarm,
@@ -76,6 +76,7 @@ pub fn plan(seed: u64) -> Plan {
     seed_some(&mut author.plan, seed);
     say_other_heights(&mut author.plan, seed);
     reorganise(&mut author.plan, seed);
+    latecomers::add_latecomers(&mut author.plan, seed);
     orders::command_some(&mut author.plan, seed);
     forget::forget_some(&mut author.plan, seed);
     author.plan.with_honest_blocks()
