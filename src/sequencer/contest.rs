@@ -64,6 +64,9 @@ impl Handler {
         if contest.reason == Reason::Seeded {
             self.give_back(at, contest).await?;
         }
+        if let DecisionBody::PassedOver { .. } = body {
+            self.reconsider_unless_barred(at, contest.txid).await?;
+        }
         steps.close().await
     }
 
@@ -169,7 +172,7 @@ impl Handler {
         if was_live {
             return self.judge_live(&page, &inputs).await;
         }
-        match evaluate(txid, false, self.height(), &inputs) {
+        match evaluate(txid, false, self.decision_height(&page), &inputs) {
             // The verdict that it has holds.
             DecisionBody::Conflicting { .. } if reopened => Ok(passed_over),
             body => Ok(body),
@@ -204,7 +207,7 @@ impl Handler {
             return Ok(DecisionBody::PassedOver { txid });
         }
         if !mined(page) {
-            return Ok(evaluate(txid, true, self.height(), inputs));
+            return Ok(evaluate(txid, true, self.decision_height(page), inputs));
         }
         let rival = inputs.iter().find_map(|input| match input.found {
             Found::HeldByLive(holder) => Some(holder),
@@ -216,14 +219,19 @@ impl Handler {
                 return Err(Stop::Halt(format!("{txid} and {} spend the same output and are both mined", rival.txid)));
             }
             let reason = Reason::DoubleSpend { input: rival.input, winner: txid };
-            return Ok(DecisionBody::Conflicting { txid: rival.txid, reason, height: self.height(), live: true });
+            return Ok(DecisionBody::Conflicting {
+                txid: rival.txid,
+                reason,
+                height: self.decision_height(page),
+                live: true,
+            });
         }
         if let Some(Found::Refused(reason)) =
             inputs.iter().map(|input| input.found).find(|found| matches!(found, Found::Refused(_)))
         {
             return Err(Stop::Halt(format!("{txid} is mined, and yet an input of it cannot be spent: {reason:?}")));
         }
-        Ok(evaluate(txid, true, self.height(), inputs))
+        Ok(evaluate(txid, true, self.decision_height(page), inputs))
     }
 
     /// Takes what is free, contests holders that are not live, and reads again.

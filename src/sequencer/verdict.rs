@@ -469,6 +469,20 @@ impl Handler {
         if came { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
     }
 
+    /// Publishes a `Reconsider` for a conflicting transaction whose contest was passed over, unless the reason of its verdict still bars
+    /// it. A transaction can fall before its event has stored a body: then no parent lists it in `conflictingCs`, and the parent may have
+    /// become live again before the contest is handled. From here on the parents list it.
+    pub(super) async fn reconsider_unless_barred(&self, at: At, txid: Txid) -> Result<(), Stop> {
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        let Some(page) = self.master(txid).await? else { return Ok(()) };
+        if self.is_barred_as_it_fell(&page).await? {
+            return Ok(());
+        }
+        self.publish_reconsider(at, &[txid]).await
+    }
+
     /// Second chances when these may have been unlocked, by a command or by a block that lists them, or this output of one of them is no
     /// longer frozen. A verdict names what barred its transaction first, and a chance that fails changes no verdict: so they are for
     /// whoever that bars no longer, since what bars them to the end may be this. Whom it still bars its own end gives a chance.
@@ -503,7 +517,7 @@ impl Handler {
                 let parent = self.master(parent).await?;
                 Ok(parent.is_none_or(|parent| parent.state() != TxState::Live || parent.locked))
             }
-            Reason::DoubleSpend { input, .. } | Reason::Frozen { input } => {
+            Reason::DoubleSpend { input, .. } | Reason::Frozen { input } | Reason::NoSuchOutput { input } => {
                 let inputs = self.inputs_of(child).await?;
                 let Some((outpoint, _)) = inputs.iter().find(|(_, slot)| slot.input == input) else { return Ok(true) };
                 let parents = self.whole_of(&[outpoint.txid]).await?;

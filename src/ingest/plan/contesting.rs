@@ -68,9 +68,12 @@ impl Planner {
         let Some(flight) = self.get(id) else { return };
         let publish = match state {
             // The verdict holds, and there is nothing to settle: a contest would be passed over. Without this every
-            // redelivery of a loser would add one to the log.
+            // redelivery of a loser would add one to the log. The verdict of a descendant may be older than its body:
+            // then only its contest makes its parents list it, and that contest may not have been published.
             TxState::Conflicting(Verdict::Conflicting(verdict))
-                if !verdict.reopened_by_its_event() && !flight.may_hold_any() =>
+                if !verdict.reopened_by_its_event()
+                    && !matches!(verdict, Reason::ConflictingParent { .. })
+                    && !flight.may_hold_any() =>
             {
                 false
             }

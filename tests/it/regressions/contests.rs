@@ -173,12 +173,16 @@ async fn a_redelivered_loser_whose_child_died_with_it() {
     world.mine(1, &[&winner]).await;
     world.until_consumed().await;
     let (events, decisions) = (world.count("chain").await, world.count("decisions").await);
-    for made in [&loser, &child, &loser] {
-        world.validate(made).await;
+    for _ in 0..2 {
+        world.validate(&loser).await;
         world.until_consumed().await;
     }
-    running.stop().await;
     assert_eq!((world.count("chain").await, world.count("decisions").await), (events, decisions));
+    // The verdict of a descendant may be older than its body: its contest makes its parents list it, and is passed over.
+    world.validate(&child).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!((world.count("chain").await, world.count("decisions").await), (events + 1, decisions + 2));
     assert!(has_lost(&world, &loser).await && has_lost(&world, &child).await);
     world.check("a redelivered loser").await;
 }

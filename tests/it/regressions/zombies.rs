@@ -78,7 +78,7 @@ async fn of_two_sequencers_at_one_offset_the_first_decision_counts() {
     let by = |made: &crate::world::Made| SpendingData { txid: made.txid, input: 0 };
     let outpoint = seed.coin(0).outpoint;
     let inputs = vec![DecidedInput { input: 0, outpoint, holder: Some(by(&loser)) }];
-    let other = DecisionBody::Accepted { txid: loser.txid, height: 0, inputs, losers: vec![], by_block: false };
+    let other = DecisionBody::Accepted { txid: loser.txid, height: 200, inputs, losers: vec![], by_block: false };
     world.validate(&loser).await;
     world.until_consumed().await;
     let late = Decision { chain_offset: 0, step: 0, body: other };
@@ -110,7 +110,7 @@ async fn a_sequencer_carries_out_what_another_has_decided_meanwhile() {
     world.validate(&loser).await;
     held.until_kept(1).await;
     let reason = Reason::DoubleSpend { input: 1, winner: rivals[1].txid };
-    let body = DecisionBody::Conflicting { txid: loser.txid, reason, height: 0, live: false };
+    let body = DecisionBody::Conflicting { txid: loser.txid, reason, height: 200, live: false };
     world.produce("decisions", b"", Decision { chain_offset: 0, step: 0, body }.encode()).await;
     held.let_go().await;
     world.until_consumed().await;
@@ -168,18 +168,18 @@ async fn void_parts_stand_in_the_middle_of_a_cone() {
         part: 0,
         parts: 2,
         txid,
-        height: 0,
+        height: 200,
         inputs: vec![],
         losers: vec![],
         by_block: false,
     };
     let member = ConeMember { txid: child.txid, parent: txid, live: true };
     let decisions = [
-        DecisionBody::Conflicting { txid, reason, height: 0, live: true },
+        DecisionBody::Conflicting { txid, reason, height: 200, live: true },
         void.clone(),
-        DecisionBody::Cone { members: vec![member], height: 0 },
+        DecisionBody::Cone { members: vec![member], height: 200 },
         void,
-        DecisionBody::Cone { members: vec![], height: 0 },
+        DecisionBody::Cone { members: vec![], height: 200 },
     ];
     for (body, step) in decisions.into_iter().zip(0..) {
         world.produce("decisions", b"", Decision { chain_offset: 0, step, body }.encode()).await;
