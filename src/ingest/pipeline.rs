@@ -11,7 +11,7 @@ use commits::{Notes, UnderWay, next_heard};
 pub use parts::{ChainProgress, PipelineError, PipelineParts, PipelineReport, PipelineSettings};
 pub use proofs::Others;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tokio::{
     sync::mpsc,
@@ -35,7 +35,7 @@ use crate::{
         partition::{ENDS_EVERY, Moment, PartitionBounds, PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
         prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
-        proof::ChainView,
+        proof::{ChainView, Name},
         publish::mismatch,
         replay::Modes,
     },
@@ -78,6 +78,8 @@ pub struct Pipeline {
     done: mpsc::UnboundedReceiver<Done>,
     publishing: usize,
     asking: bool,
+    /// Names of the transactions that were last known to wait in partitions of other instances.
+    waiting_elsewhere: BTreeSet<Name>,
     asking_ends: bool,
     /// Tasks that get no answer of the store.
     unanswered: usize,
@@ -126,6 +128,7 @@ impl Pipeline {
             done,
             publishing: 0,
             asking: false,
+            waiting_elsewhere: BTreeSet::new(),
             asking_ends: false,
             unanswered: 0,
             moved: false,
@@ -584,6 +587,7 @@ impl Pipeline {
                     let grace_ms = self.settings.missing_parent_grace_ms;
                     if let Reason::MissingParent { parent } = reason
                         && !self.chain_stands(grace_ms)
+                        && self.counts_as_missing(&parent)
                     {
                         self.count_root(event, parent);
                     }

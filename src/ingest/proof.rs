@@ -57,6 +57,11 @@ pub fn name_of(txid: &Txid) -> Name {
 }
 
 impl PartitionView {
+    /// Whether an event of the transaction of that name is known to wait in the partition.
+    fn is_known_to_wait(&self, name: Name) -> bool {
+        self.waiting.iter().flat_map(|waiting| &waiting.named).any(|(.., other)| *other == name)
+    }
+
     /// The oldest unfinished event that may be the transaction of that name.
     fn oldest_that_may_be(&self, name: Name) -> Option<(i64, u64)> {
         match &self.waiting {
@@ -81,13 +86,34 @@ pub enum ChainView {
     Unknown,
 }
 
-/// What an unfinished event of the same millisecond in another partition means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How long an absent parent has been in question decides what still stands for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ties {
-    /// It may be the parent: milliseconds are coarse, and partitions have no order in time.
+    /// An unfinished event of the same millisecond in another partition may be the parent: milliseconds are coarse, and partitions
+    /// have no order in time.
     Wait,
-    /// The order of partitions decides: somebody has to be first, or two that wait would wait for each other.
+    /// The order of partitions decides between events of one millisecond that nobody knows by name: otherwise two transactions could
+    /// wait for each other. A parent that is known to wait is waited for, whatever its event's place.
     Break,
+    /// A parent that is known to wait, and whose event is not older, counts as missing, too: the child may be what keeps the parent
+    /// from being decided.
+    BreakKnown,
+}
+
+/// After this many graces a parent that is known to wait counts as missing, if its event is not older than that of its child. A wait
+/// for a lock ends before, and so does that for a parent of the parent.
+const GRACES_FOR_KNOWN: u64 = 10;
+
+impl Ties {
+    /// What holds of a parent that has been in question for `waited_ms`. `any_at_bound`: some partition reads no further until an event
+    /// of it ends, and may hold back what its own event waits for.
+    pub fn after(waited_ms: u64, grace_ms: u64, any_at_bound: bool) -> Self {
+        match waited_ms {
+            _ if waited_ms < grace_ms => Ties::Wait,
+            _ if any_at_bound || waited_ms >= grace_ms.saturating_mul(GRACES_FOR_KNOWN) => Ties::BreakKnown,
+            _ => Ties::Break,
+        }
+    }
 }
 
 /// Whether the absent `parent` of `event` is proven never to have been produced before it. `view` is that of the parent's partition,
@@ -110,8 +136,11 @@ pub fn proves_missing(
         let tie = timestamp_ms == event.0 && number != event.1;
         (timestamp_ms, number, offset) >= event && !(tie && ties == Ties::Wait)
     });
+    if ties < Ties::BreakKnown && view.is_known_to_wait(parent) {
+        return false;
+    }
     // What lies beyond the bound is younger only as far as timestamps are in order: nobody believes that before its grace is over.
-    let is_at_bound = view.at_bound && ties == Ties::Break;
+    let is_at_bound = view.at_bound && ties > Ties::Wait;
     let read_past = number == event.1 || view.at_end || is_at_bound || view.read_timestamp_ms > past;
     chain_passed && nothing_older && read_past
 }
@@ -190,7 +219,7 @@ mod tests {
             (waiting(&[(900, 1, 6)], None), true, "it is another"),
             (waiting(&[(900, 1, 5)], None), false, "it is the parent"),
             (waiting(&[(900, 1, 6), (950, 2, 5)], None), false, "so is the second"),
-            (waiting(&[(900, 1, 6), (1_100, 2, 5)], None), true, "a later event of the parent"),
+            (waiting(&[(900, 1, 6), (1_100, 2, 5)], None), false, "the parent waits, though its event is younger"),
             (waiting(&[(900, 1, 6)], Some((999, 4))), false, "nobody knows who else"),
             (waiting(&[(900, 1, 6)], Some((1_001, 4))), true, "the others are younger"),
             (None, false, "nobody is named"),
@@ -200,6 +229,34 @@ mod tests {
             let at_bound = PartitionView { at_bound: true, at_end: false, ..view };
             assert!(!proven(Ties::Wait, 0, at_bound, ChainView::AtEnd), "what lies beyond the bound may be the parent");
         }
+    }
+
+    #[test]
+    fn a_parent_that_is_known_to_wait_is_not_missing_before_it_may_be_the_child_that_holds_it_up() {
+        let (same, younger) = ((1_000, 3, PARENT), (1_500, 3, PARENT));
+        for (named, number) in [(same, 2), (younger, 2), (younger, 0)] {
+            let waiting = Some(Waiting { named: vec![named], oldest_of_rest: None });
+            let view = PartitionView { waiting, at_end: true, ..view(Some((named.0, named.1)), 2_000) };
+            let proven = |ties| proven(ties, number, view.clone(), ChainView::AtEnd);
+            assert_eq!(
+                [Ties::Wait, Ties::Break, Ties::BreakKnown].map(proven),
+                [false, false, true],
+                "{named:?} in partition {number}"
+            );
+        }
+        let older = Some(Waiting { named: vec![(999, 3, PARENT)], oldest_of_rest: None });
+        let older = PartitionView { waiting: older, at_end: true, ..view(Some((999, 3)), 2_000) };
+        assert!(!proven(Ties::BreakKnown, 2, older, ChainView::AtEnd), "its event is older");
+    }
+
+    #[test]
+    fn ties_are_broken_by_time_in_question() {
+        let after = |waited_ms, at_bound| Ties::after(waited_ms, 60, at_bound);
+        assert_eq!([after(59, true), after(60, true)], [Ties::Wait, Ties::BreakKnown]);
+        assert_eq!(
+            [after(60, false), after(599, false), after(600, false)],
+            [Ties::Break, Ties::Break, Ties::BreakKnown]
+        );
     }
 
     #[test]

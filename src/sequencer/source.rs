@@ -96,7 +96,11 @@ impl Handler {
             offset: position.offset,
             stage: "sequencer".to_owned(),
             class: DeadLetterClass::MissingParent,
-            message: format!("inputs: parent {parent} of {} was never produced before it", contest.txid),
+            message: format!(
+                "inputs: parent {parent} of {} is missing: no event before this one in the order of timestamp, partition and \
+                 offset produced it",
+                contest.txid
+            ),
             timestamp_ms: position.timestamp_ms,
         };
         tracing::warn!(txid = %contest.txid, %parent, "dead letter: missing parent");

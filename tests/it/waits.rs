@@ -7,7 +7,7 @@ use utxo_store::{
         Broker, NewTopic, TopicPartition,
         memory::{MemoryBroker, MemorySettings},
     },
-    event::{DeadLetter, DeadLetterClass},
+    event::{Action, DeadLetter, DeadLetterClass},
     ingest::{dead_letters::DeadLetterLimits, partition::PartitionBounds},
     record::{Reason, TxState, Verdict},
 };
@@ -248,6 +248,49 @@ async fn a_parent_behind_the_bound_of_another_partition_is_not_missing() {
     assert_eq!((world.count("chain").await, world.count("dead-letters").await), (in_first, in_first));
     for (_, child) in pairs {
         assert_eq!(state(&world, child).await, Some(TxState::Live));
+    }
+}
+
+/// Parents and children are produced within one millisecond, the parents into higher partitions, and the parents wait for a lock for
+/// longer than the grace of a missing parent: by timestamp, partition and offset each child is older than its parent. In one instance
+/// and, where partitions lie with others, known by what those commit.
+/// Protects: equal timestamps prove nothing about order, and a parent that is known to wait is not missing.
+#[tokio::test(start_paused = true)]
+async fn parents_of_the_same_millisecond_that_wait_for_a_lock_are_not_missing() {
+    for instances in [1, 3] {
+        let mut world = World::new().await;
+        world.settings.pipeline.plan.flag_grace_ms = 3_600_000;
+        world.settings.pipeline.dead_letter_limits = DeadLetterLimits { consecutive: 5, ratio: 0.05 };
+        let seed = world.seed(1, 1).await;
+        let locked = spend(&[seed.coin(0)], 60, 1);
+        world.validate_locked(&locked).await;
+        world.run_until_consumed().await;
+        let parents: Vec<Made> = (0..60).map(|vout| spend(&[locked.coin(vout)], 1, 2)).collect();
+        let pairs = parents.into_iter().map(|parent| {
+            let child = spend(&[parent.coin(0)], 1, 3);
+            (parent, child)
+        });
+        let pairs: Vec<_> =
+            pairs.filter(|(parent, child)| partition_of(parent) > partition_of(child)).take(15).collect();
+        assert_eq!(pairs.len(), 15);
+        for (parent, child) in &pairs {
+            world.validate(parent).await;
+            world.validate(child).await;
+        }
+        let running: Vec<_> = (0..instances).map(|_| world.start()).collect();
+        // Three graces, and far less than ten.
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        world.command(1, Action::Unlock { txid: locked.txid }).await;
+        world.until_consumed().await;
+        for instance in running {
+            instance.stop().await;
+        }
+        assert_eq!(world.count("dead-letters").await, 0, "{instances} instances");
+        for (parent, child) in &pairs {
+            for made in [parent, child] {
+                assert_eq!(state(&world, made).await, Some(TxState::Live), "{instances} instances");
+            }
+        }
     }
 }
 

@@ -126,19 +126,27 @@ impl Pipeline {
         self.look_at_chain(others.chain);
         self.hear_ends(others.ends.iter().map(|(number, end)| (*number, *end)));
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
-        let named = self.planner.named();
+        let waiting_offsets = self.planner.waiting_offsets();
+        let none = BTreeSet::new();
         let own = |(number, state): (&i32, &PartitionState)| {
-            let mut view = state.view(named.get(number).map_or(&[], Vec::as_slice));
-            // Who waits here is known by name, and is nobody's absent parent, or the planner says so. What is done but may
-            // be forgotten is not known any more; nor is what a halted partition has left where it is, or what lies
-            // beyond the bound of one that reads no further: that counts as read only for who is older than its head.
-            if !self.parts.nodes.may_forget() && state.halted.is_none() && !view.at_bound {
-                (view.oldest_unfinished, view.waiting) = (self.oldest_unprepared(*number), None);
+            let mut view = state.view(&[]);
+            // The planner knows the transactions that wait here, and none of them is an absent parent unless the planner says so. A
+            // completed event whose writes the store may lose is not known any more. Nor is an event that a halted partition has not
+            // handled, or one beyond the bound of a partition that is paused there: it counts as read only for an event that is older
+            // than the partition's head.
+            if state.halted.is_none() && !view.at_bound {
+                view.oldest_unfinished = if self.parts.nodes.may_forget() {
+                    state.oldest_unfinished_but(waiting_offsets.get(number).unwrap_or(&none))
+                } else {
+                    self.oldest_unprepared(*number)
+                };
             }
             let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
             (*number, PartitionView { at_end, ..view })
         };
         let mut views: BTreeMap<i32, PartitionView> = self.partitions.iter().map(own).collect();
+        let elsewhere = others.partitions.iter().flat_map(|(_, view)| &view.waiting).flat_map(|waiting| &waiting.named);
+        self.waiting_elsewhere = elsewhere.map(|(.., name)| *name).collect();
         views.extend(others.partitions.into_iter().filter(|(number, _)| !self.partitions.contains_key(number)));
         let count = others.count;
         if views.len() < count as usize {
@@ -156,9 +164,10 @@ impl Pipeline {
         let views_of = |parent: &Txid| partition_of(&parent.0, count).and_then(|number| views.get_key_value(&number));
         for (event, flight, wanted) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
-            let ties = if self.planner.has_waited_ms(flight, now_ms) >= grace_ms { Ties::Break } else { Ties::Wait };
+            let ties = Ties::after(self.planner.has_waited_ms(flight, now_ms), grace_ms, at_bound);
             let is_missing = |parent: &Txid| {
-                views_of(parent).is_some_and(|(number, view)| {
+                let is_known_here = self.planner.is_in_flight(parent) && ties < Ties::BreakKnown;
+                views_of(parent).filter(|_| !is_known_here).is_some_and(|(number, view)| {
                     proves_missing(order, name_of(parent), ties, (*number, view), chain, grace_ms as i64)
                 })
             };
@@ -166,6 +175,12 @@ impl Pipeline {
                 self.planner.parents_are_missing(flight, wanted, ties, now_ms);
             }
         }
+    }
+
+    /// Whether a missing parent counts towards the limits on dead letters: a parent that is known to wait, here or elsewhere, brings its
+    /// child back by itself.
+    pub(super) fn counts_as_missing(&self, parent: &Txid) -> bool {
+        !self.planner.is_in_flight(parent) && !self.waiting_elsewhere.contains(&name_of(parent))
     }
 
     /// The oldest that was read and that nobody has looked at.

@@ -39,6 +39,20 @@ impl Planner {
         }
     }
 
+    /// Whether an event of the transaction is in flight here.
+    pub fn is_in_flight(&self, txid: &Txid) -> bool {
+        self.by_txid.contains_key(txid)
+    }
+
+    /// By partition, the offsets of all events of transactions that wait for others.
+    pub fn waiting_offsets(&self) -> BTreeMap<i32, BTreeSet<u64>> {
+        let mut waiting: BTreeMap<i32, BTreeSet<u64>> = BTreeMap::new();
+        for event in self.those_that_wait().filter(|flight| flight.waits()).flat_map(|flight| &flight.events) {
+            waiting.entry(event.partition).or_default().insert(event.offset);
+        }
+        waiting
+    }
+
     /// By partition, the oldest events of transactions that wait for others, [`MOST_NAMED`] at the most, each with timestamp, offset
     /// and name.
     pub fn named(&self) -> BTreeMap<i32, Vec<(i64, u64, Name)>> {
@@ -89,7 +103,7 @@ impl Planner {
 
     /// What a transaction waits for is `proven` to have come already, or never: it tries once more, and is contested if
     /// a parent is still absent. (Its last try may be older than the proof, and the parent have come in between.) A parent
-    /// that came behind it and waits here counts as missing, but only where ties are broken.
+    /// in flight here whose event is not older counts as missing only under [`Ties::BreakKnown`].
     pub fn parents_are_missing(&mut self, id: FlightId, proven: Vec<Txid>, ties: Ties, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         if flight.stage == Stage::Parked {
@@ -102,7 +116,7 @@ impl Planner {
         } else {
             let flight = self.flights[id.index as usize].as_ref();
             let behind = flight.filter(|flight| flight.waits()).and_then(|flight| self.parent_behind(flight));
-            if behind.is_none() || ties == Ties::Wait {
+            if behind.is_none() || ties < Ties::BreakKnown {
                 return;
             }
         }
@@ -125,6 +139,6 @@ impl Planner {
             return None;
         }
         let is_behind = || self.parent_behind(flight).filter(|behind| flight.absent_parents().any(|it| it == *behind));
-        if none_in_flight { Some(absent) } else { is_behind().filter(|_| ties == Ties::Break) }
+        if none_in_flight { Some(absent) } else { is_behind().filter(|_| ties == Ties::BreakKnown) }
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 };
 
 const SETTINGS: PlanSettings =
-    PlanSettings { retry_min_ms: 10, retry_max_ms: 100, flag_grace_ms: 1_000, rules: Rules { retention: 288 } };
+    PlanSettings { retry_min_ms: 10, retry_max_ms: 100, flag_grace_ms: 1_000, rules: Rules::main(288) };
 const PARTITIONS: i32 = 3;
 const SEED_OUTPUTS: u32 = 4;
 
@@ -580,7 +580,7 @@ impl World {
             if idle > 0
                 && let Some((_, flight, wanted)) = self.planner.waiting_for_absent().into_iter().min()
             {
-                self.planner.parents_are_missing(flight, wanted, Ties::Break, self.now_ms);
+                self.planner.parents_are_missing(flight, wanted, Ties::BreakKnown, self.now_ms);
             }
             let waits = self.planner.one_that_waits();
             assert!(idle < 50, "stuck: {:?}, {waits:?}, open {:?}", self.planner.counts(), self.log.open);

@@ -15,7 +15,7 @@ use crate::{
 };
 
 const SETTINGS: PlanSettings =
-    PlanSettings { retry_min_ms: 10, retry_max_ms: 100, flag_grace_ms: 1_000, rules: Rules { retention: 288 } };
+    PlanSettings { retry_min_ms: 10, retry_max_ms: 100, flag_grace_ms: 1_000, rules: Rules::main(288) };
 const OUTSIDE: Txid = Txid([9; 32]);
 
 /// A transaction that spends an output of 1,000 satoshis with script `51` for each outpoint, into two outputs.
@@ -346,8 +346,30 @@ fn a_child_gives_up_a_parent_that_came_behind_it_only_once_none_that_came_before
         park_at(&mut planner, 2, behind);
         let id = planner.by_txid[&child.txid];
         let wanted = waits_for(&planner, id);
-        planner.parents_are_missing(id, wanted, Ties::Break, 5);
+        planner.parents_are_missing(id, wanted, Ties::BreakKnown, 5);
         assert_eq!(!actions(&mut planner).is_empty(), tries_again);
+    }
+}
+
+/// 186 dead letters `missing-parent` halted a partition: each parent was produced within the millisecond of its child, into a higher
+/// partition, and waited for a lock for longer than the grace.
+#[test]
+fn a_child_waits_for_a_parent_in_flight_whatever_the_place_of_its_event() {
+    for (ties, is_contested) in [(Ties::Wait, false), (Ties::Break, false), (Ties::BreakKnown, true)] {
+        let parent = tx(&[outside(0)], 1);
+        let child = tx(&[of(&parent, 0)], 2);
+        let mut planner = Planner::new(SETTINGS);
+        planner.submit(event(0), child.clone(), Mode::Normal, 0);
+        nothing_is_there(&mut planner, 0);
+        park_at(&mut planner, 1, parent);
+        planner.retry_due(10_000);
+        for action in actions(&mut planner) {
+            it_is_not_there(&mut planner, action, 10_000);
+        }
+        let id = planner.by_txid[&child.txid];
+        let wanted = waits_for(&planner, id);
+        planner.parents_are_missing(id, wanted, ties, 10_005);
+        assert_eq!(!actions(&mut planner).is_empty(), is_contested, "{ties:?}");
     }
 }
 
@@ -370,7 +392,7 @@ fn a_child_gives_up_a_parent_that_came_behind_it_only_once_every_absent_one_is_p
         let wanted = waits_for(&planner, id);
         assert_eq!(wanted, [behind.txid, outside(0).txid]);
         let proven = if all_are_proven { wanted } else { vec![behind.txid] };
-        planner.parents_are_missing(id, proven, Ties::Break, 10_005);
+        planner.parents_are_missing(id, proven, Ties::BreakKnown, 10_005);
         let tries = actions(&mut planner);
         assert_eq!(tries.len(), 2);
         tries.into_iter().for_each(|action| it_is_not_there(&mut planner, action, 10_005));
