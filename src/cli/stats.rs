@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn thousands_are_apart() {
-        for (number, expected) in [(0, "0"), (999, "999"), (1_000, "1,000"), (21_565_000_000_000, "21,565,000,000,000")]
+        for (number, expected) in [(0, "0"), (999, "999"), (1_000, "1,000"), (21_560_000_000_000, "21,560,000,000,000")]
         {
             assert_eq!(group(number), expected);
         }

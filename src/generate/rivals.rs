@@ -96,7 +96,7 @@ impl Rivals {
             spender(rivals_output, Output { satoshis: previous.satoshis, script: &ANYBODY }, b"child", height);
         let free = (0..).zip(transaction.outputs()).find_map(|(vout, output)| {
             let outpoint = Outpoint { txid: own, vout };
-            let free = has_slot(output.script, height, Network::Main) && !spent.contains(&outpoint);
+            let free = has_slot(&own, output.script, height, Network::Main) && !spent.contains(&outpoint);
             free.then(|| spender(outpoint, output, b"child", height))
         });
         self.pairs.push(RivalPair {

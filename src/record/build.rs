@@ -9,7 +9,7 @@ use bytes::Bytes;
 pub use others::OtherPages;
 
 use super::{Body, Master, MinedIn, Page, Slot, StoredOutput, Verdict};
-use crate::tx::{InvalidTransaction, Network, Transaction, Txid, has_slot, utxo_hash};
+use crate::tx::{InvalidTransaction, MAX_MONEY, Network, Output, Transaction, Txid, UtxoHash, has_slot, utxo_hash};
 
 /// A coinbase is spendable in a block this much higher than its own.
 pub const COINBASE_MATURITY: u32 = 100;
@@ -99,6 +99,9 @@ pub enum InvalidSeed {
     /// One output comes twice.
     #[error("output {0} is there twice")]
     RepeatedOutput(u32),
+    /// The outputs add up to more satoshis than there can be.
+    #[error("the outputs hold more than the 2,100,000,000,000,000 satoshis that there can be")]
+    TooMuchMoney,
     /// Above what a blob of outputs can say.
     #[error("height {0} is not below 2,147,483,648")]
     TooHigh(u32),
@@ -200,6 +203,10 @@ pub fn seeded_pages(seed: &Seed, setting: &Setting) -> Result<Pages, InvalidSeed
     if setting.height >= HEIGHT_LIMIT {
         return Err(InvalidSeed::TooHigh(setting.height));
     }
+    let sum = seed.outputs.iter().try_fold(0_u64, |sum, output| sum.checked_add(output.output.satoshis));
+    if sum.is_none_or(|sum| sum > MAX_MONEY) {
+        return Err(InvalidSeed::TooMuchMoney);
+    }
     let mut outputs = vec![None; greatest as usize + 1];
     for SeededOutput { vout, output } in &seed.outputs {
         if outputs[*vout as usize].replace(output.clone()).is_some() {
@@ -242,11 +249,28 @@ impl Setting {
 }
 
 fn slot_of(txid: &Txid, vout: u32, script: &[u8], satoshis: u64, setting: &Setting) -> Slot {
-    if has_slot(script, setting.height, setting.network) {
+    if has_slot(txid, script, setting.height, setting.network) {
         Slot::Unspent(utxo_hash(txid, vout, script, satoshis))
     } else {
         Slot::Nil
     }
+}
+
+/// The outputs of a transaction, by index, that have a slot by the rule at one of two heights only: with the hash of the slot where the
+/// second height gives one, with `None` where the second takes it away.
+pub fn slot_changes<'a>(
+    txid: Txid,
+    outputs: impl Iterator<Item = Option<Output<'a>>>,
+    network: Network,
+    (from, to): (u32, u32),
+) -> Vec<(u32, Option<UtxoHash>)> {
+    let change = |(output, vout): (Option<Output<'_>>, u32)| {
+        let output = output?;
+        let [before, now] = [from, to].map(|height| has_slot(&txid, output.script, height, network));
+        let hash = now.then(|| utxo_hash(&txid, vout, output.script, output.satoshis));
+        (before != now).then_some((vout, hash))
+    };
+    outputs.zip(0..).filter_map(change).collect()
 }
 
 fn count(slots: &[Slot]) -> u32 {
@@ -268,7 +292,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::tx::{Outpoint, Output, TransactionBuilder, UtxoHash};
+    use crate::tx::{Outpoint, TransactionBuilder};
 
     fn setting(batch_size: u32) -> Setting {
         Setting { network: Network::Main, height: 1_000, batch_size, created_at: 5 }

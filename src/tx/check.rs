@@ -2,6 +2,9 @@
 
 use super::{InvalidTransaction, Outpoint, Transaction};
 
+/// The most satoshis that there can be: 21 million coins.
+pub const MAX_MONEY: u64 = 21_000_000 * 100_000_000;
+
 /// Up to this many inputs comparing each with each is quicker than sorting, and allocates nothing.
 const PAIRWISE: usize = 16;
 
@@ -23,8 +26,7 @@ impl Transaction<'_> {
     /// Refuses what no store may hold; returns the fee, in satoshis.
     ///
     /// # Errors
-    /// As [`Transaction::fee`]; and no outputs, an outpoint that two inputs name, outputs of a coinbase whose sum
-    /// overflows.
+    /// As [`Transaction::fee`]; and no outputs, an outpoint that two inputs name, outputs of more than [`MAX_MONEY`] together.
     pub fn check(&self) -> Result<u64, InvalidTransaction> {
         if self.output_count() == 0 {
             return Err(InvalidTransaction::NoOutputs);
@@ -32,10 +34,12 @@ impl Transaction<'_> {
         if let Some((input, outpoint)) = self.repeated_outpoint() {
             return Err(InvalidTransaction::DuplicateOutpoint { input, outpoint });
         }
-        if self.is_coinbase() {
-            self.output_satoshis()?;
+        let fee = self.fee()?;
+        let satoshis = self.output_satoshis()?;
+        if satoshis > MAX_MONEY {
+            return Err(InvalidTransaction::TooMuchMoney { satoshis });
         }
-        self.fee()
+        Ok(fee)
     }
 
     fn previous_satoshis(&self) -> Result<u64, InvalidTransaction> {

@@ -105,6 +105,12 @@ pub enum InvalidTransaction {
         /// The output at which it happens.
         vout: usize,
     },
+    /// The outputs add up to more satoshis than there can be.
+    #[error("output satoshis: {satoshis} are more than the 2,100,000,000,000,000 that there can be")]
+    TooMuchMoney {
+        /// Sum of the outputs, satoshis.
+        satoshis: u64,
+    },
     /// Two inputs spend the same output.
     #[error("outpoint of input {input}: {outpoint} is named by an earlier input too")]
     DuplicateOutpoint {

@@ -19,6 +19,7 @@ pub mod block;
 pub mod varint;
 
 pub use builder::TransactionBuilder;
+pub use check::MAX_MONEY;
 pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
 pub use hash::{amount_size, double_sha256, utxo_hash};
 pub use id::{Outpoint, ParseIdError, Txid, UtxoHash};

@@ -4,11 +4,19 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use super::Txid;
+
 const OP_FALSE: u8 = 0x00;
 const OP_RETURN: u8 = 0x6a;
 
 /// Before Genesis a longer locking script could not be executed, so its output could never be spent.
 const MAX_SCRIPT_BEFORE_GENESIS: usize = 10_000;
+
+/// The coinbase of the genesis block: 4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b.
+const GENESIS_COINBASE: Txid = Txid([
+    0x3b, 0xa3, 0xed, 0xfd, 0x7a, 0x7b, 0x12, 0xb2, 0x7a, 0xc7, 0x2c, 0x3e, 0x67, 0x76, 0x8f, 0x61, 0x7f, 0xc8, 0x1b,
+    0xc3, 0x88, 0x8a, 0x51, 0x32, 0x3a, 0x9f, 0xb8, 0xaa, 0x4b, 0x1e, 0x5e, 0x4a,
+]);
 
 /// Which chain: it decides from which height the Genesis rules hold, and the magic of block files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -38,6 +46,13 @@ impl Network {
             Network::Main => 620_538,
             Network::Test => 1_344_302,
             Network::Regtest => 10_000,
+        }
+    }
+
+    /// The coinbase of the genesis block. No node connects that block, so that its output can never be spent.
+    pub const fn genesis_coinbase(self) -> Txid {
+        match self {
+            Network::Main | Network::Test | Network::Regtest => GENESIS_COINBASE,
         }
     }
 
@@ -73,10 +88,11 @@ impl FromStr for Network {
     }
 }
 
-/// Whether an output with this locking script, created at `height`, gets a slot. From Genesis on all do but those that
-/// start with `OP_FALSE OP_RETURN`; before, also not those that start with `OP_RETURN` or are longer than 10,000 bytes.
-pub fn has_slot(script: &[u8], height: u32, network: Network) -> bool {
-    if script.starts_with(&[OP_FALSE, OP_RETURN]) {
+/// Whether an output of this transaction with this locking script, created at `height`, gets a slot. From Genesis on all do but those
+/// that start with `OP_FALSE OP_RETURN`; before, also not those that start with `OP_RETURN` or are longer than 10,000 bytes. The output of
+/// the genesis block's coinbase gets none.
+pub fn has_slot(txid: &Txid, script: &[u8], height: u32, network: Network) -> bool {
+    if script.starts_with(&[OP_FALSE, OP_RETURN]) || *txid == network.genesis_coinbase() {
         return false;
     }
     let genesis = height >= network.genesis_activation_height();
@@ -86,6 +102,20 @@ pub fn has_slot(script: &[u8], height: u32, network: Network) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ANY: Txid = Txid([7; 32]);
+
+    #[test]
+    fn the_coinbase_of_the_genesis_block_has_no_slot() {
+        let text = "4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b";
+        for network in Network::ALL {
+            assert_eq!(network.genesis_coinbase().to_string(), text);
+            for height in [0, 1, network.genesis_activation_height()] {
+                assert!(!has_slot(&network.genesis_coinbase(), &[0x51], height, network));
+                assert!(has_slot(&ANY, &[0x51], height, network));
+            }
+        }
+    }
 
     #[test]
     fn the_rule_changes_at_genesis() {
@@ -103,8 +133,8 @@ mod tests {
                 (&too_long, false, true),
             ];
             for (script, before, after) in scripts {
-                assert_eq!(has_slot(script, genesis - 1, network), before, "{network}, {} bytes", script.len());
-                assert_eq!(has_slot(script, genesis, network), after, "{network}, {} bytes", script.len());
+                assert_eq!(has_slot(&ANY, script, genesis - 1, network), before, "{network}, {} bytes", script.len());
+                assert_eq!(has_slot(&ANY, script, genesis, network), after, "{network}, {} bytes", script.len());
             }
         }
     }

@@ -49,11 +49,11 @@ pub const FIRST_BLOCKS: [(&str, u64); 9] = [
     ("transactions", 4_371),
     ("inputs", 247),
     ("outputs", 4_397),
-    ("slots", 4_397),
+    ("slots", 4_396),
     ("spent_inside", 247),
     ("spent_outside", 0),
-    ("unspent", 4_150),
-    ("unspent_satoshis", 21_565_000_000_000),
+    ("unspent", 4_149),
+    ("unspent_satoshis", 21_560_000_000_000),
 ];
 
 #[test]

@@ -41,8 +41,8 @@ impl OtherPages {
         let (mut starts, mut empty) = (Vec::new(), BTreeSet::new());
         while left.len() > 0 {
             starts.push(left.position());
-            let slots =
-                left.by_ref().take(size).filter(|output| has_slot(output.script, setting.height, setting.network));
+            let has_slot = |output: &Output<'_>| has_slot(&blank.txid, output.script, setting.height, setting.network);
+            let slots = left.by_ref().take(size).filter(has_slot);
             if slots.count() == 0 {
                 empty.insert(starts.len() as u32);
             }

@@ -112,7 +112,7 @@ fn count_transaction(
     let txid = transaction.txid();
     for (vout, output) in transaction.outputs().enumerate() {
         counts.outputs += 1;
-        if has_slot(output.script, height, Network::Main) {
+        if has_slot(&txid, output.script, height, Network::Main) {
             counts.slots += 1;
             unspent.insert(Outpoint { txid, vout: vout as u32 }, output.satoshis);
         }

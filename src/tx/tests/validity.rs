@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::outpoint;
-use crate::tx::{InvalidTransaction, Outpoint, Output, Transaction, TransactionBuilder, Txid};
+use crate::tx::{InvalidTransaction, MAX_MONEY, Outpoint, Output, Transaction, TransactionBuilder, Txid};
 
 fn numbered(vout: u32) -> Outpoint {
     Outpoint { txid: Txid([9; 32]), vout }
@@ -31,13 +31,15 @@ fn the_fee_is_what_is_left() {
     assert_eq!(check(&paying(&[10, 20], &[5, 7])), Ok(18));
     assert_eq!(check(&paying(&[10], &[10])), Ok(0));
     assert_eq!(check(&paying(&[0], &[0])), Ok(0));
-    assert_eq!(check(&paying(&[u64::MAX], &[u64::MAX])), Ok(0));
+    assert_eq!(check(&paying(&[MAX_MONEY], &[MAX_MONEY])), Ok(0));
 }
 
 #[test]
 fn sums_that_cannot_be_are_refused_by_field() {
     assert_eq!(check(&paying(&[1], &[])), Err(InvalidTransaction::NoOutputs));
     assert_eq!(check(&paying(&[9], &[5, 5])), Err(InvalidTransaction::Overspend { inputs: 9, outputs: 10 }));
+    let too_much = InvalidTransaction::TooMuchMoney { satoshis: MAX_MONEY + 1 };
+    assert_eq!(check(&paying(&[u64::MAX], &[MAX_MONEY, 1])), Err(too_much));
     assert_eq!(check(&paying(&[u64::MAX, 1], &[1])), Err(InvalidTransaction::InputSumOverflow { input: 1 }));
     assert_eq!(check(&paying(&[1], &[1, u64::MAX])), Err(InvalidTransaction::OutputSumOverflow { vout: 1 }));
 }
@@ -57,6 +59,8 @@ fn only_a_coinbase_may_lack_previous_outputs() {
         let inputs: Vec<_> = transaction.inputs().map(|input| input.raw_extended().len()).collect();
         assert_eq!(inputs, [36 + 1 + 2 + 4 + 9]);
     }
+    let too_much = coinbase.clone().output(MAX_MONEY - 49, &[]);
+    assert_eq!(check(&too_much), Err(InvalidTransaction::TooMuchMoney { satoshis: MAX_MONEY + 1 }));
     let overflowing = coinbase.output(u64::MAX, &[]);
     assert_eq!(check(&overflowing), Err(InvalidTransaction::OutputSumOverflow { vout: 1 }));
 }

@@ -107,6 +107,14 @@ impl Tx {
         }
     }
 
+    /// The height of the block that brought it first.
+    pub fn brought_at(&self) -> Option<u32> {
+        match self.origin {
+            Origin::Block { height, .. } => Some(height),
+            Origin::Validated(_) | Origin::Seeded { .. } => None,
+        }
+    }
+
     /// The height that decides which outputs get a slot.
     fn height(&self) -> u32 {
         match &self.origin {
@@ -118,7 +126,7 @@ impl Tx {
     /// Its slots, as they start.
     pub fn slots(&self, rules: &Rules) -> Vec<Slot> {
         let slot = |(output, vout): (&Option<Coin>, u32)| match output {
-            Some(coin) if has_slot(&coin.script, self.height(), rules.network) => {
+            Some(coin) if has_slot(&self.txid, &coin.script, self.height(), rules.network) => {
                 Slot::Unspent(utxo_hash(&self.txid, vout, &coin.script, coin.satoshis))
             }
             _ => Slot::Nil,
@@ -217,7 +225,7 @@ impl Facts {
     pub fn output(&self, outpoint: &Outpoint, rules: &Rules) -> Option<&Coin> {
         let tx = self.txs.get(&outpoint.txid)?;
         let coin = tx.outputs.get(outpoint.vout as usize)?.as_ref()?;
-        has_slot(&coin.script, tx.height(), rules.network).then_some(coin)
+        has_slot(&tx.txid, &coin.script, tx.height(), rules.network).then_some(coin)
     }
 }
 
