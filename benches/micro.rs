@@ -108,7 +108,7 @@ fn blocks(criterion: &mut Criterion) {
 /// Each operation on the record on which it changes something. The record belongs to the operation alone, as in an
 /// engine that nobody is reading from.
 fn record_operations(criterion: &mut Criterion) {
-    let rules = Rules { retention: 288 };
+    let rules = Rules::main(288);
     let mut group = criterion.benchmark_group("record");
     group.throughput(Throughput::Elements(1));
     for (name, page, operation) in operations() {
@@ -166,7 +166,7 @@ fn prepared(message: &Message) -> Arc<PreparedTx> {
 
 /// Submits everything and answers every row; returns how many events are complete.
 fn plan_all(work: &[Arc<PreparedTx>]) -> u64 {
-    let rules = Rules { retention: 288 };
+    let rules = Rules::main(288);
     let mut planner = Planner::new(PlanSettings { retry_min_ms: 1, retry_max_ms: 1, flag_grace_ms: 1, rules });
     for (offset, tx) in (0..).zip(work) {
         let event = EventRef { timestamp_ms: 0, partition: 0, offset, epoch: 1 };

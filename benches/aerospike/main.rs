@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 
 async fn measure(server: &AerospikeServer, case: &Case) {
     let settings = server.settings();
-    let rules = Rules { retention: 288 };
+    let rules = Rules::main(288);
     let engine = AerospikeEngine::open(&settings, rules).await.expect("the server was set up for it");
     let engine = Arc::new(engine);
     let process = server.process_id().expect("the server is ours");

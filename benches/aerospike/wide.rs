@@ -24,7 +24,7 @@ use super::{
 
 /// Creates and spends it; says how long that took, what it cost, and by how much memory grew.
 pub async fn measure(server: &AerospikeServer, outputs: u32) {
-    let rules = Rules { retention: 288 };
+    let rules = Rules::main(288);
     let engine = AerospikeEngine::open(&server.settings(), rules).await.expect("the server was set up for it");
     let engine = Arc::new(engine);
     let process = server.process_id().expect("the server is ours");

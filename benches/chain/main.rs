@@ -48,7 +48,7 @@ use utxo_store::{
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 const CASES: [&str; 6] = ["mined", "object", "reorg", "contests", "cone", "prune"];
 const ENGINES: [&str; 3] = ["memory", "fjall", "aerospike"];
 const CHILD: &str = "--case";

@@ -44,7 +44,7 @@ use crate::{
     measure::{self, Cpu, size},
 };
 
-pub const RULES: Rules = Rules { retention: 288 };
+pub const RULES: Rules = Rules::main(288);
 /// Messages a poll, as librdkafka hands them over.
 pub const POLLED: usize = 500;
 pub const PREPARE: PrepareSettings =

@@ -22,6 +22,7 @@ use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
     config::Topics,
     event::DeadLetterClass,
+    tx::Txid,
 };
 
 use register::{Filter, Listed, Register};
@@ -111,8 +112,16 @@ impl Common {
         let config = self.config.load()?;
         block_on(async {
             let broker = opening::broker(&config)?;
-            for listed in listed(broker.as_ref(), &config.kafka.topics, &self.filter, settled_too).await? {
-                self.tell(&listed, None)?;
+            let topics = &config.kafka.topics;
+            let listed = listed(broker.as_ref(), topics, &self.filter, settled_too).await?;
+            let verdicts = verdicts_on(broker.as_ref(), topics, children_of_missing(&listed)).await?;
+            for listed in listed {
+                let came = listed.txid.is_some_and(|txid| verdicts.accepts(&txid));
+                match came {
+                    true if settled_too => self.tell(&listed, Some("its parent came, and the transaction is live"))?,
+                    true => {}
+                    false => self.tell(&listed, None)?,
+                }
             }
             Ok(())
         })
@@ -150,20 +159,14 @@ impl SettleArgs {
             let broker = opening::broker(&config)?;
             let topics = &config.kafka.topics;
             let listed = listed(broker.as_ref(), topics, &common.filter, false).await?;
-            // Only of those whose parent was missing the log may say something else since.
-            let children = listed.iter().filter(|it| replay && it.letter.class == DeadLetterClass::MissingParent);
-            let children: Vec<_> = children.filter_map(|it| it.txid).collect();
+            let children = if replay { children_of_missing(&listed) } else { Vec::new() };
             let is_any = !children.is_empty();
             let timeout = Duration::from_secs(self.timeout_s);
             let settler = match self.dry_run {
                 true => None,
                 false => Some(Settler::open(broker.as_ref(), topics, timeout, is_any).await?),
             };
-            let mut verdicts = Verdicts::on(children);
-            if is_any {
-                let decisions = [only(topics.decisions.as_str())];
-                read_through(broker.as_ref(), &decisions, "decisions", |_, message| verdicts.take(message)).await?;
-            }
+            let verdicts = verdicts_on(broker.as_ref(), topics, children).await?;
             let count = listed.len();
             let way = |letter: &Listed| if replay { Way::of(letter, topics, &verdicts) } else { Way::Discard };
             let letters: Vec<(Listed, Way)> = listed
@@ -202,6 +205,23 @@ impl SettleArgs {
             }
         })
     }
+}
+
+/// The transactions of dead letters whose parent was missing: of those the log may say something else since.
+fn children_of_missing(listed: &[Listed]) -> Vec<Txid> {
+    let missing = listed.iter().filter(|listed| listed.letter.class == DeadLetterClass::MissingParent);
+    missing.filter_map(|listed| listed.txid).collect()
+}
+
+/// The last verdicts on these transactions, by the topic of decisions, which is read only for any of them.
+async fn verdicts_on(broker: &dyn Broker, topics: &Topics, txids: Vec<Txid>) -> Result<Verdicts, BrokerError> {
+    let is_any = !txids.is_empty();
+    let mut verdicts = Verdicts::on(txids);
+    if is_any {
+        let decisions = [only(topics.decisions.as_str())];
+        read_through(broker, &decisions, "decisions", |_, message| verdicts.take(message)).await?;
+    }
+    Ok(verdicts)
 }
 
 /// The dead letters that are meant, by the partitions of their topic, in their order there.

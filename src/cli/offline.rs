@@ -40,7 +40,7 @@ impl StoreArgs {
     pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
         let config = self.config.load()?;
         // Nothing is written, so that retention decides nothing.
-        let options = OpenOptions { rules: Rules { retention: 0 }, access: wiring::cluster(&config) };
+        let options = OpenOptions { rules: Rules::main(0), access: wiring::cluster(&config) };
         let engine = engine::open_existing(&self.store, &options).await?;
         let blobs = match self.blob_url()? {
             Some(url) => Some(opening::blobs_at(&config, &url, Intent::Read, &Arc::new(Metrics::new())).await?),
@@ -66,7 +66,7 @@ pub(super) async fn open_as_it_is(
 ) -> Result<(Store, MetaRecord), Failure> {
     let mut settings = StoreSettings {
         network: crate::tx::Network::Main,
-        rules: Rules { retention: 0 },
+        rules: Rules::main(0),
         utxo_batch_size: 1,
         batch_size: BATCH,
         concurrency: CONCURRENCY,

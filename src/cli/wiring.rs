@@ -23,7 +23,7 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What record operations are to do.
 pub fn rules(config: &Config) -> Rules {
-    Rules { retention: config.store.block_height_retention }
+    Rules { retention: config.store.block_height_retention, network: config.store.network }
 }
 
 /// What the store is opened with besides its URL.
@@ -270,7 +270,7 @@ mod tests {
 
         let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled, durability_lag } = instance(&config);
         assert_eq!((&*pipeline.topic, &*pipeline.group), ("txs", "g"));
-        assert_eq!(pipeline.plan.rules, Rules { retention: 12 });
+        assert_eq!(pipeline.plan.rules, Rules { retention: 12, network: Network::Regtest });
         let dispatch = pipeline.dispatch;
         assert_eq!((dispatch.batch_size, dispatch.batch_age, dispatch.in_flight_batches), (13, ms(14), 15));
         assert_eq!((pipeline.max_active, pipeline.max_not_safe), (16, 32));

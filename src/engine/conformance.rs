@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// What an engine under test must be opened with.
-pub const RULES: Rules = Rules { retention: 288 };
+pub const RULES: Rules = Rules::main(288);
 
 /// A check by its name. Each uses keys of its own, so all may run on one engine, which must have been empty.
 #[derive(Clone, Copy)]

@@ -62,7 +62,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_meta_record_is_kept() {
-        let engine = NullEngine::new(Rules { retention: 0 });
+        let engine = NullEngine::new(Rules::main(0));
         let meta = MetaRecord {
             store_id: [1; 16],
             layout_version: 1,

@@ -386,7 +386,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("fjall://{}/new%20store?cache_mib=1", directory.path().display());
         for (url, name) in [("memory://", "memory"), ("null:///", "null"), (url.as_str(), "fjall")] {
-            let engine = open(url, &OpenOptions::new(Rules { retention: 0 })).await.unwrap();
+            let engine = open(url, &OpenOptions::new(Rules::main(0))).await.unwrap();
             assert_eq!(engine.name(), name);
             engine.close().await.unwrap();
         }
@@ -395,7 +395,7 @@ mod tests {
 
     #[tokio::test]
     async fn where_there_is_no_store_nothing_is_created() {
-        let options = OpenOptions::new(Rules { retention: 0 });
+        let options = OpenOptions::new(Rules::main(0));
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::create_dir(path("empty")).unwrap();

@@ -15,7 +15,7 @@ mod page;
 
 pub use command::{CommandRecord, CommandResult};
 pub use operation::*;
-pub use ops::{Effect, apply, spend_all};
+pub use ops::{Effect, apply, respend_refusal, spend_all};
 pub use page::*;
 
 use crate::tx::Txid;

@@ -8,13 +8,28 @@ use super::{
     BlockRecord, Body, CommandRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState,
     Verdict,
 };
-use crate::tx::{Txid, UtxoHash};
+use crate::tx::{Network, Txid, UtxoHash};
 
 /// Settings that decide what an operation does; the same for every operation on a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// `block_height_retention`, blocks; 0 disables `deleteAtHeight`.
     pub retention: u32,
+    /// Decides from which height on which outputs get a slot.
+    pub network: Network,
+}
+
+impl Rules {
+    /// Those of the main chain.
+    pub const fn main(retention: u32) -> Self {
+        Rules { retention, network: Network::Main }
+    }
+
+    /// Whether the same outputs of a transaction get a slot, whichever of these heights creates it.
+    pub fn have_same_slots(&self, one: u32, other: u32) -> bool {
+        let genesis = self.network.genesis_activation_height();
+        (one < genesis) == (other < genesis)
+    }
 }
 
 /// One atomic, idempotent change of one record.
@@ -131,6 +146,7 @@ pub enum Sequenced {
     /// On the longest chain: adds the triple once, clears `unminedSince` and `locked`, evaluates `deleteAtHeight`; refused
     /// while creating or conflicting; a stub is not there (`NotFound`). On a side chain: only the triple (conflicting is no
     /// obstacle).
+    /// A master on the longest chain whose slots were made by the rule of another height is refused (`OTHER_SLOTS`): `SetSlots` first.
     /// On pages other than the master: clears `locked`. Answers all block ids.
     SetMined {
         /// The block.
@@ -158,6 +174,18 @@ pub enum Sequenced {
         /// All its slots are spent.
         spent: bool,
     },
+    /// Gives a page the slots that its outputs have by the rule at `height`, where they were made by that of another height: adds
+    /// unspent slots where there are none, and removes unspent ones. On a master that is unmined, `unminedSince` = `height`.
+    SetSlots {
+        /// Slots within the page, with the hash of each.
+        add: Vec<(u32, UtxoHash)>,
+        /// Slots within the page.
+        remove: Vec<u32>,
+        /// Height of the block that lists the transaction.
+        height: u32,
+    },
+    /// Says from which height on the outputs of a coinbase can be spent: another block has it. Anything but a coinbase is refused.
+    SetSpendingHeight(u32),
     /// Sets or clears `locked`.
     SetLocked(bool),
     /// Freezes a slot; refused when spent or frozen already (not by the same stamp: that is a repeat).
@@ -425,6 +453,8 @@ pub enum Rejection {
     /// A record is there already that is a partial transaction where a whole one was to be put, or the other way round;
     /// their outputs agree. The first event says what the record is.
     OtherKind,
+    /// The slots were made by the rule of this height, and the block's is another.
+    OtherSlots(u32),
     /// The record holds this later stamp.
     StaleStamp(Stamp),
     /// The lock record is held by somebody else.
@@ -459,6 +489,7 @@ impl Rejection {
             Rejection::Exists(_) => "TX_EXISTS",
             Rejection::OtherContent => "OTHER_CONTENT",
             Rejection::OtherKind => "OTHER_KIND",
+            Rejection::OtherSlots(_) => "OTHER_SLOTS",
             Rejection::StaleStamp(_) => "STALE_STAMP",
             Rejection::Held(_) => "LOCK_RECORD_HELD",
             Rejection::NotPrunable => "NOT_PRUNABLE",

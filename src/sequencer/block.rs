@@ -107,7 +107,7 @@ impl Handler {
                 begun.push(Box::pin(self.begin_block(at, block, message)).await?);
             }
             // Only then: one that is done again may have been decided on in another order than that of its blocks.
-            while let Some(body) = steps.existing_that(|body| matches!(body, DecisionBody::Accepted { .. })) {
+            while let Some(body) = steps.existing_that(is_verdict) {
                 Box::pin(self.carry_out(at, steps, body)).await?;
             }
             let mut may_decide = false;
@@ -126,6 +126,8 @@ impl Handler {
         let Begun { done, txid, coinbase } = begun;
         if coinbase != Coinbase::Made {
             self.set_all_mined(at, steps, block, vec![Listed { txid, subtree: 0 }]).await?;
+            // Rare, and a part of every future here: boxed.
+            Box::pin(self.mature_from(at, steps, block, txid)).await?;
             self.parts.arrivals.came(txid);
         }
         if coinbase == Coinbase::Live {
@@ -387,6 +389,7 @@ impl Handler {
         longest_chain: bool,
     ) -> Result<(Txid, Pages), Stop> {
         let tx = coinbase_of(block)?;
+        tx.check().map_err(|error| wrong_coinbase(block, error.to_string()))?;
         let txid = tx.txid();
         let settings = &self.parts.store.settings;
         let setting = build::Setting {
@@ -480,6 +483,9 @@ impl Handler {
             for tombstone in masters.iter().filter(|page| page.pruned.is_some()) {
                 Box::pin(self.revive(at, block, tombstone.txid)).await?;
             }
+            for master in &masters {
+                Box::pin(self.set_slots(at, master, block.height)).await?;
+            }
             let rows: Vec<Row> = batch.iter().map(|listed| listed.row(at, block, Sequenced::WasMined)).collect();
             self.apply_decided(at, rows).await?;
             for (listed, master) in batch.iter().zip(masters) {
@@ -517,6 +523,13 @@ impl Handler {
                 if *outcome == Outcome::Rejected(Rejection::Creating) {
                     *outcome = self.complete_and_again(row(listed)).await?;
                 }
+                if matches!(outcome, Outcome::Rejected(Rejection::OtherSlots(_))) {
+                    // Rare, and a part of every future here: boxed.
+                    if let Some(master) = self.master(listed.txid).await? {
+                        Box::pin(self.set_slots(at, &master, block.height)).await?;
+                    }
+                    *outcome = self.once_again(row(listed)).await?;
+                }
                 if has_others(outcome) {
                     self.set_others_mined(at, listed.txid, &set_mined(listed.mined_in(block))).await?;
                 }
@@ -538,6 +551,10 @@ impl Handler {
         if let Key::Page(txid, _) = row.key {
             self.complete(&[txid]).await?;
         }
+        self.once_again(row).await
+    }
+
+    async fn once_again(&self, row: Row) -> Result<Outcome, Stop> {
         let mut outcomes = self.apply(vec![row]).await?;
         Ok(outcomes.pop().unwrap_or_else(|| unreachable!("an outcome a row")))
     }
@@ -732,6 +749,16 @@ fn cannot_be_stored(block: &Block<'_>, txid: Txid, rejection: &Rejection) -> Sto
 
 fn cannot_win(block: &Block<'_>, txid: Txid, reason: &Reason) -> Stop {
     Stop::Halt(format!("block {} lists {txid}, which cannot be live: {reason:?}", hex_reversed(&block.hash)))
+}
+
+/// A verdict that an event takes which brings blocks: a listed transaction wins, or a spender of a coinbase that a second block has is too
+/// young.
+fn is_verdict(body: &DecisionBody) -> bool {
+    match body {
+        DecisionBody::Accepted { .. } => true,
+        DecisionBody::Conflicting { reason, .. } => matches!(reason, Reason::Immature { .. }),
+        _ => false,
+    }
 }
 
 fn has_others(outcome: &Outcome) -> bool {

@@ -5,6 +5,7 @@
 
 mod block;
 mod bodies;
+mod coinbase;
 mod command;
 mod cone;
 mod contest;
@@ -21,6 +22,7 @@ mod proven;
 mod prune;
 mod reorg;
 pub(crate) mod reread;
+mod slots;
 mod source;
 pub mod state;
 pub mod steps;

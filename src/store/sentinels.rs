@@ -73,7 +73,7 @@ mod tests {
         MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
 
     fn in_parts() -> (Arc<MemoryEngine>, Store) {
-        let engine = Arc::new(MemoryEngine::new(Rules { retention: 288 }).in_parts());
+        let engine = Arc::new(MemoryEngine::new(Rules::main(288)).in_parts());
         (engine.clone(), Store { engine, ..store(5) })
     }
 

@@ -19,7 +19,7 @@ use crate::{
 /// The height at which everything here is created.
 pub(crate) const HEIGHT: u32 = 100;
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 
 /// An empty store on a memory engine.
 pub(crate) fn store(utxo_batch_size: u32) -> Store {

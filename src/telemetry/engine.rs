@@ -120,7 +120,7 @@ mod tests {
     #[tokio::test]
     async fn what_an_engine_does_is_counted() {
         let metrics = Arc::new(Metrics::new());
-        let engine = WatchedEngine::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), metrics.clone());
+        let engine = WatchedEngine::new(Arc::new(MemoryEngine::new(Rules::main(288))), metrics.clone());
         let key = Key::master(Txid([1; 32]));
         let clear = |_| Row { key, operation: Operation::ClearCreating };
         let rows: Vec<Row> = (0..3).map(clear).collect();

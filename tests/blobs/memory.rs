@@ -99,7 +99,7 @@ fn a_large_transaction_is_written_and_searched_piece_by_piece() {
 /// What events like it take for each byte of payload while they wait: prepared, in memory of their own, and in the planner.
 fn times_payload(tx: &TransactionBuilder) -> f64 {
     let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
-    let plan = PlanSettings { retry_min_ms: 1, retry_max_ms: 1, flag_grace_ms: 1, rules: Rules { retention: 288 } };
+    let plan = PlanSettings { retry_min_ms: 1, retry_max_ms: 1, flag_grace_ms: 1, rules: Rules::main(288) };
     let mut planner = Planner::new(plan);
     let (mut payloads, before) = (0, NOW.load(Relaxed));
     for number in 0..200 {

@@ -16,7 +16,7 @@ use utxo_store::{
 
 use crate::world::{MAY_FORGET, World, spend};
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 
 async fn blobs(root: &Path) -> BlobStore {
     let url = BlobUrl::Directory(root.to_owned());

@@ -14,7 +14,7 @@ use crate::world::{Made, World, spend};
 
 /// An empty store.
 fn new_store(world: &World) -> Store {
-    Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings)
+    Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings)
 }
 
 async fn rebuild(world: &World) -> Store {
@@ -93,7 +93,7 @@ async fn a_rebuild_that_its_group_has_left_behind_is_refused() {
 async fn a_store_that_lost_a_part_is_refused_and_one_without_sentinels_is_given_some() {
     let world = World::new().await;
     live_through(&world).await;
-    let engine = Arc::new(MemoryEngine::new(Rules { retention: 288 }).in_parts());
+    let engine = Arc::new(MemoryEngine::new(Rules::main(288)).in_parts());
     let store = Store::new(engine.clone(), world.store.settings);
     instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await.unwrap();
     assert!(store.meta().await.unwrap().unwrap().has_sentinels, "a rebuild has them");

@@ -348,7 +348,7 @@ async fn decisions_of_another_topic_are_refused_by_name() {
         }
         let mut other = world.clone();
         other.settings.topics.decisions = name.into();
-        let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+        let store = Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
         let rebuilt = instance::rebuild(other.settings.clone(), other.parts(&store), CancellationToken::new()).await;
         for refused in [other.start().ended().await.map(drop), rebuilt.map(drop)] {
             let why = refused.expect_err(name).to_string();
@@ -414,7 +414,7 @@ async fn what_retention_took_before_anything_was_committed_of_it_halts_until_it_
     assert_eq!(world.count("chain").await, 1, "the orphan is contested");
     accepted.stop().await;
 
-    let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+    let store = Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
     let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;
     let refused = refused.unwrap_err().to_string();
     assert!(
@@ -648,7 +648,7 @@ async fn what_is_too_big_for_the_store_fails_its_rebuild_by_name() {
         let large = spend(&[seed.coin(0)], 7, 1);
         world.validate(&large).await;
         world.run_until_consumed().await;
-        let engine = FaultEngine::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), 1);
+        let engine = FaultEngine::new(Arc::new(MemoryEngine::new(Rules::main(288))), 1);
         engine.set(bounded());
         let store = Store::new(Arc::new(engine), world.store.settings);
         let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;

@@ -133,7 +133,7 @@ fn store_of(bench: &Bench) -> Option<(String, MetaRecord)> {
     let stats = stats.output().unwrap();
     let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
     let meta = block_on(async {
-        let options = OpenOptions::new(Rules { retention: 0 });
+        let options = OpenOptions::new(Rules::main(0));
         let engine = engine::open_existing(&bench.store_url(), &options).await.unwrap();
         let read = engine.read(&[Key::Meta]).await.pop().unwrap().unwrap();
         engine.close().await.unwrap();
@@ -376,7 +376,7 @@ fn a_cluster_is_looked_at_with_its_durability_and_nothing_is_made_in_it() {
     assert!(checked.told("blob store", "ok").contains("the first start makes "));
     assert!(!bench.path("blobs").exists());
     let read = block_on(async {
-        let engine = engine::open_existing(&url, &OpenOptions::new(Rules { retention: 0 })).await.unwrap();
+        let engine = engine::open_existing(&url, &OpenOptions::new(Rules::main(0))).await.unwrap();
         let read = engine.read(&[Key::Meta]).await.pop().unwrap().unwrap();
         // Where there is no index, nobody can be found by one.
         let found = engine.query(Index::UnminedSince, 0, 1, 1).await;

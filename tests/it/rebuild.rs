@@ -16,7 +16,7 @@ use utxo_store::{
 use crate::regressions::held::Held;
 use crate::world::{Coin, GROUP, MAY_FORGET, Made, PARTITIONS, World, spend};
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn pause() {
@@ -211,7 +211,7 @@ async fn contests_that_nobody_has_decided_yet_are_counted() {
     pause().await;
     running.stop().await;
 
-    let store = Store::new(Arc::new(MemoryEngine::new(Rules { retention: 288 })), world.store.settings);
+    let store = Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
     let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
     assert_eq!(rebuilt.await.unwrap().undecided, 1);
     assert_eq!(state(&store, &second).await, state(&world.store, &second).await);

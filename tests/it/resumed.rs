@@ -22,7 +22,7 @@ use crate::{
     world::{MAY_FORGET, Made, World, spend},
 };
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn digest(store: &Store) -> String {

@@ -96,7 +96,7 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
     let offset = seeded.below(5) as u32;
     let holder = rival(seeded.below(3));
     let height = 140 + seeded.below(4) as u32;
-    match seeded.below(27) {
+    match seeded.below(28) {
         0 => Sequenced::MarkContested,
         1 | 2 => Sequenced::Settle(vec![held(offset, holder)]),
         3 | 4 => {
@@ -113,9 +113,17 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
         7 => Sequenced::MarkConflicting { reason: Reason::Frozen { input: offset }, height },
         8 => Sequenced::AddConflictingChild(holder),
         9 => Sequenced::RemoveConflictingChild(holder),
-        10 | 11 => Sequenced::SetMined { mined_in: mined_in(height), longest_chain: seeded.chance(0.7) },
+        10 | 11 => {
+            let height = if seeded.chance(0.1) { 700_000 } else { height };
+            Sequenced::SetMined { mined_in: mined_in(height), longest_chain: seeded.chance(0.7) }
+        }
         12 => Sequenced::UnsetMined { block_id: height, height },
         13 => Sequenced::SetLocked(seeded.chance(0.3)),
+        27 => Sequenced::SetSlots {
+            add: vec![(offset, claim(offset).utxo_hash)],
+            remove: vec![(offset + 1) % 5],
+            height: if seeded.chance(0.5) { 700_000 } else { height },
+        },
         14 => Sequenced::Freeze { offset },
         15 => Sequenced::Unfreeze { offset },
         16 => Sequenced::FreezeUntil { offset, height: height + 10, decided: seeded.chance(0.5) },

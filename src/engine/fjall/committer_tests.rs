@@ -11,7 +11,7 @@ use crate::{
     record::{Key, Outcome, Page, Record, Rejection, Sequenced},
 };
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 
 struct Bench {
     directory: tempfile::TempDir,

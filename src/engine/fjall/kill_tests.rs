@@ -19,7 +19,7 @@ use crate::{
 };
 
 const DIRECTORY: &str = "UTXO_STORE_TEST_KILLED_IN";
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 /// Transactions of a batch; each is created, and one of its slots spent, in one batch.
 const BATCH: u64 = 50;
 

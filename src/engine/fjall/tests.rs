@@ -6,7 +6,7 @@ use crate::{
     record::{Operation, Page, Rejection},
 };
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 
 fn open(directory: &Path) -> Result<FjallEngine, OpenFjallError> {
     FjallEngine::open(directory, RULES, FjallOptions { cache_bytes: 1 << 20 })

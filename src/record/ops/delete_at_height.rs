@@ -102,7 +102,7 @@ mod tests {
     fn untouched_where_the_rule_does_not_apply() {
         for there in [None, Some(7)] {
             let page = Page { delete_at_height: there, ..done(&[10]) };
-            assert_eq!(evaluated(&Rules { retention: 0 }, &page), there);
+            assert_eq!(evaluated(&Rules::main(0), &page), there);
             assert_eq!(evaluated(&RULES, &Page { master: None, ..page.clone() }), there);
             assert_eq!(evaluated(&RULES, &Page { conflicting: true, ..page }), there);
         }
@@ -115,7 +115,7 @@ mod tests {
             page.delete_at_height = there;
             assert_eq!(of_conflicting(&RULES, &page, 50), Some(338));
             assert_eq!(of_conflicting(&RULES, &page, u32::MAX), Some(u32::MAX));
-            assert_eq!(of_conflicting(&Rules { retention: 0 }, &page, 50), there);
+            assert_eq!(of_conflicting(&Rules::main(0), &page, 50), there);
         }
     }
 }

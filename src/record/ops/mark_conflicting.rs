@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn retention_zero_sets_nothing() {
-        let rules = Rules { retention: 0 };
+        let rules = Rules::main(0);
         for mut record in [None, record(live(1))] {
             crate::record::apply(&rules, &MASTER, &mut record, &mark(Reason::Command, 50));
             assert_eq!(page(&record).delete_at_height, None);

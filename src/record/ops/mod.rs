@@ -26,6 +26,8 @@ mod replace_body;
 mod respend;
 mod set_locked;
 mod set_mined;
+mod set_slots;
+mod set_spending_height;
 mod settle;
 mod slots;
 mod spend;
@@ -37,6 +39,8 @@ mod unset_mined;
 mod properties;
 #[cfg(test)]
 mod testing;
+
+pub use respend::respend_refusal;
 
 use std::sync::Arc;
 
@@ -105,6 +109,8 @@ fn sequenced(
         Sequenced::WasMined(mined_in) => set_mined::was(rules, record, *mined_in),
         Sequenced::UnsetMined { block_id, height } => unset_mined::apply(rules, record, *block_id, *height),
         Sequenced::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),
+        Sequenced::SetSlots { add, remove, height } => set_slots::apply(rules, record, add, remove, *height),
+        Sequenced::SetSpendingHeight(height) => set_spending_height::apply(record, *height),
         Sequenced::SetLocked(locked) => set_locked::apply(record, *locked),
         Sequenced::Freeze { offset } => freeze::freeze(record, *offset, seen),
         Sequenced::Unfreeze { offset } => freeze::unfreeze(record, *offset, seen),

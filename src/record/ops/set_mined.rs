@@ -19,6 +19,10 @@ pub(super) fn apply(
             TxState::Conflicting(verdict) => return Err(Rejection::Conflicting(verdict)),
             _ => {}
         }
+        let made_at = page.master.as_deref().and_then(|master| master.unmined_since);
+        if let Some(made_at) = made_at.filter(|made_at| !rules.have_same_slots(*made_at, mined_in.height)) {
+            return Err(Rejection::OtherSlots(made_at));
+        }
     }
     Ok(set(rules, page, mined_in, longest_chain))
 }
@@ -129,6 +133,24 @@ mod tests {
         assert_eq!(told(tombstone(5, None)), Rejection::Pruned(5));
         assert_eq!(refused(on_master(&mut None, &set(120, true))), Rejection::NotFound);
         assert_eq!(refused(on_master(&mut record(stub(verdict)), &set(120, false))), Rejection::NotFound);
+    }
+
+    #[test]
+    fn slots_by_the_rule_of_another_height_are_refused_on_the_longest_chain() {
+        let genesis = RULES.network.genesis_activation_height();
+        for (made_at, mined_at, is_refused) in [
+            (genesis - 1, genesis, true),
+            (genesis, genesis - 1, true),
+            (genesis - 1, genesis - 1, false),
+            (genesis, genesis + 9, false),
+        ] {
+            let mut page = live(1);
+            master(&mut page).unmined_since = Some(made_at);
+            let outcome = |longest_chain| on_master(&mut record(page.clone()), &set(mined_at, longest_chain)).outcome;
+            let refusal = Outcome::Rejected(Rejection::OtherSlots(made_at));
+            assert_eq!(outcome(true) == refusal, is_refused, "made at {made_at}, mined at {mined_at}");
+            assert!(outcome(false).is_done(), "a block of a side chain decides nothing");
+        }
     }
 
     #[test]

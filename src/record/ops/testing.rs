@@ -10,7 +10,7 @@ use super::{Effect, apply};
 use crate::record::*;
 use crate::tx::{Txid, UtxoHash};
 
-pub(super) const RULES: Rules = Rules { retention: 288 };
+pub(super) const RULES: Rules = Rules::main(288);
 /// The transaction that most tests are about.
 pub(super) const TXID: Txid = Txid([7; 32]);
 pub(super) const MASTER: Key = Key::Page(TXID, 0);

@@ -222,7 +222,7 @@ impl Handler {
             TxState::Live if is_mined => return Ok(not_conflicting("it is mined on the longest chain")),
             state => state == TxState::Live,
         };
-        let height = self.height();
+        let height = self.decision_height(&page);
         Ok(Answer::First(DecisionBody::Conflicting { txid, reason: Reason::Command, height, live }))
     }
 

@@ -60,7 +60,7 @@ impl Seen {
         let master = master?;
         let others = master.utxos.as_ref().and(master.master.as_ref())?.total_extra_recs;
         // Retention has no say in whether there is something to create.
-        let rules = Rules { retention: 0 };
+        let rules = Rules::main(0);
         let mut record = Some(Record::Page(Arc::clone(master)));
         let answer = record::apply(&rules, &Key::master(master.txid), &mut record, create).outcome;
         Some(Seen { others, answer })

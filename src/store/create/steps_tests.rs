@@ -17,7 +17,7 @@ use crate::{
     tx::{Network, Transaction, Txid},
 };
 
-const RULES: Rules = Rules { retention: 288 };
+const RULES: Rules = Rules::main(288);
 
 /// A small store, as pure as what it is to test.
 #[derive(Default)]

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use utxo_store::{
     event::{Block, BlockMined, DecisionBody, SubtreeTransactions},
-    record::MinedIn,
+    record::{MinedIn, Reason},
     tx::Txid,
 };
 
@@ -42,6 +42,9 @@ impl Replay<'_> {
         self.history.tip = Some(Tip { hash: block.hash, height: block.height });
         self.history.blocks.insert(block.block_id, true);
         let coinbase = self.make_coinbase(logged, block, Standing::Live);
+        if let Some(coinbase) = coinbase {
+            self.mature_from(coinbase, block);
+        }
         let listed = self.listed(block);
         self.decide_on_block(block, coinbase, &listed);
         for (txid, subtree) in listed.into_iter().chain(coinbase.map(|txid| (txid, 0))) {
@@ -51,6 +54,30 @@ impl Replay<'_> {
             }
             self.stored.insert(txid);
             self.set_mined(&txid, MinedIn { block_id: block.block_id, height: block.height, subtree });
+        }
+    }
+
+    /// Verdicts on spenders of a coinbase that an earlier block of the chain has, too: they are too young now.
+    fn mature_from(&mut self, coinbase: Txid, block: &Block<'_>) {
+        if !self.history.is_mined(&coinbase) {
+            return;
+        }
+        self.set_mined(&coinbase, MinedIn { block_id: block.block_id, height: block.height, subtree: 0 });
+        while let Some(DecisionBody::Conflicting {
+            txid,
+            reason: reason @ Reason::Immature { .. },
+            height,
+            live: true,
+        }) = self.peek()
+        {
+            self.next += 1;
+            self.mentioned.insert(txid);
+            let own_height = self.history.unmined_since(&txid).unwrap_or(u32::MAX);
+            if height != block.height || !self.history.against(&txid, own_height).contains(&reason) {
+                self.complain(format!("{txid} falls at {height} because of {reason:?}, which does not bar it"));
+            }
+            let fell = self.fell(height, vec![(txid, reason)], None);
+            self.after_verdict(None, &fell);
         }
     }
 

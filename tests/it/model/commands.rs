@@ -121,6 +121,11 @@ impl Replay<'_> {
 
     fn disconnect(&mut self, block: &Block<'_>) {
         let Some(coinbase) = self.unmine(block) else { return };
+        if self.history.is_mined(&coinbase) {
+            // An earlier block has it, too, and counts again.
+            self.history.fate(&coinbase).unmined_since = Some(None);
+            return;
+        }
         match self.step() {
             Some(DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, live })
                 if txid == coinbase =>
@@ -453,7 +458,7 @@ impl Replay<'_> {
         let was_live = self.history.witness(&txid);
         match self.step() {
             Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, height, live }) if named == txid => {
-                self.check_height(height, None);
+                self.check_height(&txid, height, None);
                 if live != was_live {
                     self.complain(format!("{txid} is said to be live until now: {live}; it was: {was_live}"));
                 }

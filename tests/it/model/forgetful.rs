@@ -91,14 +91,14 @@ impl Replay<'_> {
                 Some(DecisionBody::Accepted { txid: named, height, by_block: false, inputs, losers })
                     if *named == txid =>
                 {
-                    self.check_height(*height, None);
+                    self.check_height(&txid, *height, None);
                     self.forgetful_win(txid, *height, inputs, losers);
                 }
                 Some(DecisionBody::Conflicting { txid: loser, reason, height, live }) if *live || *loser == txid => {
                     if !self.is_true_of_events(*loser, *reason) {
                         self.complain(format!("{loser} is conflicting because of {reason:?}, which no event says"));
                     }
-                    self.check_height(*height, None);
+                    self.check_height(loser, *height, None);
                     self.forgetful_fall(*height, vec![(*loser, *reason)]);
                     if *loser != txid {
                         continue;
@@ -134,7 +134,7 @@ impl Replay<'_> {
                 Some(DecisionBody::Conflicting { txid, reason: reason @ Reason::Disconnected, height, .. })
                     if Some(txid) == coinbase =>
                 {
-                    self.check_height(height, Some(block.height));
+                    self.check_height(&txid, height, Some(block.height));
                     self.forgetful_fall(height, vec![(txid, reason)]);
                 }
                 other => self.complain(format!("block {} leaves, but {other:?}", block.height)),
@@ -161,7 +161,7 @@ impl Replay<'_> {
                 continue;
             };
             match brought.iter().find(|(_, listed)| listed.iter().any(|(listed, _)| *listed == txid)) {
-                Some((block, _)) => self.check_height(height, Some(block.height)),
+                Some((block, _)) => self.check_height(&txid, height, Some(block.height)),
                 None => self.complain(format!("{txid} wins by a block that does not list it")),
             }
             self.forgetful_win(txid, height, &inputs, &losers);
@@ -197,7 +197,7 @@ impl Replay<'_> {
             && matches!(command.action, Action::SetConflicting { .. })
         {
             self.next += 1;
-            self.check_height(height, None);
+            self.check_height(&txid, height, None);
             self.forgetful_fall(height, vec![(txid, Reason::Command)]);
         }
         let Some(DecisionBody::CommandDone { id: named, executed_at, result }) = self.step() else {

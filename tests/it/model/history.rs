@@ -163,6 +163,16 @@ impl History {
         unknown || self.may_be_pruned.contains(txid) || self.is_pruned(txid)
     }
 
+    /// From which height on the outputs of a coinbase can be spent: the last block of the longest chain that has it decides.
+    pub fn spending_height(&self, txid: &Txid) -> Option<u32> {
+        let tx = self.tx(txid)?;
+        let first = tx.spending_height()?;
+        let Some(height) = tx.brought_at() else { return Some(first) };
+        let mined = self.fates.get(txid).into_iter().flat_map(|fate| fate.mined.values());
+        let last = mined.filter(|mined| self.on_longest_chain(mined.block_id)).map(|mined| mined.height).max();
+        Some(last.map_or(first, |last| first - height + last))
+    }
+
     /// On the longest chain.
     pub fn is_mined(&self, txid: &Txid) -> bool {
         self.fates.get(txid).is_some_and(|fate| fate.mined.keys().any(|block| self.on_longest_chain(*block)))
@@ -292,7 +302,7 @@ impl History {
             if self.locked(&parent) {
                 reasons.push(Reason::Locked { parent });
             }
-            if self.tx(&parent).and_then(Tx::spending_height).is_some_and(|from| from > height) {
+            if self.spending_height(&parent).is_some_and(|from| from > height) {
                 reasons.push(Reason::Immature { input });
             }
             if self.owed(&outpoint).is_none() {
@@ -346,7 +356,7 @@ impl History {
             locked: self.locked(txid),
             frozen: false,
             conflicting: matches!(fate.standing, Standing::Pending | Standing::Lost(_)),
-            spending_height: tx.spending_height(),
+            spending_height: self.spending_height(txid),
             unmined_since: self.unmined_since(txid),
             preserve_until: fate.preserve_until,
             verdict,

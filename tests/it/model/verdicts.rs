@@ -178,7 +178,7 @@ impl Replay<'_> {
     /// It gets all its inputs, from whoever held them.
     pub fn accepted(&mut self, txid: Txid, height: u32, inputs: &[DecidedInput], losers: &[Txid], block: Option<u32>) {
         self.mentioned.insert(txid);
-        self.check_height(height, block);
+        self.check_height(&txid, height, block);
         self.check_inputs(txid, inputs, losers, block.is_some());
         if block.is_some() {
             self.history.prove(&txid);
@@ -244,8 +244,11 @@ impl Replay<'_> {
         self.history.facts.may_hold(holder, outpoint)
     }
 
-    pub fn check_height(&mut self, height: u32, block: Option<u32>) {
-        let expected = block.unwrap_or(self.history.height());
+    pub fn check_height(&mut self, txid: &Txid, height: u32, block: Option<u32>) {
+        // Before the first block the transaction's own event says how high the chain is.
+        let own = self.history.unmined_since(txid).unwrap_or(0);
+        let tip = self.history.tip.map_or(own, |tip| tip.height);
+        let expected = block.unwrap_or(tip);
         if height != expected {
             self.complain(format!("is decided at height {height}, but the chain is at {expected}"));
         }
@@ -253,7 +256,7 @@ impl Replay<'_> {
 
     pub fn conflicting(&mut self, txid: Txid, reason: Reason, height: u32, live: bool, opened: Opened) {
         self.mentioned.insert(txid);
-        self.check_height(height, None);
+        self.check_height(&txid, height, None);
         if live != self.history.is_live(&txid) {
             self.complain(format!("{txid} is said to be live until now: {live}; it was: {}", !live));
         }

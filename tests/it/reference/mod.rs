@@ -17,7 +17,7 @@ use utxo_store::{
 use crate::aerospike_server::AerospikeServer;
 
 /// The settings that its records were written under.
-const RULES: Rules = Rules { retention: 10 };
+const RULES: Rules = Rules::main(10);
 const BATCH_SIZE: u32 = 5;
 
 /// A record of a step: transaction, page.

@@ -4,7 +4,7 @@
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
-    expressions::{and, bin_exists, eq, int_bin, int_val, list_bin, lists as in_lists},
+    expressions::{Expression, and, bin_exists, eq, ge, int_bin, int_val, list_bin, lists as in_lists, lt, or},
     operations::{
         self, Operation as ServerOperation,
         exp::{ExpReadFlags, read_exp},
@@ -23,7 +23,10 @@ use super::{
 use crate::record::{Reply, Rules};
 
 pub struct Templates {
-    on_longest_chain: Conditions,
+    /// On the longest chain, by whether the block stands before Genesis, or not.
+    before_genesis: Conditions,
+    since_genesis: Conditions,
+    genesis_height: u32,
     on_side_chain: Conditions,
     /// One hole: the stamp.
     stamp: Template,
@@ -44,11 +47,19 @@ impl Templates {
             unset(names::CONFLICTING),
             absent(names::DELETE_AT_HEIGHT),
         ];
+        let genesis = int_val(rules.network.genesis_activation_height().into());
+        // The slots have to be those that the rule at the block's height gives.
+        let on_longest_chain = |has_the_slots: Expression| {
+            let is_mined_or_has_them = or(vec![absent(names::UNMINED_SINCE), has_the_slots]);
+            Conditions::new(&[&conditions[..], &[is_mined_or_has_them]].concat())
+        };
         let none = eq(in_lists::size(ids(), &[]), int_val(0));
         let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
         Templates {
             on_side_chain: Conditions::new(&conditions[..2]),
-            on_longest_chain: Conditions::new(&conditions),
+            before_genesis: on_longest_chain(lt(int_bin(names::UNMINED_SINCE), genesis.clone())),
+            since_genesis: on_longest_chain(ge(int_bin(names::UNMINED_SINCE), genesis)),
+            genesis_height: rules.network.genesis_activation_height(),
             stamp: not_after_a_later_stamp(),
             first: Template::new(&and(vec![none, eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))])),
             new: Template::new(&eq(listed, int_val(0))),
@@ -63,7 +74,11 @@ impl Templates {
         answer: Form,
     ) -> (BatchWritePolicy, Vec<ServerOperation>) {
         let stamp = stamp_number(&stamp);
-        let conditions = if longest_chain { &self.on_longest_chain } else { &self.on_side_chain };
+        let conditions = match longest_chain {
+            true if mined_in.height < self.genesis_height => &self.before_genesis,
+            true => &self.since_genesis,
+            false => &self.on_side_chain,
+        };
         let mut filter = conditions.and(2, self.stamp.size() + self.new.size().max(self.first.size()));
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
         match answer {

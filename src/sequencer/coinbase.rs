@@ -1,0 +1,146 @@
+//! A coinbase that stands in several blocks of one chain, as those of blocks 91,722 and 91,880 of the main chain do, or of another block
+//! than the one that it was stored by.
+//!
+//! Nodes replace the outputs of the earlier block by those of the later one, so that they mature from the later. Once the later block has
+//! left the longest chain the earlier one counts again.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    event::{Block, DecisionBody},
+    record::{
+        HeldSlot, Key, MinedIn, Page, Phase, Reason, Record, Sequenced, Slot, SpendingData, TxState, Verdict,
+        build::COINBASE_MATURITY,
+    },
+    sequencer::{
+        Stop,
+        contest::Named,
+        handler::{At, Handler},
+        steps::{Making, Steps},
+    },
+    tx::{Outpoint, Txid},
+};
+
+impl Handler {
+    /// The outputs of a coinbase that was there before its block mature from the last block that has it. Live spenders that are not mined
+    /// and are too young for that fall; the others that hold a slot are decided on by their own contests.
+    pub(super) async fn mature_from(
+        &self,
+        at: At,
+        steps: &mut Steps<'_>,
+        block: &Block<'_>,
+        coinbase: Txid,
+    ) -> Result<(), Stop> {
+        let Some(master) = self.master(coinbase).await?.filter(|page| page.pruned.is_none()) else { return Ok(()) };
+        let here = MinedIn { block_id: block.block_id, height: block.height, subtree: 0 };
+        let mined = self.blocks_with(&master, block).await?;
+        let from = mined.iter().chain([&here]).map(|mined| mined.height).max().unwrap_or(block.height);
+        let from = from.saturating_add(COINBASE_MATURITY);
+        if mined.is_empty() && master.spending_height == Some(from) {
+            return Ok(());
+        }
+        self.set_spending_height(at, &master, from).await?;
+        if at.making == Making::Replaying {
+            return Ok(());
+        }
+        loop {
+            let young = self.holders_below(&master, from).await?;
+            let named =
+                self.contest_holders(at, Phase::Apply, young.keys().map(|holder| holder.txid).collect()).await?;
+            let is = |holder: &SpendingData, what| named.get(&holder.txid) == Some(&what);
+            let undecided: Vec<(Outpoint, HeldSlot)> =
+                young.iter().filter(|(holder, _)| is(holder, Named::NotLive)).map(|(_, held)| *held).collect();
+            // They hold a slot by the earlier block: freed, it is asked for once more by the contest of each.
+            self.settle_slots(at, &undecided, |_| false).await?;
+            let Some((holder, _)) = young.iter().find(|(holder, _)| is(holder, Named::Live)) else { return Ok(()) };
+            let (txid, reason) = (holder.txid, Reason::Immature { input: holder.input });
+            let fallen = DecisionBody::Conflicting { txid, reason, height: block.height, live: true };
+            steps.pass_over_closed();
+            let body = steps.decide(async { Ok(fallen) }).await?;
+            if body != DecisionBody::Closed {
+                Box::pin(self.carry_out(at, steps, body)).await?;
+            }
+        }
+    }
+
+    /// A block has left the longest chain whose coinbase an earlier block has, too: that one counts again. `false`: no other block has it.
+    pub(super) async fn counts_by_earlier(&self, at: At, block: &Block<'_>, coinbase: Txid) -> Result<bool, Stop> {
+        let Some(master) = self.master(coinbase).await?.filter(|page| page.pruned.is_none()) else { return Ok(false) };
+        let mined = self.blocks_with(&master, block).await?;
+        let Some(last) = mined.into_iter().max_by_key(|mined| mined.height) else { return Ok(false) };
+        tracing::info!(%coinbase, height = last.height, "sequencer: coinbase counts by an earlier block again");
+        self.set_spending_height(at, &master, last.height.saturating_add(COINBASE_MATURITY)).await?;
+        let set_mined = match self.ends_fallen(at, &coinbase) {
+            true => Sequenced::WasMined(last),
+            false => Sequenced::SetMined { mined_in: last, longest_chain: true },
+        };
+        self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(coinbase), set_mined)]).await?;
+        if at.making == Making::Allowed {
+            let immature = self.immature_children(&master).await?;
+            self.publish_reconsider(at, &immature).await?;
+        }
+        Ok(true)
+    }
+
+    /// The other blocks of the longest chain that have the coinbase.
+    async fn blocks_with(&self, master: &Page, block: &Block<'_>) -> Result<Vec<MinedIn>, Stop> {
+        let mined = master.master.iter().flat_map(|bins| &bins.mined).copied();
+        let others: Vec<MinedIn> = mined.filter(|mined| mined.block_id != block.block_id).collect();
+        if others.is_empty() {
+            return Ok(others);
+        }
+        let keys = others.iter().map(|mined| Key::Block(mined.block_id)).collect();
+        let records = self.answer("the store", self.parts.store.read(keys)).await?;
+        let is_on_chain = |record: &Option<Record>| matches!(record, Some(Record::Block(there)) if there.longest_chain);
+        let others = others.into_iter().zip(records).filter(|(_, record)| is_on_chain(record));
+        Ok(others.map(|(mined, _)| mined).collect())
+    }
+
+    async fn set_spending_height(&self, at: At, master: &Page, from: u32) -> Result<(), Stop> {
+        let set = Sequenced::SetSpendingHeight(from);
+        self.apply_to_all_others(at, master, &set).await?;
+        self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(master.txid), set)]).await
+    }
+
+    /// Holders of slots of the coinbase that are not mined and whose height is below this one, each with one slot.
+    async fn holders_below(
+        &self,
+        master: &Page,
+        from: u32,
+    ) -> Result<BTreeMap<SpendingData, (Outpoint, HeldSlot)>, Stop> {
+        let size = self.parts.store.settings.utxo_batch_size;
+        let mut holders = BTreeMap::new();
+        let note = |page: &Page| {
+            for (slot, offset) in page.utxos.iter().flatten().zip(0..) {
+                let vout = page.number.saturating_mul(size).saturating_add(offset);
+                if let Some(holder) = Slot::spender(slot).filter(|_| !page.pruned_spenders.contains(&offset)) {
+                    holders.insert(holder, (Outpoint { txid: page.txid, vout }, HeldSlot { offset, holder }));
+                }
+            }
+        };
+        let master = self.master(master.txid).await?;
+        if let Some(master) = &master {
+            self.each_page(master, note).await?;
+        }
+        let txids: Vec<Txid> = holders.keys().map(|holder| holder.txid).collect();
+        let masters = self.masters(&txids).await?;
+        let mut old = masters.into_iter().map(|page| {
+            let bins = page.as_ref().and_then(|page| page.master.as_deref());
+            let is_whole = page.as_ref().is_some_and(|page| page.utxos.is_some());
+            // Without a body nobody knows its height.
+            is_whole && bins.is_some_and(|bins| bins.unmined_since.is_none_or(|since| since >= from))
+        });
+        holders.retain(|_, _| old.next() == Some(false));
+        Ok(holders)
+    }
+
+    /// Conflicting children of the coinbase that lost because they were too young.
+    async fn immature_children(&self, master: &Page) -> Result<Vec<Txid>, Stop> {
+        let children: Vec<Txid> =
+            master.master.iter().flat_map(|bins| bins.conflicting_children.iter().copied()).collect();
+        let is_immature =
+            |page: &Page| matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(Reason::Immature { .. })));
+        let pages = self.whole_of(&children).await?;
+        Ok(pages.into_iter().filter(|page| is_immature(page)).map(|page| page.txid).collect())
+    }
+}

@@ -1,0 +1,156 @@
+//! Heights that decide: the block that lists a transaction says which of its outputs get a slot, the last block that has a coinbase says
+//! from when on it can be spent, and a transaction's own event says how high the chain is before the first block.
+
+use std::slice::from_ref;
+
+use utxo_store::{
+    event::Seeded,
+    record::{Reason, Slot, TxState, Verdict},
+    tx::Network,
+};
+
+use crate::{
+    made_blocks::MadeBlock,
+    world::{Coin, Made, World, WorldSettings, coinbase, spend, spend_to},
+};
+
+async fn state(world: &World, made: &Made) -> TxState {
+    world.page(made).await.unwrap().state()
+}
+
+async fn slots(world: &World, made: &Made, count: u32) -> Vec<Option<Slot>> {
+    let mut slots = Vec::new();
+    for vout in 0..count {
+        slots.push(world.store.slot(made.coin(vout).outpoint).await.unwrap());
+    }
+    slots
+}
+
+fn reason(state: TxState) -> Option<Reason> {
+    match state {
+        TxState::Conflicting(Verdict::Conflicting(reason)) => Some(reason),
+        _ => None,
+    }
+}
+
+const GENESIS: u32 = Network::Regtest.genesis_activation_height();
+
+/// A payment, a bare `OP_RETURN` and a script of 10,001 bytes.
+fn with_scripts_of_genesis(coin: &Coin, tag: u8) -> Made {
+    spend_to(from_ref(coin), vec![(50, vec![0x51]), (40, vec![0x6a, 1]), (10, vec![0x51; 10_001])], tag)
+}
+
+/// Transactions validated for the last height before Genesis are mined at the first one after it: one page, three pages, and with the body
+/// in a blob store. Children of the outputs that get a slot by that came before.
+/// Protects: `SetMined` refuses a transaction whose slots were made by the rule of another height, and `SetSlots` mends them first.
+#[tokio::test(start_paused = true)]
+async fn the_block_that_lists_a_transaction_decides_which_outputs_have_slots() {
+    for settings in [WorldSettings::calm(), WorldSettings::paged(1), WorldSettings::with_blobs(2, 0)] {
+        let world = World::with_settings(settings).await;
+        let seed = world.seed(1, 3).await;
+        let crossing = with_scripts_of_genesis(&seed.coin(0), 1);
+        let stays = with_scripts_of_genesis(&seed.coin(1), 2);
+        let children: Vec<Made> = (1..3).map(|vout| spend(&[crossing.coin(vout)], 1, 3)).collect();
+        let running = world.start();
+        for made in [&crossing, &stays] {
+            world.validate_at(made, GENESIS - 1).await;
+        }
+        for child in &children {
+            world.validate_at(child, GENESIS).await;
+        }
+        world.until_consumed().await;
+        assert_eq!(slots(&world, &crossing, 3).await.iter().filter(|slot| slot.is_some()).count(), 1);
+        assert_eq!(reason(state(&world, &children[0]).await), Some(Reason::NoSuchOutput { input: 0 }));
+        let before = MadeBlock::new(1, GENESIS - 1, &coinbase(1), &[&stays]);
+        let first = before.followed_by(2, &coinbase(2), &[&crossing, &children[0]]);
+        world.bring(1, &before).await;
+        world.bring(2, &first).await;
+        world.until_consumed().await;
+        assert_eq!(slots(&world, &stays, 3).await.iter().filter(|slot| slot.is_some()).count(), 1);
+        assert!(slots(&world, &crossing, 3).await.iter().all(Option::is_some));
+        for made in children.iter().chain([&crossing]) {
+            assert_eq!(state(&world, made).await, TxState::Live);
+        }
+        // An event of a height behind Genesis makes them at once.
+        let alone = with_scripts_of_genesis(&seed.coin(2), 4);
+        world.validate_at(&alone, GENESIS).await;
+        world.until_consumed().await;
+        assert!(slots(&world, &alone, 3).await.iter().all(Option::is_some));
+        running.stop().await;
+        world.check_without_model("slots by the height of the block").await;
+    }
+}
+
+/// Block 1 and block 31 of one chain have the same coinbase.
+/// Protects: its outputs mature from the later block, and from the earlier one again once the later one has left.
+#[tokio::test(start_paused = true)]
+async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
+    for spent_before in [false, true] {
+        let world = World::new().await;
+        let twice = coinbase(1);
+        let first = MadeBlock::new(1, 101, &twice, &[]);
+        let second = first.followed_by(2, &coinbase(2), &[]);
+        let third = second.followed_by(3, &twice, &[]);
+        let early = spend(&[twice.coin(0)], 1, 1);
+        let child = spend(&[early.coin(0)], 1, 2);
+        let running = world.start();
+        world.bring(1, &first).await;
+        world.bring(2, &second).await;
+        let spends = || async {
+            for made in [&early, &child] {
+                world.validate_at(made, 202).await;
+                world.until_consumed().await;
+            }
+        };
+        world.until_consumed().await;
+        if spent_before {
+            spends().await;
+            assert_eq!(state(&world, &early).await, TxState::Live, "it is mature by the first block");
+        }
+        world.bring(3, &third).await;
+        world.until_consumed().await;
+        if !spent_before {
+            spends().await;
+        }
+        assert_eq!(world.page(&twice).await.unwrap().spending_height, Some(203));
+        assert_eq!(reason(state(&world, &early).await), Some(Reason::Immature { input: 0 }), "{spent_before}");
+        assert_eq!(reason(state(&world, &child).await), Some(Reason::ConflictingParent { parent: early.txid }));
+        world.reorganise(4, from_ref(&third), &[]).await;
+        world.until_consumed().await;
+        let page = world.page(&twice).await.unwrap();
+        assert_eq!((page.state(), page.spending_height), (TxState::Live, Some(201)));
+        assert_eq!(page.master.as_ref().unwrap().unmined_since, None, "the first block has it");
+        for made in [&early, &child] {
+            assert_eq!(state(&world, made).await, TxState::Live, "{spent_before}");
+        }
+        world.reorganise(5, &[first.clone(), second.clone()], &[]).await;
+        world.until_consumed().await;
+        running.stop().await;
+        assert_eq!(reason(state(&world, &twice).await), Some(Reason::Disconnected));
+        world.check(&format!("a coinbase that comes twice, spent before: {spent_before}")).await;
+    }
+}
+
+/// A store that was seeded at height 800,000 sees a double spend before its first block.
+/// Protects: a decision before the first block carries the height of the transaction's own event, so that pruning does not take it at once.
+#[tokio::test(start_paused = true)]
+async fn what_conflicts_before_the_first_block_is_due_by_its_own_height() {
+    let world = World::new().await;
+    let partial = World::partial(1, 2);
+    let outputs = partial.outputs.iter().zip(0..);
+    let outputs =
+        outputs.map(|((satoshis, script), vout)| utxo_store::event::SeededOutput { vout, satoshis: *satoshis, script });
+    let seeded = Seeded { txid: partial.txid, coinbase: false, height: 800_000, outputs: outputs.collect() };
+    let running = world.start();
+    world.produce("txs", &partial.txid.0, seeded.encode()).await;
+    let (first, rival) = (spend(&[partial.coin(0)], 1, 1), spend(&[partial.coin(0)], 1, 2));
+    for made in [&first, &rival] {
+        world.validate_at(made, 800_001).await;
+        world.until_consumed().await;
+    }
+    running.stop().await;
+    let page = world.page(&rival).await.unwrap();
+    assert!(matches!(reason(page.state()), Some(Reason::DoubleSpend { .. })));
+    assert_eq!(page.delete_at_height, Some(800_001 + 288));
+    world.check("a conflict before the first block").await;
+}
