@@ -6,6 +6,7 @@
 
 #![warn(clippy::large_futures)]
 
+pub mod address;
 pub mod api;
 pub mod backoff;
 pub mod blob;

@@ -192,6 +192,17 @@ async fn opened_for(intent: Intent, store: BlobStore) -> Result<BlobStore, OpenB
     Ok(store)
 }
 
+impl BlobUrl {
+    /// The cargo feature without which this binary cannot open the store; `None`: it can.
+    pub fn missing_feature(&self) -> Option<&'static str> {
+        match self {
+            BlobUrl::S3(_) if !cfg!(feature = "aws") => Some("aws"),
+            BlobUrl::Web(_) if !cfg!(feature = "http") => Some("http"),
+            BlobUrl::S3(_) | BlobUrl::Web(_) | BlobUrl::Memory | BlobUrl::Directory(_) => None,
+        }
+    }
+}
+
 impl OpenBlobError {
     /// Whether opening it again can help without anybody's doing.
     pub fn may_be_repeated(&self) -> bool {

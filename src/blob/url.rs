@@ -9,13 +9,11 @@
 //!
 //! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::{fmt, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr};
 
-use crate::engine::{OpenError, decoded, encoded, parameters};
+use url::{Host, Url};
+
+use crate::engine::{OpenError, decoded, decoded_path, encoded, encoded_path, parameters};
 
 /// Why a URL names no blob store. No message repeats a whole URL: it may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +31,16 @@ pub enum BlobUrlError {
         scheme: &'static str,
         /// What is wrong.
         problem: &'static str,
+    },
+    /// The URL of a server that can be none.
+    #[error(
+        "blob store `{scheme}` needs a server as in `http://host:port` or `http://[::1]:port`, and this is none: {error}"
+    )]
+    Server {
+        /// Which store.
+        scheme: &'static str,
+        /// What is wrong with it.
+        error: url::ParseError,
     },
     /// A parameter that this store does not have, or that is empty.
     #[error("blob store `{scheme}` has no parameter `{}`, or takes it with a value", key.escape_debug())]
@@ -94,7 +102,7 @@ impl fmt::Display for BlobUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BlobUrl::Memory => f.write_str("memory://"),
-            BlobUrl::Directory(path) => write!(f, "file://{}", encoded(&path.to_string_lossy())),
+            BlobUrl::Directory(path) => write!(f, "file://{}", encoded_path(path)),
             BlobUrl::Web(url) => f.write_str(url),
             BlobUrl::S3(Bucket { name, prefix, region, endpoint }) => {
                 write!(f, "s3://{name}")?;
@@ -114,11 +122,11 @@ impl fmt::Display for BlobUrl {
 
 fn directory(place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
     without_parameters("file", query)?;
-    let path = decoded(place).map_err(percent)?;
-    if !path.starts_with('/') || Path::new(&path).file_name().is_none() || path.contains('\0') {
+    let path = decoded_path(place).map_err(percent)?;
+    if !path.is_absolute() || path.file_name().is_none() || path.as_os_str().as_bytes().contains(&0) {
         return Err(BlobUrlError::Place { scheme: "file", problem: "needs an absolute path: `file:///path`" });
     }
-    Ok(BlobUrl::Directory(path.into()))
+    Ok(BlobUrl::Directory(path))
 }
 
 fn bucket(place: &str, query: &str) -> Result<Bucket, BlobUrlError> {
@@ -134,6 +142,7 @@ fn bucket(place: &str, query: &str) -> Result<Bucket, BlobUrlError> {
         match key.as_str() {
             "region" if !value.is_empty() => bucket.region = Some(value),
             "endpoint" if value.starts_with("http://") || value.starts_with("https://") => {
+                check_server("s3", &value)?;
                 bucket.endpoint = Some(value);
             }
             "endpoint" => {
@@ -154,7 +163,22 @@ fn web(url: &str, place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
     if place.is_empty() || place.starts_with('/') {
         return Err(BlobUrlError::Place { scheme: "http", problem: "needs a host: `http://host/prefix`" });
     }
+    check_server("http", url)?;
     Ok(BlobUrl::Web(url.trim_end_matches(['?', '/']).into()))
+}
+
+/// Whether a server can be reached by this URL: host and port are what they have to be.
+fn check_server(scheme: &'static str, url: &str) -> Result<(), BlobUrlError> {
+    let parsed = Url::parse(url).map_err(|error| BlobUrlError::Server { scheme, error })?;
+    let problem = match parsed.host() {
+        _ if !parsed.username().is_empty() || parsed.password().is_some() => {
+            "takes no user and password in the URL of its server"
+        }
+        Some(Host::Domain(name)) if !name.is_ascii() => "needs a host of ASCII letters",
+        _ if parsed.port() == Some(0) => "needs a port from 1 to 65535: `http://host:port`",
+        _ => return Ok(()),
+    };
+    Err(BlobUrlError::Place { scheme, problem })
 }
 
 fn without_parameters(scheme: &'static str, query: &str) -> Result<(), BlobUrlError> {
@@ -171,6 +195,8 @@ fn percent(_: OpenError) -> BlobUrlError {
 
 #[cfg(test)]
 mod tests {
+    use std::{ffi::OsString, os::unix::ffi::OsStringExt};
+
     use super::*;
 
     fn s3(prefix: &str, region: Option<&str>, endpoint: Option<&str>) -> BlobUrl {
@@ -192,6 +218,8 @@ mod tests {
             ("s3://bucket/p?region=x&endpoint=https%3A//h", s3("p", Some("x"), Some("https://h"))),
             ("http://host:8080/utxo/", BlobUrl::Web("http://host:8080/utxo".into())),
             ("https://host", BlobUrl::Web("https://host".into())),
+            ("https://[::1]:8443/a", BlobUrl::Web("https://[::1]:8443/a".into())),
+            ("file:///a%FF", BlobUrl::Directory(OsString::from_vec(b"/a\xff".to_vec()).into())),
         ] {
             assert_eq!(url.parse::<BlobUrl>().unwrap(), store, "{url}");
             assert_eq!(store.to_string().parse::<BlobUrl>().unwrap(), store, "{url}");
@@ -218,6 +246,14 @@ mod tests {
             ("s3://bucket?region=", "no parameter `region`, or takes it with a value"),
             ("s3://bucket?endpoint=host:9000", "of the form `http://host:port`"),
             ("s3://bucket?secret=x", "no parameter `secret`"),
+            ("s3://bucket?endpoint=http://h:70000", "invalid port number"),
+            ("s3://bucket?endpoint=http://::1:9000", "`http://[::1]:port`, and this is none: "),
+            ("s3://bucket?endpoint=http://root:secret@h", "no user and password"),
+            ("http://host:70000/a", "invalid port number"),
+            ("http://host:0/a", "from 1 to 65535"),
+            ("http://::1/a", "`http://[::1]:port`, and this is none: "),
+            ("http://[::1/a", "invalid IPv6 address"),
+            ("http://ho st/a", "this is none: "),
             ("http://", "needs a host"),
             ("http:///a", "needs a host"),
             ("https://root:secret@host/a", "no user and password"),

@@ -13,6 +13,7 @@ use super::{
     writable_blobs,
 };
 use crate::{
+    blob::BlobUrl,
     broker::kafka::{AssignmentStrategy, GroupProtocol},
     text::one_line,
 };
@@ -133,6 +134,21 @@ impl<'a> Checker<'a> {
         self.ordered(("kafka.batch_bytes", kafka.batch_bytes.into()), Relation::AtMost, budget);
     }
 
+    /// The protocol that entries of the list begin with is that of the section, or that of the property that was there before it.
+    fn brokers(&mut self, kafka: &Kafka) {
+        let moved = kafka.properties.get("security.protocol").and_then(|said| said.to_ascii_lowercase().parse().ok());
+        let protocol = moved.filter(|_| !kafka.security.says_something()).unwrap_or(kafka.security.protocol);
+        if let Err(problem) = kafka.brokers.check_protocol(protocol) {
+            self.refuse("kafka.brokers", problem);
+        }
+    }
+
+    fn sequencer(&mut self, sequencer: &Sequencer) {
+        if let Some(Err(problem)) = sequencer.objects_url.as_ref().map(openable) {
+            self.refuse("sequencer.objects_url", problem);
+        }
+    }
+
     fn topics(&mut self, topics: &Topics) {
         let named = [
             ("kafka.topics.validated_txs", &topics.validated_txs),
@@ -154,7 +170,8 @@ impl<'a> Checker<'a> {
         match store.blob_url() {
             Err(problem) => self.refuse("store.url", problem),
             Ok(Some(url)) => {
-                if let Err(problem) = writable_blobs(&url, &store.url) {
+                let opened = writable_blobs(&url, &store.url).and_then(|()| openable(&url));
+                if let Err(problem) = opened {
                     match store.blobs.url {
                         Some(_) => self.refuse("store.blobs.url", problem),
                         None => self.refuse("store.url", format!("has an externalStore that {problem}")),
@@ -199,6 +216,17 @@ impl<'a> Checker<'a> {
     }
 }
 
+/// Whether this binary can open the store; the error completes the sentence "`key` …", and does not repeat the URL.
+fn openable(url: &BlobUrl) -> Result<(), String> {
+    match url.missing_feature() {
+        None => Ok(()),
+        Some(feature) => Err(format!(
+            "is a blob store that is not in this build: build it with --features {feature}, or name a directory \
+             (file:///absolute/path)"
+        )),
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Relation {
     Below,
@@ -227,6 +255,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let log = Log::take(checker);
     if let Some(kafka) = &kafka {
         checker.kafka(kafka);
+        checker.brokers(kafka);
         checker.security(kafka);
         checker.topics(&kafka.topics);
     }
@@ -235,6 +264,9 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     }
     if let Some(ingest) = &ingest {
         checker.ingest(ingest);
+    }
+    if let Some(sequencer) = &sequencer {
+        checker.sequencer(sequencer);
     }
     if let Some(run) = run.as_ref().filter(|run| (1..SHORTEST_WATCH_MS).contains(&run.watchdog_ms)) {
         let problem = format!("is {}, but must be 0 (never) or at least {SHORTEST_WATCH_MS}", run.watchdog_ms);
@@ -245,5 +277,6 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         checker.ordered(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
     let (ingest, sequencer, prune) = (ingest?, sequencer?, prune?);
-    Some(Config { kafka: kafka?, store: store?, ingest, sequencer, prune, run: run?, http: http?, log: log? })
+    let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
+    Some(Config { kafka, store, ingest, sequencer, prune, run, http, log, ignored_variables: Vec::new() })
 }

@@ -2,7 +2,10 @@
 //!
 //! figment merges the layers, the later over the earlier, and remembers for each value which layer it came from.
 
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::{OsStr, OsString},
+    path::Path,
+};
 
 use figment::{
     Figment, Metadata, Profile, Provider,
@@ -22,6 +25,22 @@ use super::{
 /// What every variable starts with. Two underscores: Kubernetes itself sets `UTXO_STORE_PORT` and the like for a
 /// service of that name.
 pub const PREFIX: &str = "UTXO_STORE__";
+
+/// What the variables of the reference start with.
+const REFERENCE_PREFIX: &str = "TERANODE_";
+
+/// The variables that look like settings and are none: those of the reference, and ours with one underscore between section
+/// and key. Names only, as the values may be secrets.
+pub(super) fn ignored_variables<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> Vec<String> {
+    let settings = SECTIONS.iter().flat_map(|section| section.settings);
+    let single: Vec<String> =
+        settings.map(|setting| variable_name(&setting.key.split('.').collect::<Vec<_>>()).replace("__", "_")).collect();
+    let is_ignored = |name: &&str| name.starts_with(REFERENCE_PREFIX) || single.iter().any(|single| single == name);
+    let mut names: Vec<String> =
+        names.into_iter().filter_map(OsStr::to_str).filter(is_ignored).map(str::to_owned).collect();
+    names.sort();
+    names
+}
 
 /// One source of settings.
 #[derive(Clone)]

@@ -24,7 +24,7 @@ pub use settings::{
     Blobs, Http, Ingest, Kafka, Log, Prune, Run, SECTIONS, Section, Security, Sequencer, Setting, Store, Topics,
 };
 
-pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName};
+pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName, listen_address};
 
 /// All settings, checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +45,8 @@ pub struct Config {
     pub http: Http,
     /// Logging.
     pub log: Log,
+    /// Names of environment variables that look like settings and are not read.
+    pub ignored_variables: Vec<String>,
 }
 
 impl Config {
@@ -65,10 +67,12 @@ impl Config {
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
+        let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
+        let ignored_variables = layers::ignored_variables(environment.iter().map(|(name, _)| name.as_os_str()));
         let raw = layers::merge(file, environment, &mut errors);
         let config = check::check(&mut check::Checker::new(&raw, &mut errors));
         match config {
-            Some(config) if errors.is_empty() => Ok(config),
+            Some(config) if errors.is_empty() => Ok(Config { ignored_variables, ..config }),
             _ => Err(ConfigErrors(errors)),
         }
     }

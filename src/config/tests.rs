@@ -134,7 +134,7 @@ fn every_error_is_reported_at_once_with_its_key_and_source() {
              (UTXO_STORE__INGEST__COMMIT_INTERVAL_MS)",
             "ingest.dead_letter_ratio must be a number from 0 to 1, not 1.5 (FILE)",
             "kafka.batch_size is unknown (there is ingest.batch_size, prune.batch_size) (FILE)",
-            "kafka.brokers must be host:port, separated by commas; \"nowhere\" is not host:port (FILE)",
+            "kafka.brokers has \"nowhere\", which has no port: write nowhere:9092 (FILE)",
             "kafka.colour is unknown (UTXO_STORE__KAFKA__COLOUR)",
             "kafka.topics.chian is unknown (FILE)",
             "log is a section, not a setting (FILE)",
@@ -296,8 +296,10 @@ fn the_blob_store_is_named_in_either_place() {
     let gone = format!("[store]\nurl = \"null:///\"\n{}", blobs("memory://"));
     assert_eq!(url(&gone), Ok(Some("memory://".into())));
     assert_eq!(url(&blobs("file:///b")), Ok(Some("file:///b".into())));
-    assert_eq!(url(&format!("[store]\n{aerospike}")), Ok(Some("s3://bucket/p".into())));
-    assert_eq!(url(&format!("[store]\n{aerospike}{}", blobs("s3://bucket/p/"))), Ok(Some("s3://bucket/p".into())));
+    if cfg!(feature = "aws") {
+        assert_eq!(url(&format!("[store]\n{aerospike}")), Ok(Some("s3://bucket/p".into())));
+        assert_eq!(url(&format!("[store]\n{aerospike}{}", blobs("s3://bucket/p/"))), Ok(Some("s3://bucket/p".into())));
+    }
     for (toml, says) in [
         (format!("[store]\n{aerospike}{}", blobs("file:///b")), "store.url has an externalStore that is another than"),
         ("[store]\nurl = \"aerospike://a/ns?externalStore=blob://b:8080/utxo\"".into(), "unknown blob store `blob://`"),
@@ -319,4 +321,55 @@ fn the_blob_store_is_named_in_either_place() {
         let errors = url(&toml).unwrap_err();
         assert!(errors.len() == 1 && errors[0].contains(says) && !errors[0].contains("word"), "{errors:?}");
     }
+}
+
+#[test]
+fn what_this_build_cannot_open_is_refused_with_the_way_out() {
+    let refused = |toml: String| load(&toml, &[]).map(drop);
+    for (url, feature, is_built) in
+        [("s3://bucket/p", "aws", cfg!(feature = "aws")), ("https://host/p", "http", cfg!(feature = "http"))]
+    {
+        let objects = refused(format!("[sequencer]\nobjects_url = \"{url}\"\n"));
+        assert_eq!(objects.is_ok(), is_built, "{objects:?}");
+        if let Err(errors) = objects {
+            let says = format!("--features {feature}");
+            assert!(errors[0].starts_with("sequencer.objects_url ") && errors[0].contains(&says), "{errors:?}");
+        }
+    }
+    for toml in ["[store.blobs]\nurl = \"s3://b\"", "[store]\nurl = \"aerospike://a/ns?externalStore=s3://b\""] {
+        let blobs = refused(toml.to_owned());
+        assert_eq!(blobs.is_ok(), cfg!(feature = "aws"), "{blobs:?}");
+        if let Err(errors) = blobs {
+            assert!(errors[0].starts_with("store.") && errors[0].contains("--features aws"), "{errors:?}");
+        }
+    }
+}
+
+#[test]
+fn the_protocol_of_a_broker_is_that_of_all() {
+    let load = |toml: &str| load(toml, &[]).map(|config| config.kafka.brokers.as_str().to_owned());
+    let brokers = "[kafka]\nbrokers = \"SASL_PLAINTEXT://host:9092\"\n";
+    let errors = load(brokers).unwrap_err();
+    assert!(errors.len() == 1 && errors[0].contains("write host:9092"), "{errors:?}");
+    let moved = format!("{brokers}[kafka.properties]\n\"security.protocol\" = \"SASL_PLAINTEXT\"\n");
+    assert_eq!(load(&moved).as_deref(), Ok("host:9092"));
+    assert_eq!(load("[kafka]\nbrokers = \"PLAINTEXT://host:9092\"\n").as_deref(), Ok("host:9092"));
+}
+
+#[test]
+fn variables_that_look_like_settings_are_named_once_without_their_values() {
+    let environment = [
+        ("TERANODE_UTXOSTORE", "aerospike://root:hunter2@host/ns"),
+        ("TERANODE_KAFKA_HOSTS", "h:1"),
+        ("UTXO_STORE_KAFKA_BROKERS", "h:1"),
+        ("UTXO_STORE_PORT", "tcp://10.0.0.1:80"),
+        ("UTXO_STORE__KAFKA__GROUP", "g"),
+        ("HOME", "/root"),
+    ];
+    let environment = environment.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    let warnings = Config::load_from(None, environment).unwrap().warnings();
+    let named = "TERANODE_KAFKA_HOSTS, TERANODE_UTXOSTORE, UTXO_STORE_KAFKA_BROKERS;";
+    assert!(warnings.len() == 1 && warnings[0].contains(named), "{warnings:?}");
+    assert!(!warnings[0].contains("hunter2") && !warnings[0].contains("UTXO_STORE_PORT"), "{warnings:?}");
+    assert_eq!(Config::load_from(None, []).unwrap().warnings(), [""; 0]);
 }

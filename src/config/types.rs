@@ -1,14 +1,21 @@
 //! The types of settings: how each is read from a value, and what it refuses.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use figment::value::Value;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    address::{self, AddressError},
     blob::{BlobUrl, BlobUrlError},
     broker::kafka::{AssignmentStrategy, GroupProtocol, SaslMechanism, SecurityProtocol},
-    engine::{OpenError, StoreUrl},
+    engine::{OpenError, StoreUrl, decoded_path},
     text::word_types,
     tx::Network,
 };
@@ -126,9 +133,22 @@ impl SettingType for String {
 impl SettingType for SocketAddr {
     const KIND: Kind = Kind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        let text = text(value)?;
-        text.parse().map_err(|_| format!("must be an address and a port such as 127.0.0.1:9464, not {text:?}"))
+        listen_address(text(value)?)
     }
+}
+
+/// Reads an address to listen on.
+///
+/// # Errors
+/// The text is none; the error completes the sentence "`key` …", and says what to write instead.
+pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| match LISTEN.entry(text) {
+        Ok(address) => format!("must be an IP address and a port, not {text:?}: write 127.0.0.1:{}", address.port),
+        Err(AddressError::Host { .. } | AddressError::Empty { .. }) => {
+            format!("must be an IP address and a port, not {text:?}: write 127.0.0.1:9464")
+        }
+        Err(error) => error.to_string(),
+    })
 }
 
 impl SettingType for bool {
@@ -181,31 +201,70 @@ impl<T: SettingType> SettingType for Option<T> {
     }
 }
 
-/// A list of brokers, `host:port` separated by commas.
+/// How brokers are written.
+const BROKERS: address::Form = address::Form { usual_port: 9_092, port_is_optional: false, names_certificates: false };
+/// How an address to listen on is written.
+const LISTEN: address::Form = address::Form { usual_port: 9_464, ..BROKERS };
+
+/// What the name of a saved log begins with.
+const SAVED: &str = "file://";
+
+/// A list of brokers, `host:port` separated by commas; or a saved log, `file:///path`, which is only read. As librdkafka has it, an entry may begin with the protocol by which the
+/// brokers are talked to (`SSL://host:9093`); it says nothing that [`check_protocol`](Brokers::check_protocol) does not hold it to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Brokers(String);
+pub struct Brokers {
+    list: String,
+    /// Entries with the protocol that they begin with, and without it.
+    protocols: Vec<(SecurityProtocol, String)>,
+    saved: Option<PathBuf>,
+}
 
 impl Brokers {
     /// As librdkafka's `bootstrap.servers` takes it.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.list
+    }
+
+    /// The file of a saved log; `None`: there are brokers.
+    pub fn saved_log(&self) -> Option<&Path> {
+        self.saved.as_deref()
+    }
+
+    /// Whether what entries begin with is the protocol by which the brokers are talked to.
+    ///
+    /// # Errors
+    /// Another one; the error completes the sentence "`key` …".
+    pub fn check_protocol(&self, protocol: SecurityProtocol) -> Result<(), String> {
+        match self.protocols.iter().find(|(said, _)| *said != protocol) {
+            None => Ok(()),
+            Some((said, address)) => Err(format!(
+                "has \"{}://{address}\", but kafka.security.protocol is {protocol}: write {address}, and set kafka.security.protocol \
+                 to {said} if the brokers are talked to by that",
+                said.as_str().to_ascii_uppercase()
+            )),
+        }
     }
 }
 
 impl FromStr for Brokers {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let is_broker = |broker: &str| {
-            broker.rsplit_once(':').is_some_and(|(host, port)| {
-                !host.is_empty()
-                    && !host.contains(char::is_whitespace)
-                    && port.parse::<u16>().is_ok_and(|port| port > 0)
-            })
-        };
-        match text.split(',').map(str::trim).find(|broker| !is_broker(broker)) {
-            Some(broker) => Err(format!("must be host:port, separated by commas; {broker:?} is not host:port")),
-            None => Ok(Brokers(text.split(',').map(str::trim).collect::<Vec<_>>().join(","))),
+        if let Some(path) = text.strip_prefix(SAVED) {
+            let path = decoded_path(path).ok().filter(|path| path.is_absolute());
+            let path = path.ok_or("has a saved log without an absolute path: write file:///path/log.jsonl")?;
+            return Ok(Brokers { list: text.to_owned(), protocols: Vec::new(), saved: Some(path) });
         }
+        let (mut list, mut protocols) = (Vec::new(), Vec::new());
+        for entry in text.split(',').map(str::trim) {
+            let protocol = entry.split_once("://").and_then(|(protocol, address)| {
+                Some((protocol.to_ascii_lowercase().parse::<SecurityProtocol>().ok()?, address))
+            });
+            let address = BROKERS.entry(protocol.map_or(entry, |(_, address)| address));
+            let address = address.map_err(|error| error.to_string())?.to_string();
+            protocols.extend(protocol.map(|(protocol, _)| (protocol, address.clone())));
+            list.push(address);
+        }
+        Ok(Brokers { list: list.join(","), protocols, saved: None })
     }
 }
 
@@ -371,6 +430,34 @@ mod tests {
         assert_eq!("a:1, [::1]:9092".parse::<Brokers>().unwrap().as_str(), "a:1,[::1]:9092");
         for bad in ["", "a", "a:", ":1", "a:0", "a:1,", "a:65536", "a b:1"] {
             assert!(bad.parse::<Brokers>().is_err(), "{bad:?}");
+        }
+        let prefixed: Brokers = "SSL://a:1,b:2".parse().unwrap();
+        assert_eq!((prefixed.as_str(), prefixed.check_protocol(SecurityProtocol::Ssl)), ("a:1,b:2", Ok(())));
+        let refused = prefixed.check_protocol(SecurityProtocol::Plaintext).unwrap_err();
+        assert!(refused.contains("write a:1, and set kafka.security.protocol to ssl"), "{refused}");
+        let saved: Brokers = "file:///a%20b/log.jsonl".parse().unwrap();
+        assert_eq!(saved.saved_log(), Some(Path::new("/a b/log.jsonl")));
+        assert!("file://log.jsonl".parse::<Brokers>().unwrap_err().contains("absolute path"));
+        assert!("kafka://a:1".parse::<Brokers>().unwrap_err().contains("write a:1"));
+    }
+
+    #[test]
+    fn an_address_to_listen_on_is_a_number_with_a_port() {
+        let parse = |text: &str| SocketAddr::parse(&Value::from(text), None);
+        for good in ["127.0.0.1:0", "[::1]:9464", "0.0.0.0:65535"] {
+            assert_eq!(parse(good).map(|address| address.to_string()).as_deref(), Ok(good));
+        }
+        for (bad, says) in [
+            ("localhost:9000", "write 127.0.0.1:9000"),
+            (":9464", "write 127.0.0.1:9464"),
+            ("", "write 127.0.0.1:9464"),
+            ("::1:9464", "write [::1]:9464"),
+            ("127.0.0.1", "write 127.0.0.1:9464"),
+            ("127.0.0.1:70000", "write 127.0.0.1:9464"),
+            ("http://127.0.0.1:80", "write 127.0.0.1:80"),
+        ] {
+            let error = parse(bad).unwrap_err();
+            assert!(error.contains(says), "{bad}: {error}");
         }
     }
 

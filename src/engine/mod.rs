@@ -16,7 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
-pub(crate) use url::{decoded, encoded, parameters};
+pub(crate) use url::{decoded, decoded_path, encoded, encoded_path, parameters};
 
 use crate::record::{Key, Operation, Outcome, Record};
 

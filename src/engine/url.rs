@@ -10,7 +10,9 @@
 //! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
 
 use std::{
+    ffi::OsString,
     fmt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -23,7 +25,10 @@ use super::{
     memory::MemoryEngine,
     null::NullEngine,
 };
-use crate::record::Rules;
+use crate::{
+    address::{Address, AddressError, Form},
+    record::Rules,
+};
 
 /// Why a store could not be opened. No message repeats a whole URL: it may hold a password.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +69,9 @@ pub enum OpenError {
     /// A `%` that is not followed by two hexadecimal digits, or stands for what is not UTF-8.
     #[error("a `%` in the store URL does not stand for a character")]
     Percent,
+    /// A list of nodes that is none.
+    #[error("store `aerospike` {0}")]
+    Address(AddressError),
     /// User and password in a URL, which ends up in logs and lists of processes.
     #[error(
         "user and password do not belong in a store URL: give them as store.aerospike.user and store.aerospike.password"
@@ -145,7 +153,8 @@ pub enum StoreUrl {
 
 /// The seed's name of the set.
 const DEFAULT_SET: &str = "txmeta";
-const DEFAULT_PORT: &str = "3000";
+/// How nodes are written.
+const NODES: Form = Form { usual_port: 3_000, port_is_optional: true, names_certificates: true };
 
 impl StoreUrl {
     /// The embedded durable engine in this directory, as it is opened unless somebody says otherwise.
@@ -166,7 +175,7 @@ impl fmt::Display for StoreUrl {
             StoreUrl::Memory => f.write_str("memory://"),
             StoreUrl::Null => f.write_str("null:///"),
             StoreUrl::Fjall(directory, options) => {
-                write!(f, "fjall://{}", encoded(&directory.to_string_lossy()))?;
+                write!(f, "fjall://{}", encoded_path(directory))?;
                 if *options == FjallOptions::default() {
                     return Ok(());
                 }
@@ -212,15 +221,15 @@ fn without_place(scheme: &'static str, path: &str, query: &str) -> Result<(), Op
 }
 
 fn fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
-    let path = decoded(path)?;
+    let path = decoded_path(path)?;
     // Whatever is left of the root by dots and slashes is the root.
-    if !path.starts_with('/') || Path::new(&path).file_name().is_none() {
+    if !path.is_absolute() || path.file_name().is_none() {
         return Err(OpenError::Path { scheme: "fjall", problem: "needs an absolute path: `fjall:///path`" });
     }
-    if path.contains('\0') {
+    if path.as_os_str().as_bytes().contains(&0) {
         return Err(OpenError::Path { scheme: "fjall", problem: "has a zero byte in its path" });
     }
-    Ok(PathBuf::from(path))
+    Ok(path)
 }
 
 fn fjall_options(query: &str) -> Result<FjallOptions, OpenError> {
@@ -243,8 +252,9 @@ fn aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
     if hosts.split(',').any(str::is_empty) || namespace.is_empty() || namespace.contains('/') {
         return Err(OpenError::Path { scheme: "aerospike", problem: NEEDS });
     }
-    let hosts: Vec<String> = hosts.split(',').map(with_port).collect();
-    let mut settings = AerospikeSettings::new(hosts.join(","), decoded(namespace)?, DEFAULT_SET);
+    let hosts = NODES.list(hosts).map_err(OpenError::Address)?;
+    let hosts = hosts.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
+    let mut settings = AerospikeSettings::new(hosts, decoded(namespace)?, DEFAULT_SET);
     for (key, value) in parameters(query)? {
         match key.as_str() {
             "set" if value.is_empty() => {
@@ -256,10 +266,6 @@ fn aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
         }
     }
     Ok(settings)
-}
-
-fn with_port(host: &str) -> String {
-    if host.contains(':') { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") }
 }
 
 fn cache_bytes(mib: &str) -> Result<u64, OpenError> {
@@ -283,6 +289,33 @@ pub(crate) fn encoded(path: &str) -> String {
 
 /// Text with each `%` and the two hexadecimal digits after it replaced by their byte.
 pub(crate) fn decoded(text: &str) -> Result<String, OpenError> {
+    String::from_utf8(decoded_bytes(text)?).map_err(|_| OpenError::Percent)
+}
+
+/// A path as a URL has it: as [`encoded`], and each byte that is not UTF-8 or a control character as `%` and two digits.
+pub(crate) fn encoded_path(path: &Path) -> String {
+    let mut text = String::new();
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                character if character.is_control() => {
+                    let mut bytes = [0; 4];
+                    character.encode_utf8(&mut bytes).bytes().for_each(|byte| text += &format!("%{byte:02X}"));
+                }
+                character => text += &encoded(character.encode_utf8(&mut [0; 4])),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| text += &format!("%{byte:02X}"));
+    }
+    text
+}
+
+/// The path that a URL has: any bytes, as the system has them.
+pub(crate) fn decoded_path(text: &str) -> Result<PathBuf, OpenError> {
+    Ok(OsString::from_vec(decoded_bytes(text)?).into())
+}
+
+fn decoded_bytes(text: &str) -> Result<Vec<u8>, OpenError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut parts = text.split('%');
     bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
@@ -293,7 +326,7 @@ pub(crate) fn decoded(text: &str) -> Result<String, OpenError> {
         bytes.push(byte[0]);
         bytes.extend_from_slice(&part.as_bytes()[2..]);
     }
-    String::from_utf8(bytes).map_err(|_| OpenError::Percent)
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -338,6 +371,33 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_is_no_text_is_written_byte_by_byte() {
+        let path = PathBuf::from(OsString::from_vec(b"/a\xff/\xe2\x82\xac\xc3".to_vec()));
+        let url = StoreUrl::fjall(&path).to_string();
+        assert_eq!(url, "fjall:///a%FF/€%C3");
+        assert_eq!(url.parse::<StoreUrl>().unwrap(), StoreUrl::fjall(path));
+    }
+
+    #[test]
+    fn nodes_have_an_address_each() {
+        let hosts = |url: &str| match url.parse::<StoreUrl>() {
+            Ok(StoreUrl::Aerospike(settings)) => Ok(settings.hosts),
+            other => Err(other.unwrap_err().to_string()),
+        };
+        assert_eq!(hosts("aerospike://[::1],b:tls.name:4333/ns").as_deref(), Ok("[::1]:3000,b:tls.name:4333"));
+        for (url, says) in [
+            ("aerospike://127.0.0.1:70000/ns", "write 127.0.0.1:3000"),
+            ("aerospike://::1/ns", "write [::1]:3000"),
+            ("aerospike://a,,b/ns", "`aerospike://host:3000,host2/namespace`"),
+            ("aerospike://a;b/ns", "write a:3000,b:3000"),
+            ("aerospike://a b/ns", "write a:3000,b:3000"),
+        ] {
+            let error = hosts(url).unwrap_err();
+            assert!(error.contains(says), "{url}: {error}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_said_in_one_line() {
         for (url, says) in [
             ("/var/lib/utxo", "://"),
@@ -370,7 +430,6 @@ mod tests {
             ("fjall:///a%zz", "does not stand for a character"),
             ("fjall:///a%+1", "does not stand for a character"),
             ("fjall:///a%€", "does not stand for a character"),
-            ("fjall:///%FF", "does not stand for a character"),
             ("fjall:///a%00", "zero byte"),
             ("a\nb://", "unknown store `a\\nb://`"),
             ("memory://?%0Asize=3", "no parameter `\\nsize`"),

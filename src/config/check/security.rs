@@ -16,6 +16,7 @@ use crate::{
         settings::{Kafka, Security, Store},
         types::Secret,
     },
+    text::text_of,
 };
 
 /// A longer file was meant for something else.
@@ -200,7 +201,7 @@ fn secret_in(file: &str) -> Result<Secret, String> {
     if bytes.len() as u64 > LONGEST_SECRET {
         return Err(format!("is larger than {LONGEST_SECRET} bytes"));
     }
-    let text = std::str::from_utf8(&bytes).map_err(|_| "is no UTF-8 text")?;
+    let text = text_of(&bytes).map_err(|_| "is no UTF-8 text")?;
     let line = text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line));
     Secret::new(line).map_err(str::to_owned)
 }
@@ -240,6 +241,13 @@ impl Config {
             _ => None,
         });
         warnings.extend(moved);
+        if !self.ignored_variables.is_empty() {
+            let names = self.ignored_variables.join(", ");
+            warnings.push(format!(
+                "environment variables that are not read: {names}; a setting is UTXO_STORE__SECTION__KEY, and `utxo-store config \
+                 sample` has the reference's name of each"
+            ));
+        }
         warnings
     }
 }
