@@ -3,7 +3,7 @@
 use bitcoin::hashes::Hash;
 use utxo_store::tx::{
     Txid,
-    block::{Block, BlockFile, BlockFileError, MerkleError},
+    block::{Block, BlockFile, BlockFileError, MerkleError, Scan, Scanned},
 };
 
 use super::{assert_one_line, oracle, transaction::assert_refusal};
@@ -14,10 +14,29 @@ const FRAME: usize = 8;
 /// See the module.
 pub fn check(data: &[u8]) {
     bare(data);
+    scanned(data);
     match BlockFile::new(data) {
         Ok(file) => blocks_of(&file, data),
         Err(error) => assert_eq!((error, data.len()), (BlockFileError::Empty, 0)),
     }
+}
+
+/// A scan finds at least the blocks before the first error, and nothing that it leaves out overlaps anything.
+fn scanned(data: &[u8]) {
+    let whole = BlockFile::new(data).map_or(0, |file| file.blocks().filter(Result::is_ok).count());
+    let Ok(scan) = Scan::new(data) else { return assert_eq!(whole, 0) };
+    let (mut blocks, mut end) = (0, 0);
+    for found in scan {
+        match found {
+            Scanned::Block(_) => blocks += 1,
+            Scanned::LeftOut(piece) => {
+                assert!(piece.at >= end && piece.bytes > 0);
+                end = piece.at + piece.bytes;
+                assert_one_line(&piece.why);
+            }
+        }
+    }
+    assert!(blocks >= whole && end <= data.len());
 }
 
 fn bare(data: &[u8]) {
@@ -82,6 +101,9 @@ fn assert_error(error: &BlockFileError, at: usize, framed: bool, data: &[u8]) {
     let behind_frame = if framed { at + FRAME } else { at };
     match *error {
         BlockFileError::Empty => panic!("it has blocks"),
+        BlockFileError::UnknownMagic { at: found_at, found } => {
+            assert!(!framed && found_at == at && data.starts_with(&found));
+        }
         BlockFileError::NoMagic { at: found_at, found, .. } => {
             assert!(framed && at > 0);
             assert_eq!((found_at, &found[..]), (at, &data[at..at + 4]));

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::{
     GenerateError, Message,
-    blocks::{PlacedBlock, SourceFile, read_blocks},
+    blocks::{Placed, PlacedBlock, SourceFile, place_blocks},
+    left_out::LeftOutOfFiles,
     prevouts::{Parent, Parents},
 };
 use crate::{
@@ -55,10 +56,11 @@ pub struct Chain<'a> {
     /// What the blocks' own transactions make.
     made: HashMap<Outpoint, Output<'a>>,
     parents: Parents,
+    left_out: LeftOutOfFiles,
 }
 
 impl<'a> Chain<'a> {
-    /// Reads blocks (see [`read_blocks`]) and finds what each input spends, so that nothing can fail later.
+    /// Reads blocks (see [`place_blocks`]) and finds what each input spends, so that nothing can fail later.
     ///
     /// # Errors
     /// See [`GenerateError`].
@@ -67,9 +69,9 @@ impl<'a> Chain<'a> {
         first_height: Option<u32>,
         previous: PreviousOutputs,
     ) -> Result<Self, GenerateError> {
-        let blocks = read_blocks(files, first_height)?;
+        let Placed { blocks, left_out } = place_blocks(files, first_height)?;
         let made = outputs_of(&blocks);
-        let mut chain = Chain { blocks, made, parents: Parents::default() };
+        let mut chain = Chain { blocks, made, parents: Parents::default(), left_out };
         match previous {
             PreviousOutputs::InTheFiles => {}
             PreviousOutputs::Listed(parents) => chain.parents = chain.outside(parents)?,
@@ -82,6 +84,11 @@ impl<'a> Chain<'a> {
     /// The blocks, in their order.
     pub fn blocks(&self) -> &[PlacedBlock<'a>] {
         &self.blocks
+    }
+
+    /// What the files hold and the chain does not.
+    pub fn left_out(&self) -> &LeftOutOfFiles {
+        &self.left_out
     }
 
     /// What an outpoint names, where that is known.

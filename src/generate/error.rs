@@ -26,20 +26,17 @@ pub enum GenerateError {
         /// What is wrong.
         error: MerkleError,
     },
-    /// A framed file whose blocks are not one chain: nodes write them as they come.
-    #[error("{file}: block {block} does not follow the block before it in the file, {before}, but {previous}")]
-    NotAChain {
-        /// Name of the file.
-        file: String,
-        /// Hash of the block.
-        block: Txid,
-        /// Hash of the block before it in the file.
-        before: Txid,
-        /// Hash of the block that it says it follows.
-        previous: Txid,
+    /// Files of nothing but zeros.
+    #[error("there is no block in the {files} files: they hold nothing but the zeros that a node reserves")]
+    NoBlocks {
+        /// How many files there are.
+        files: usize,
     },
     /// Nothing tells at which height a block is.
-    #[error("{file}: nothing tells the height of block {block}: give it with --first-height")]
+    #[error(
+        "{file}: nothing tells the height of block {block}: the block before it is not in the files, and its coinbase is not bound \
+         to tell it (BIP 34); give it with --first-height"
+    )]
     UnknownHeight {
         /// Name of the file.
         file: String,

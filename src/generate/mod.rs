@@ -3,7 +3,9 @@
 
 mod blocks;
 mod chain;
+mod connect;
 mod error;
+mod left_out;
 mod lines;
 mod made;
 mod prevouts;
@@ -14,10 +16,11 @@ mod story;
 #[cfg(test)]
 mod tests;
 
-pub use blocks::{PlacedBlock, SourceFile, read_blocks};
+pub use blocks::{Placed, PlacedBlock, SourceFile, place_blocks, read_blocks};
 pub use chain::{Chain, ChainCounts, PreviousOutputs};
 pub use error::GenerateError;
-pub use lines::{LineError, messages_from_lines};
+pub use left_out::LeftOutOfFiles;
+pub use lines::{LineError, Step, messages_from_lines, steps_from_lines};
 pub use prevouts::{Parent, Parents, PrevoutsError};
 pub use reorgs::Reorganised;
 pub use rivals::{RivalPair, Rivals};

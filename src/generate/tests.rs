@@ -188,13 +188,16 @@ fn a_list_that_contradicts_the_files_is_refused() {
 }
 
 #[test]
-fn a_damaged_file_is_named_with_the_place() {
+fn a_file_without_a_whole_block_is_named_with_the_place() {
     let whole = file("mainnet-0-4312.blk");
     let cut = |bytes: &[u8]| error(&[SourceFile { name: "cut.blk".into(), bytes: bytes.to_vec() }], Default::default());
-    assert!(cut(&whole.bytes[..500_000]).starts_with("cut.blk: block file cut in half at byte 500000"));
+    assert!(cut(&whole.bytes[..200]).starts_with("cut.blk: block file cut in half at byte 200"));
     assert_eq!(cut(&[]), "cut.blk: block file is empty");
+    assert!(cut(&[0; 100]).contains("there is no block in the 1 files"));
     let bare = file("mainnet-277647.block");
     assert!(cut(&bare.bytes[..bare.bytes.len() / 2]).contains("cut in half"));
+    let unknown = [b"\x01\x02\x03\xff", &whole.bytes[4..293]].concat();
+    assert!(cut(&unknown).starts_with("cut.blk: unknown magic 010203ff at byte 0: "), "{}", cut(&unknown));
     // A satoshi more in the coinbase of block 0: the header does not commit to it.
     let mut forged = whole.bytes[..293].to_vec();
     forged[8 + 80 + 1 + 120] ^= 1;
@@ -202,18 +205,96 @@ fn a_damaged_file_is_named_with_the_place() {
     assert!(text.contains("merkle root"), "{text}");
 }
 
+/// The first frames of the main network's file.
+fn frames(count: usize) -> Vec<Vec<u8>> {
+    let whole = file("mainnet-0-4312.blk").bytes;
+    let mut at = 0;
+    let frames = (0..count).map(|_| {
+        let length = u32::from_le_bytes(whole[at + 4..at + 8].try_into().unwrap()) as usize;
+        let frame = whole[at..at + 8 + length].to_vec();
+        at += frame.len();
+        frame
+    });
+    frames.collect()
+}
+
+/// A block on the same parent with another reward, which its header commits to.
+fn rival(frame: &[u8]) -> Vec<u8> {
+    let mut rival = frame.to_vec();
+    let coinbase_at = 8 + crate::tx::block::HEADER_LEN + 1;
+    *rival.last_mut().unwrap() ^= 1;
+    let txid = Transaction::parse(&rival[coinbase_at..]).unwrap().txid();
+    rival[8 + 36..8 + 68].copy_from_slice(&txid.0);
+    rival
+}
+
 #[test]
-fn blocks_that_are_no_chain_are_refused() {
-    let whole = file("mainnet-0-4312.blk");
-    let frame = |at: usize| 8 + u32::from_le_bytes(whole.bytes[at + 4..at + 8].try_into().unwrap()) as usize;
-    let (first, second) = (frame(0), frame(frame(0)));
-    let third = frame(first + second);
-    let skipped = [&whole.bytes[..first], &whole.bytes[first + second..first + second + third]].concat();
-    let text = error(&[SourceFile { name: "gap.blk".into(), bytes: skipped }], Default::default());
-    assert!(text.contains("does not follow the block before it"), "{text}");
-    let headless = whole.bytes[first..first + second].to_vec();
-    let text = error(&[SourceFile { name: "one.blk".into(), bytes: headless }], Default::default());
+fn a_file_as_a_node_leaves_it_is_read_by_what_follows_what() {
+    let frames = frames(5);
+    let [genesis, first, second, third, fourth] = &frames[..] else { panic!() };
+    let stale = rival(second);
+    let far = file("mainnet-277647.block").bytes;
+    let far = [&genesis[..4], &(far.len() as u32).to_le_bytes(), &far].concat();
+    // A stale block before its rival, blocks in another order, one that is there twice, one that connects to none, a gap and half
+    // a block at the end.
+    let bytes =
+        [&genesis[..], &first[..], &stale, &third[..], &[0; 64], &second[..], &first[..], &far, &fourth[..94]].concat();
+    let files = [SourceFile { name: "node.blk".into(), bytes }];
+    let chain = Chain::new(&files, None, PreviousOutputs::InTheFiles).unwrap();
+    let places: Vec<_> = chain.blocks().iter().map(|placed| (placed.height, placed.block_id)).collect();
+    assert_eq!(places, [(0, 0), (1, 1), (2, 2), (3, 3)]);
+    for (placed, frame) in chain.blocks().iter().zip([genesis, first, second, third]) {
+        assert_eq!(placed.block.raw(), &frame[8..]);
+    }
+    let left_out = chain.left_out();
+    assert_eq!((left_out.stale_blocks, left_out.unconnected_blocks, left_out.repeated_blocks), (1, 1, 1));
+    assert_eq!((left_out.pieces, left_out.bytes), (1, 94));
+    let line = left_out.to_string();
+    assert!(line.contains("node.blk: byte ") && line.contains("cut in half") && !line.contains('\n'), "{line}");
+    assert!(
+        Chain::new(&[file("mainnet-0-4312.blk")], None, PreviousOutputs::InTheFiles).unwrap().left_out().is_empty()
+    );
+}
+
+#[test]
+fn the_branch_with_the_most_work_is_taken_and_of_equal_ones_the_first() {
+    let frames = frames(3);
+    let (stale, second) = (rival(&frames[2]), &frames[2]);
+    for (order, taken) in [([&stale, second], &stale), ([second, &stale], second)] {
+        let bytes = [&frames[0][..], &frames[1], order[0], order[1]].concat();
+        let files = [SourceFile { name: "tie.blk".into(), bytes }];
+        let blocks = read_blocks(&files, None).unwrap();
+        assert_eq!(blocks[2].block.raw(), &taken[8..]);
+    }
+}
+
+#[test]
+fn blocks_of_several_files_are_one_chain_in_any_order_and_bare_ones_stay() {
+    let frames = frames(4);
+    let named = |name: &str, frames: &[&Vec<u8>]| SourceFile {
+        name: name.into(),
+        bytes: frames.iter().flat_map(|frame| frame.iter().copied()).collect(),
+    };
+    let files = [named("b.blk", &[&frames[3], &frames[2]]), named("a.blk", &[&frames[1], &frames[0]])];
+    let heights: Vec<u32> = read_blocks(&files, None).unwrap().iter().map(|placed| placed.height).collect();
+    assert_eq!(heights, [0, 1, 2, 3]);
+    let apart = [file("mainnet-277647.block"), file("mainnet-384188.block")];
+    let heights: Vec<u32> = read_blocks(&apart, None).unwrap().iter().map(|placed| placed.height).collect();
+    assert_eq!(heights, [277_647, 384_188]);
+}
+
+#[test]
+fn a_height_that_nothing_tells_is_asked_for() {
+    let headless = frames(2).pop().unwrap();
+    let text = error(&[SourceFile { name: "one.blk".into(), bytes: headless.clone() }], Default::default());
     assert!(text.contains("--first-height"), "{text}");
+    // A version-2 block before BIP 34: its coinbase begins with the compact target.
+    let mut version_2 = headless;
+    version_2[8] = 2;
+    let files = [SourceFile { name: "two.blk".into(), bytes: version_2 }];
+    let text = error(&files, Default::default());
+    assert!(text.contains("nothing tells the height") && text.contains("BIP 34"), "{text}");
+    assert_eq!(read_blocks(&files, Some(1)).unwrap()[0].height, 1);
 }
 
 #[test]

@@ -18,7 +18,7 @@ const GENESIS_COINBASE: Txid = Txid([
     0xc3, 0x88, 0x8a, 0x51, 0x32, 0x3a, 0x9f, 0xb8, 0xaa, 0x4b, 0x1e, 0x5e, 0x4a,
 ]);
 
-/// Which chain: it decides from which height the Genesis rules hold, and the magic of block files.
+/// A chain: decides from which height the Genesis rules hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
@@ -53,15 +53,6 @@ impl Network {
     pub const fn genesis_coinbase(self) -> Txid {
         match self {
             Network::Main | Network::Test | Network::Regtest => GENESIS_COINBASE,
-        }
-    }
-
-    /// The four bytes in front of each block in the node's block files.
-    pub const fn block_file_magic(self) -> [u8; 4] {
-        match self {
-            Network::Main => [0xf9, 0xbe, 0xb4, 0xd9],
-            Network::Test => [0x0b, 0x11, 0x09, 0x07],
-            Network::Regtest => [0xfa, 0xbf, 0xb5, 0xda],
         }
     }
 

@@ -10,8 +10,8 @@ use utxo_store::{
     event::Validated,
     generate::Parents,
     tx::{
-        Network, Outpoint, Output, Transaction, TransactionBuilder, Txid,
-        block::{Block, BlockFile},
+        Outpoint, Output, Transaction, TransactionBuilder, Txid,
+        block::{Block, BlockFile, FileNetwork},
     },
 };
 
@@ -149,7 +149,7 @@ fn dead_letters() -> Seeds {
     seeds
 }
 
-fn framed(network: Network, blocks: &[Block<'_>]) -> Vec<u8> {
+fn framed(network: FileNetwork, blocks: &[Block<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for block in blocks {
         bytes.extend(network.block_file_magic());
@@ -163,10 +163,10 @@ fn block_files() -> Seeds {
     let file = data(CHAIN);
     let chain: Vec<Block<'_>> = blocks(&file).collect();
     let mut seeds = vec![
-        ("framed-main".to_owned(), framed(Network::Main, &chain[..3])),
-        ("framed-test".to_owned(), framed(Network::Test, &chain[..2])),
-        ("framed-regtest-zeros".to_owned(), [framed(Network::Regtest, &chain[..1]), vec![0; 40]].concat()),
-        ("framed-170".to_owned(), framed(Network::Main, &chain[169..171])),
+        ("framed-main".to_owned(), framed(FileNetwork::Main, &chain[..3])),
+        ("framed-test".to_owned(), framed(FileNetwork::Test, &chain[..2])),
+        ("framed-regtest-zeros".to_owned(), [framed(FileNetwork::Regtest, &chain[..1]), vec![0; 40]].concat()),
+        ("framed-170".to_owned(), framed(FileNetwork::Main, &chain[169..171])),
     ];
     // One with each number of transactions that there is.
     let by_count: BTreeMap<usize, &Block<'_>> =

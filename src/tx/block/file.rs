@@ -2,8 +2,8 @@
 
 use std::iter::FusedIterator;
 
-use super::Block;
-use crate::tx::{Network, ParseError, reader::Reader};
+use super::{Block, FileNetwork, HEADER_LEN};
+use crate::tx::{ParseError, reader::Reader};
 
 /// The bytes of a file that holds either one bare block, or any number of blocks that are each framed by the network's
 /// magic and a little-endian length, as the node's `.blk` files are. Such a file may end in zeros: the node reserves
@@ -11,7 +11,7 @@ use crate::tx::{Network, ParseError, reader::Reader};
 #[derive(Debug, Clone, Copy)]
 pub struct BlockFile<'a> {
     bytes: &'a [u8],
-    network: Option<Network>,
+    network: Option<FileNetwork>,
 }
 
 /// What is wrong with a block file. Positions are bytes from the start of the file; those within `error`, from the
@@ -33,8 +33,26 @@ pub enum BlockFileError {
         /// What is missing.
         error: ParseError,
     },
+    /// The file begins neither with the magic of a known network nor with a block.
+    #[error(
+        "unknown magic {} at byte {at}: the file begins neither with a block nor with the magic of a known network ({}); a node of \
+         Bitcoin Core 28 or later writes its files with a key, so keep its xor.dat beside them",
+        hex::encode(found),
+        known_magics()
+    )]
+    UnknownMagic {
+        /// Where the magic should be.
+        at: usize,
+        /// What is there.
+        found: [u8; 4],
+    },
     /// A framed block is not followed by another frame, nor by zeros up to the end.
-    #[error("block file damaged at byte {at}: {found:02x?} is not the magic {expected:02x?} of its first block")]
+    #[error(
+        "{} {} at byte {at}, where the magic {} of its first block should be",
+        name_of(*found),
+        hex::encode(found),
+        hex::encode(expected)
+    )]
     NoMagic {
         /// Where the magic should be.
         at: usize,
@@ -53,6 +71,30 @@ pub enum BlockFileError {
     },
 }
 
+fn known_magics() -> String {
+    let known = FileNetwork::ALL.map(|network| format!("{network} {}", hex::encode(network.block_file_magic())));
+    known.join(", ")
+}
+
+fn name_of(magic: [u8; 4]) -> String {
+    FileNetwork::of_magic(magic).map_or("unknown magic".to_owned(), |network| format!("magic of {network}"))
+}
+
+impl BlockFileError {
+    /// The same error, of a file in which these bytes begin at `by`.
+    pub(super) fn shifted(self, by: usize) -> Self {
+        match self {
+            BlockFileError::Empty => BlockFileError::Empty,
+            BlockFileError::CutInHalf { at, block_at, error } => {
+                BlockFileError::CutInHalf { at: at + by, block_at: block_at + by, error }
+            }
+            BlockFileError::UnknownMagic { at, found } => BlockFileError::UnknownMagic { at: at + by, found },
+            BlockFileError::NoMagic { at, found, expected } => BlockFileError::NoMagic { at: at + by, found, expected },
+            BlockFileError::Damaged { block_at, error } => BlockFileError::Damaged { block_at: block_at + by, error },
+        }
+    }
+}
+
 impl<'a> BlockFile<'a> {
     /// Recognises the form of the file by its first bytes; the blocks are not looked at yet.
     ///
@@ -62,12 +104,12 @@ impl<'a> BlockFile<'a> {
         if bytes.is_empty() {
             return Err(BlockFileError::Empty);
         }
-        let network = Network::ALL.into_iter().find(|network| bytes.starts_with(&network.block_file_magic()));
+        let network = FileNetwork::ALL.into_iter().find(|network| bytes.starts_with(&network.block_file_magic()));
         Ok(BlockFile { bytes, network })
     }
 
     /// Whose magic the frames carry; a bare block does not tell.
-    pub fn network(&self) -> Option<Network> {
+    pub fn network(&self) -> Option<FileNetwork> {
         self.network
     }
 
@@ -81,16 +123,17 @@ impl<'a> BlockFile<'a> {
 #[derive(Debug, Clone)]
 pub struct Blocks<'a> {
     bytes: &'a [u8],
-    network: Option<Network>,
+    network: Option<FileNetwork>,
     at: usize,
 }
 
 impl<'a> Blocks<'a> {
     fn bare(&mut self) -> Result<Block<'a>, BlockFileError> {
         self.at = self.bytes.len();
-        Block::parse(self.bytes).map_err(|error| match error.is_truncation() {
-            true => BlockFileError::CutInHalf { at: self.bytes.len(), block_at: 0, error },
-            false => BlockFileError::Damaged { block_at: 0, error },
+        Block::parse(self.bytes).map_err(|error| match self.bytes.first_chunk() {
+            Some(found) if !begins_like_a_block(self.bytes) => BlockFileError::UnknownMagic { at: 0, found: *found },
+            _ if error.is_truncation() => BlockFileError::CutInHalf { at: self.bytes.len(), block_at: 0, error },
+            _ => BlockFileError::Damaged { block_at: 0, error },
         })
     }
 
@@ -112,6 +155,15 @@ impl<'a> Blocks<'a> {
         self.at = reader.position();
         Block::parse(bytes).map_err(|error| BlockFileError::Damaged { block_at, error })
     }
+}
+
+/// Whether the bytes can be those of a block that is cut or damaged further on: by its version, and by its compact target.
+/// Of bytes at random fewer than one in a hundred are taken for it.
+fn begins_like_a_block(bytes: &[u8]) -> bool {
+    let number = |at: usize| bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    let version = number(0).is_some_and(|version| version < 0x100 || version >> 29 == 1);
+    let target = number(HEADER_LEN - 8).is_none_or(|bits| bits >> 24 <= 0x20 && bits & 0x0080_0000 == 0);
+    version && target
 }
 
 impl<'a> Iterator for Blocks<'a> {

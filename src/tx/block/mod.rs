@@ -1,12 +1,18 @@
-//! Blocks, and the files that hold them: [`Block`], [`BlockFile`].
+//! Blocks, and the files that hold them: [`Block`], [`BlockFile`], [`Scan`].
 
 mod file;
 mod merkle;
+mod network;
+mod obfuscation;
+mod scan;
 
 use std::{fmt, iter::FusedIterator};
 
 pub use file::{BlockFile, BlockFileError, Blocks};
 pub use merkle::MerkleError;
+pub use network::FileNetwork;
+pub use obfuscation::ObfuscationKey;
+pub use scan::{LeftOut, Scan, Scanned};
 
 use super::{ParseError, ParseErrorKind, Transaction, Txid, double_sha256, reader::Reader};
 

@@ -5,7 +5,7 @@ use proptest::{collection::vec, prelude::*};
 use super::{data, transaction};
 use crate::tx::{
     ParseError, ParseErrorKind, Transaction, TransactionBuilder,
-    block::{Block, BlockFile, BlockFileError},
+    block::{Block, BlockFile, BlockFileError, ObfuscationKey, Scan},
 };
 
 fn kind(bytes: &[u8]) -> ParseErrorKind {
@@ -94,6 +94,10 @@ fn exercise(bytes: &[u8]) {
     if let Ok(file) = BlockFile::new(bytes) {
         assert!(file.blocks().count() <= bytes.len());
     }
+    if let Ok(scan) = Scan::new(bytes) {
+        assert!(scan.count() <= bytes.len());
+    }
+    ObfuscationKey([1, 0, 2, 0xff, 3, 0, 4, 5]).reveal(&mut bytes.to_vec());
     if let Ok((transaction, len)) = Transaction::parse_prefix(bytes) {
         assert_eq!(transaction.raw(), &bytes[..len]);
         assert_eq!(transaction.inputs().count(), transaction.input_count());

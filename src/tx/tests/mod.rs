@@ -13,7 +13,7 @@ use proptest::{collection::vec, option, prelude::*};
 
 use super::{Outpoint, Output, TransactionBuilder, Txid};
 
-fn data(name: &str) -> Vec<u8> {
+pub(crate) fn data(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

@@ -7,7 +7,7 @@ use bitcoin::{consensus, hashes::Hash};
 use super::data;
 use crate::tx::{
     Network, Outpoint, Output, Transaction, Txid,
-    block::{Block, BlockFile, MerkleError},
+    block::{Block, BlockFile, FileNetwork, MerkleError},
     has_slot,
 };
 
@@ -156,7 +156,7 @@ fn counts_are_those_of_the_provenance_table() {
 #[test]
 fn blocks_of_one_file_form_a_chain() {
     let bytes = data(FILES[0]);
-    assert_eq!(BlockFile::new(&bytes).unwrap().network(), Some(Network::Main));
+    assert_eq!(BlockFile::new(&bytes).unwrap().network(), Some(FileNetwork::Main));
     let chain: Vec<Block<'_>> = blocks(&bytes).collect();
     assert!(chain.windows(2).all(|pair| pair[1].header().previous == pair[0].hash()));
 }
