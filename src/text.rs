@@ -16,6 +16,25 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
+/// The mark that some editors put before UTF-8 text.
+const BYTE_ORDER_MARK: &str = "\u{feff}";
+
+/// The text of a file, without a byte order mark.
+///
+/// # Errors
+/// The bytes are no UTF-8; in one line.
+pub fn text_of(bytes: &[u8]) -> Result<&str, String> {
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return Err("the text is UTF-16: save it as UTF-8".to_owned());
+    }
+    std::str::from_utf8(bytes).map(without_mark).map_err(|error| error.to_string())
+}
+
+/// The text without the byte order mark that it may begin with.
+pub fn without_mark(text: &str) -> &str {
+    text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
+}
+
 /// As much of a text, from its beginning, as takes at most `most` bytes (three at the least) once JSON has escaped it; where something is
 /// left out it ends with `…`.
 pub fn beginning_as_json(text: &str, most: usize) -> Cow<'_, str> {
@@ -87,6 +106,18 @@ pub(crate) use word_types;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_byte_order_mark_is_no_part_of_a_text() {
+        assert_eq!(text_of(b"\xef\xbb\xbfa"), Ok("a"));
+        assert_eq!(text_of("\u{feff}\u{feff}a".as_bytes()), Ok("\u{feff}a"));
+        assert_eq!(text_of(b"a"), Ok("a"));
+        assert_eq!(text_of(b""), Ok(""));
+        for utf_16 in [&b"\xff\xfea\0"[..], b"\xfe\xff\0a"] {
+            assert!(text_of(utf_16).unwrap_err().contains("save it as UTF-8"));
+        }
+        assert!(text_of(b"a\xff").is_err());
+    }
 
     #[test]
     fn a_beginning_counts_what_json_writes() {

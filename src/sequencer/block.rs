@@ -26,7 +26,7 @@ use crate::{
         source::with_claims,
         state::Tip,
         steps::{Making, Steps},
-        waiting::names,
+        waiting::names_of_listed,
     },
     store::create::{Paged, Starts},
     text::hex_reversed,
@@ -430,7 +430,7 @@ impl Handler {
                 self.parts.metrics.sequencer_waiting.set(left.len() as i64);
                 Ok(match self.any_arrived(block, &left).await? {
                     true => Ok(()),
-                    false => Err(names(left.iter().map(|listed| listed.txid))),
+                    false => Err(names_of_listed(&left.iter().map(|listed| listed.txid).collect::<Vec<_>>())),
                 })
             })
             .await?;

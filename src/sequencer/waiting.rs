@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{api::Condition, sequencer::SequencerParts};
+use crate::{api::Condition, sequencer::SequencerParts, tx::Txid};
 
 /// First and longest pause between looks at something that is waited for.
 pub const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -156,4 +156,35 @@ pub fn names<T: Display>(missing: impl IntoIterator<Item = T>) -> String {
         more => names.push(format!("and {more} more")),
     }
     names.join(", ")
+}
+
+/// The reference's placeholder for the coinbase in the list of a block.
+const COINBASE_PLACEHOLDER: Txid = Txid([0xff; 32]);
+
+/// Names the transactions that a block lists and that are waited for. No event brings the reference's placeholder.
+pub fn names_of_listed(missing: &[Txid]) -> String {
+    let names = names(missing);
+    match missing.contains(&COINBASE_PLACEHOLDER) {
+        false => names,
+        true => format!(
+            "{names}; {COINBASE_PLACEHOLDER} is the reference's placeholder of the coinbase: the list of a block's event begins \
+             behind the coinbase, without it"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_placeholder_of_the_coinbase_is_recognised() {
+        let other = Txid([7; 32]);
+        assert_eq!(names_of_listed(&[other]), other.to_string());
+        let told = names_of_listed(&[other, COINBASE_PLACEHOLDER]);
+        assert!(told.starts_with(&other.to_string()) && told.contains("placeholder of the coinbase"), "{told}");
+        // Beyond what is named one by one, too.
+        let many: Vec<Txid> = (0..NAMED as u8 + 5).map(|byte| Txid([byte; 32])).chain([COINBASE_PLACEHOLDER]).collect();
+        assert!(names_of_listed(&many).contains("placeholder of the coinbase"));
+    }
 }
