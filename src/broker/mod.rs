@@ -9,6 +9,7 @@ pub mod memory;
 pub mod partitioner;
 pub mod replay;
 pub mod retry;
+pub mod saved;
 
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 

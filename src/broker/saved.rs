@@ -1,0 +1,319 @@
+//! A log that was saved to a file, to be looked at when its brokers are gone: a demo keeps its own so.
+//!
+//! The file has a JSON object a line: topics, then their messages in the order of their offsets, then what groups have
+//! committed. A saved log is only read.
+
+use std::{
+    io::{self, BufRead, Write},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Produce, Producer, Reader, TopicPartition,
+    memory::{MemoryBroker, MemorySettings},
+};
+use crate::clock::Clock;
+
+/// A partition that gives nothing for so long, and is not read to its end, is broken.
+const PATIENCE: Duration = Duration::from_secs(10);
+const READ_ONLY: &str =
+    "the log is a file that is only read (kafka.brokers = \"file://…\"): name the brokers of a cluster";
+
+/// A line of the file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Line {
+    Topic { name: String, partitions: i32 },
+    Message(SavedMessage),
+    Commit { group: String, topic: String, partition: i32, offset: u64, metadata: String },
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedMessage {
+    topic: String,
+    partition: i32,
+    offset: u64,
+    timestamp_ms: i64,
+    #[serde(with = "hex")]
+    key: Vec<u8>,
+    #[serde(with = "hex")]
+    payload: Vec<u8>,
+    headers: Vec<(String, String)>,
+}
+
+/// Why a log cannot be saved.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// The broker does not answer.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// A partition does not hold its messages from the first one on.
+    #[error("cannot save {partition}: offset {offset} is not there (retention or compaction)")]
+    Gap {
+        /// Which partition.
+        partition: TopicPartition,
+        /// The first offset without a message.
+        offset: u64,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the log: {0}")]
+    Write(#[from] io::Error),
+}
+
+/// Why a file is no saved log.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be read.
+    #[error("cannot read the log: {0}")]
+    Read(#[from] io::Error),
+    /// A line is none of a saved log, or is not where it has to be.
+    #[error("line {line} of the log: {problem}")]
+    Line {
+        /// Its number, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Writes topics with all their messages, and what groups have committed of them.
+///
+/// # Errors
+/// See [`SaveError`].
+pub async fn save(
+    broker: &dyn Broker,
+    topics: &[&str],
+    groups: &[&str],
+    out: &mut (impl Write + Send),
+) -> Result<(), SaveError> {
+    let mut all = Vec::new();
+    for topic in topics {
+        let partitions = broker.partitions(topic).await?.unwrap_or(0);
+        write(out, &Line::Topic { name: (*topic).to_owned(), partitions })?;
+        all.extend((0..partitions).map(|partition| TopicPartition { topic: (*topic).into(), partition }));
+    }
+    for partition in &all {
+        save_partition(broker, partition, out).await?;
+    }
+    for group in groups {
+        for (at, committed) in all.iter().zip(broker.committed(group, &all).await?) {
+            let Some(Committed { offset, metadata }) = committed else { continue };
+            let (topic, partition) = (at.topic.to_string(), at.partition);
+            write(out, &Line::Commit { group: (*group).to_owned(), topic, partition, offset, metadata })?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+async fn save_partition(
+    broker: &dyn Broker,
+    partition: &TopicPartition,
+    out: &mut (impl Write + Send),
+) -> Result<(), SaveError> {
+    let (low, end) = broker.watermarks(partition).await?;
+    let mut next = 0;
+    let gap = |offset| SaveError::Gap { partition: partition.clone(), offset };
+    if low > 0 {
+        return Err(gap(0));
+    }
+    let mut reader = broker.read(partition, low).await?;
+    while next < end {
+        let messages = reader.next(PATIENCE).await?;
+        if messages.is_empty() {
+            return Err(gap(next));
+        }
+        for message in messages.into_iter().filter(|message| message.offset < end) {
+            if message.offset != next {
+                return Err(gap(next));
+            }
+            next += 1;
+            let headers = message.headers.iter().map(|(name, value)| (name.clone(), hex::encode(value)));
+            let saved = SavedMessage {
+                topic: partition.topic.to_string(),
+                partition: partition.partition,
+                offset: message.offset,
+                timestamp_ms: message.timestamp_ms,
+                key: message.key.to_vec(),
+                payload: message.payload.to_vec(),
+                headers: headers.collect(),
+            };
+            write(out, &Line::Message(saved))?;
+        }
+    }
+    Ok(())
+}
+
+fn write(out: &mut impl Write, line: &Line) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    out.write_all(b"\n")
+}
+
+/// A log out of a file.
+pub struct SavedLog {
+    log: MemoryBroker,
+}
+
+impl SavedLog {
+    /// Reads it whole.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub async fn load(input: impl BufRead) -> Result<Self, LoadError> {
+        let log = MemoryBroker::new(MemorySettings::new(Clock::System));
+        for (line, text) in (1..).zip(input.lines()) {
+            let wrong = |problem: String| LoadError::Line { line, problem };
+            let read = serde_json::from_str(&text?).map_err(|error| wrong(error.to_string()))?;
+            take(&log, read).await.map_err(wrong)?;
+        }
+        Ok(SavedLog { log })
+    }
+}
+
+async fn take(log: &MemoryBroker, line: Line) -> Result<(), String> {
+    let told = |error: BrokerError| error.to_string();
+    match line {
+        Line::Topic { name, partitions } => {
+            log.create_topics(&[NewTopic { name, partitions, config: Vec::new() }]).await.map_err(told)
+        }
+        Line::Message(SavedMessage { topic, partition, offset, timestamp_ms, key, payload, headers }) => {
+            let headers = headers.into_iter().map(|(name, value)| Ok((name, Bytes::from(hex::decode(value)?))));
+            let headers = headers.collect::<Result<_, hex::FromHexError>>().map_err(|error| error.to_string())?;
+            let (key, payload) = (key.into(), payload.into());
+            let (partition, timestamp_ms) = (Some(partition), Some(timestamp_ms));
+            let message = Produce { topic, partition, key, payload, headers, timestamp_ms };
+            let delivered = log.producer().await.map_err(told)?.produce(message).await.map_err(told)?;
+            match delivered.offset == offset {
+                true => Ok(()),
+                false => Err(format!("offset {offset} is not the next one, which is {}", delivered.offset)),
+            }
+        }
+        Line::Commit { group, topic, partition, offset, metadata } => {
+            let at = TopicPartition { topic: topic.into(), partition };
+            log.set_committed(&group, &[(at, Committed { offset, metadata })]).await.map_err(told)
+        }
+    }
+}
+
+fn read_only(operation: &'static str) -> BrokerError {
+    BrokerError::new(BrokerErrorKind::Refused, operation, READ_ONLY)
+}
+
+#[async_trait]
+impl Broker for SavedLog {
+    async fn subscribe(&self, _: &str, _: &[String]) -> Result<Box<dyn Consumer>, BrokerError> {
+        Err(read_only("subscribe"))
+    }
+
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn Reader>, BrokerError> {
+        self.log.read(partition, offset).await
+    }
+
+    async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {
+        Err(read_only("produce"))
+    }
+
+    async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
+        self.log.partitions(topic).await
+    }
+
+    async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {
+        self.log.watermarks(partition).await
+    }
+
+    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError> {
+        self.log.offsets_at(topic, timestamp_ms).await
+    }
+
+    async fn committed(
+        &self,
+        group: &str,
+        partitions: &[TopicPartition],
+    ) -> Result<Vec<Option<Committed>>, BrokerError> {
+        self.log.committed(group, partitions).await
+    }
+
+    async fn set_committed(&self, _: &str, _: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+        Err(read_only("commit"))
+    }
+
+    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
+        self.log.member_count(group).await
+    }
+
+    async fn create_topics(&self, _: &[NewTopic]) -> Result<(), BrokerError> {
+        Err(read_only("create topics"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn log() -> MemoryBroker {
+        let log = MemoryBroker::new(MemorySettings::new(Clock::System));
+        let topic = NewTopic { name: "t".into(), partitions: 2, config: Vec::new() };
+        log.create_topics(&[topic]).await.unwrap();
+        let producer = log.producer().await.unwrap();
+        for number in 0..3_u8 {
+            let message = Produce {
+                topic: "t".into(),
+                partition: Some(1),
+                key: Bytes::copy_from_slice(&[number]),
+                payload: Bytes::copy_from_slice(&[0xff, number]),
+                headers: vec![("h".into(), Bytes::from_static(b"\xfe"))],
+                timestamp_ms: Some(i64::from(number) * 10),
+            };
+            producer.produce(message).await.unwrap();
+        }
+        let at = TopicPartition { topic: "t".into(), partition: 1 };
+        log.set_committed("g", &[(at, Committed { offset: 2, metadata: "m".into() })]).await.unwrap();
+        log
+    }
+
+    #[tokio::test]
+    async fn a_saved_log_is_read_as_it_was_and_takes_nothing() {
+        let log = log().await;
+        let mut file = Vec::new();
+        save(&log, &["t"], &["g", "other"], &mut file).await.unwrap();
+        let saved = SavedLog::load(&file[..]).await.unwrap();
+        let mut again = Vec::new();
+        save(&saved, &["t"], &["g", "other"], &mut again).await.unwrap();
+        assert_eq!(String::from_utf8(file).unwrap(), String::from_utf8(again).unwrap());
+        let at = TopicPartition { topic: "t".into(), partition: 1 };
+        assert_eq!(saved.watermarks(&at).await.unwrap(), (0, 3));
+        assert_eq!(saved.partitions("other").await.unwrap(), None);
+        let messages = saved.read(&at, 1).await.unwrap().next(Duration::ZERO).await.unwrap();
+        assert_eq!((messages.len(), &messages[0].payload[..], messages[0].timestamp_ms), (2, &[0xff, 1][..], 10));
+        for refused in [
+            saved.producer().await.err().unwrap(),
+            saved.subscribe("g", &[]).await.err().unwrap(),
+            saved.set_committed("g", &[]).await.unwrap_err(),
+            saved.create_topics(&[]).await.unwrap_err(),
+        ] {
+            assert!(refused.to_string().contains("only read"), "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_that_is_not_whole_is_refused() {
+        let log = log().await;
+        let mut file = Vec::new();
+        save(&log, &["t"], &[], &mut file).await.unwrap();
+        let text = String::from_utf8(file).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let gap = [lines[0], lines[1], lines[3]].join("\n");
+        let error = SavedLog::load(gap.as_bytes()).await.err().unwrap().to_string();
+        assert!(error.starts_with("line 3 of the log: offset 2 is not the next one"), "{error}");
+        let error = SavedLog::load(&b"{\"what\":1}\n"[..]).await.err().unwrap().to_string();
+        assert!(error.starts_with("line 1 of the log: "), "{error}");
+        log.truncate(&TopicPartition { topic: "t".into(), partition: 1 }, 1).unwrap();
+        let error = save(&log, &["t"], &[], &mut Vec::new()).await.unwrap_err().to_string();
+        assert!(error.contains("t/1: offset 0 is not there"), "{error}");
+    }
+}
