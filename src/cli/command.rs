@@ -15,9 +15,10 @@ use std::{
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, UsageError, block_on, opening};
+use super::{CommandResult, ConfigArgs, Failure, UsageError, block_on, opening, output};
 use crate::{
     event::{Action, Command, Event, from_json},
+    text::text_of,
     tx::{Outpoint, Txid, UtxoHash},
 };
 
@@ -175,10 +176,10 @@ impl CommandArgs {
     pub fn run(self) -> CommandResult {
         let config = self.config.load()?;
         let topics = Topics::of(&config.kafka.topics);
-        let mut out = io::stdout().lock();
+        let mut out = output::stdout();
         if let Kind::List { all } = self.kind {
             return block_on(async {
-                let broker = opening::broker(&config)?;
+                let broker = opening::broker(&config).await?;
                 let entries = audit(broker.as_ref(), &topics, all).await?;
                 self.print(&entries, &mut out)
             });
@@ -186,7 +187,7 @@ impl CommandArgs {
         let commands = self.commands()?;
         let timeout = Duration::from_secs(self.timeout_s);
         block_on(async {
-            let broker = opening::broker(&config)?;
+            let broker = opening::broker(&config).await?;
             let answers = ask(broker.as_ref(), &topics, &commands, timeout).await?;
             self.print(&answers, &mut out)?;
             match answers.iter().filter(|answer| !answer.is_done()).count() {
@@ -253,8 +254,9 @@ impl ReassignArgs {
 
 /// Reassignments, one JSON object a line; empty lines are left out.
 fn read_set(file: &Path) -> Result<Vec<Asked>, Failure> {
-    let text =
-        fs::read_to_string(file).map_err(|error| Failure::new(format!("cannot read {}: {error}", file.display())))?;
+    let unreadable = |error: &dyn Display| Failure::new(format!("cannot read {}: {error}", file.display()));
+    let bytes = fs::read(file).map_err(|error| unreadable(&error))?;
+    let text = text_of(&bytes).map_err(|error| unreadable(&error))?;
     let mut commands = Vec::new();
     for (line, json) in (1..).zip(text.lines()).filter(|(_, json)| !json.trim().is_empty()) {
         let wrong = |why: &str| UsageError(format!("{}, line {line}: {why}", file.display()));
@@ -388,6 +390,8 @@ mod tests {
         let golden = include_str!("../../schemas/golden/command.jsonl");
         let reassignments: String = golden.lines().filter(|line| line.contains("reassign")).collect();
         fs::write(file.path(), format!("\n{reassignments}\n")).unwrap();
+        assert_eq!(commands(&line).unwrap().len(), 1);
+        fs::write(file.path(), format!("\u{feff}{reassignments}\n")).unwrap();
         assert_eq!(commands(&line).unwrap().len(), 1);
         fs::write(file.path(), golden).unwrap();
         assert!(commands(&line).unwrap_err().contains("line 1: is no command that reassigns"));

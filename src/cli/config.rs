@@ -1,10 +1,10 @@
 //! `utxo-store config`: a commented sample of the configuration, and a check of one.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use clap::{Args, Subcommand};
 
-use super::{CommandResult, ConfigArgs};
+use super::{CommandResult, ConfigArgs, output};
 use crate::config;
 
 /// Arguments of `config`.
@@ -29,16 +29,16 @@ enum Action {
 impl ConfigCommand {
     pub(super) fn run(self) -> CommandResult {
         match self.action {
-            Action::Sample => io::stdout().write_all(config::sample().as_bytes())?,
+            Action::Sample => output::stdout().write_all(config::sample().as_bytes())?,
             Action::Check(args) => {
                 // What goes through to librdkafka is checked by librdkafka; nothing is connected yet.
                 let config = args.load()?;
                 let settings = super::wiring::kafka(&config);
                 super::opening::kafka(settings)?;
                 for warning in config.warnings() {
-                    writeln!(io::stderr(), "warning: {warning}")?;
+                    writeln!(output::stderr(), "warning: {warning}")?;
                 }
-                writeln!(io::stdout(), "the configuration is good")?;
+                writeln!(output::stdout(), "the configuration is good")?;
             }
         }
         Ok(())

@@ -4,10 +4,7 @@ mod register;
 mod settle;
 mod verdicts;
 
-use std::{
-    io::{self, Write},
-    time::Duration,
-};
+use std::{io::Write, time::Duration};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -16,7 +13,7 @@ use super::{
     CommandResult, ConfigArgs, Failure, UsageError, block_on,
     command::{each, only},
     generate::progress_bar,
-    opening,
+    opening, output,
 };
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
@@ -111,7 +108,7 @@ impl Common {
     fn list(self, settled_too: bool) -> CommandResult {
         let config = self.config.load()?;
         block_on(async {
-            let broker = opening::broker(&config)?;
+            let broker = opening::broker(&config).await?;
             let topics = &config.kafka.topics;
             let listed = listed(broker.as_ref(), topics, &self.filter, settled_too).await?;
             let verdicts = verdicts_on(broker.as_ref(), topics, children_of_missing(&listed)).await?;
@@ -128,7 +125,7 @@ impl Common {
     }
 
     fn tell(&self, listed: &Listed, result: Option<&str>) -> CommandResult {
-        let mut out = io::stdout().lock();
+        let mut out = output::stdout();
         match (self.json, result) {
             (true, _) => writeln!(out, "{}", serde_json::to_string(&Told { listed, result })?)?,
             (false, Some(result)) => writeln!(out, "{listed}: {result}")?,
@@ -156,7 +153,7 @@ impl SettleArgs {
         }
         let config = common.config.load()?;
         block_on(async {
-            let broker = opening::broker(&config)?;
+            let broker = opening::broker(&config).await?;
             let topics = &config.kafka.topics;
             let listed = listed(broker.as_ref(), topics, &common.filter, false).await?;
             let children = if replay { children_of_missing(&listed) } else { Vec::new() };

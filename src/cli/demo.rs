@@ -10,7 +10,7 @@ mod rivalry;
 mod survive;
 mod tell;
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{fs, path::PathBuf, sync::Arc, time::Instant};
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +25,7 @@ use self::{
 };
 use super::{
     CommandResult, Failure, UsageError, block_on,
+    command::{self, audit},
     generate::{Feed, Loaded, SourceArgs, produce, progress_bar},
     opening::{self, Watched},
     wiring,
@@ -35,7 +36,7 @@ use crate::{
     config::{Brokers, Config},
     engine::StoreUrl,
     event::Topic,
-    generate::{Chain, Message, PreviousOutputs, Reorganised, Rivals, Scenario, SourceFile, Story},
+    generate::{Chain, Message, PreviousOutputs, Reorganised, Rivals, Scenario, SourceFile, Step, Story},
     instance,
     seeded::Seeded,
     store::Store,
@@ -51,6 +52,10 @@ Example:
   utxo-store demo --scenario double-spend
   utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
   utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
+
+Events of a file are JSON, one a line, as schemas/ has them. Between them a demo takes {\"demo\":\"settle\"}: what is before is consumed
+before the rest is produced (so a command comes after the blocks before it); and {\"demo\":\"raw\",\"topic\":\"utxo.validated-txs\",
+\"key\":\"<txid>\",\"payload\":\"<hex>\"}: bytes that need be no event, to make dead letters.
 
 Without --blocks or --events it takes the main network's blocks 0 to 4,312, which are in the program. Without --brokers
 it has a broker of its own, which holds little and is no evidence for Kafka. Exit code 0 only if the store and its rebuild
@@ -71,7 +76,8 @@ pub struct DemoArgs {
     /// Another store to fill, which must be empty; otherwise one in the data directory
     #[arg(long, value_name = "URL")]
     store: Option<StoreUrl>,
-    /// Where stores, configuration and logs go, and stay; otherwise a temporary directory
+    /// Where stores, configuration and logs go, and stay; otherwise a temporary directory. With a broker of its own the log stays,
+    /// too: `inspect`, `dead-letters list` and `command list` read it by the utxo-store.toml in the directory
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// How often the process is killed
@@ -119,7 +125,7 @@ impl DemoArgs {
         if let Some(scenario) = self.scenario {
             return Box::pin(self.tell(&scenario.story())).await;
         }
-        let loaded = self.load()?;
+        let (loaded, pauses) = self.load()?;
         let feed = loaded.feed()?;
         let rivals = self.rivals(&feed);
         let blocks = feed.counts().map_or(0, |counts| counts.blocks);
@@ -134,21 +140,18 @@ impl DemoArgs {
         let log = Log::start(self.brokers.as_ref(), self.partitions)?;
         log.check_room(messages())?;
         let mut directory = Directory::new(self.data_dir.as_deref())?;
-        let config = directory.configure(&Settings {
-            brokers: log.brokers(),
-            suffix: log.suffix(),
-            store: self.store.as_ref(),
-            network: loaded.network().unwrap_or_default(),
-            utxo_batch_size: self.utxo_batch_size,
-            externalize_all: self.externalize_all,
-        })?;
-        let result = Box::pin(self.through(&config, &log, &directory, messages, rivals.as_ref(), blocks)).await;
+        let settings = self.settings(&log, network_of(&loaded)?);
+        let config = begin(&directory, &settings).await?;
+        let result =
+            Box::pin(self.through(&config, &log, &directory, messages, &pauses, rivals.as_ref(), blocks)).await;
         if result.is_err() {
             directory.keep();
         }
+        let kept = log.keep(&config, &directory, &settings).await;
         // The log ends after its clients.
         drop(log);
-        let report = result.map_err(|failure| directory.named(failure))?;
+        let report = result.map_err(|failure| directory.named(failure))?.leaving_out(feed.left_out());
+        kept?;
         report.print(self.json)?;
         report.verdict()
     }
@@ -156,44 +159,60 @@ impl DemoArgs {
     async fn tell(&self, story: &Story) -> CommandResult {
         let log = Log::start(self.brokers.as_ref(), self.partitions)?;
         let mut directory = Directory::new(self.data_dir.as_deref())?;
-        let config = directory.configure(&Settings {
-            brokers: log.brokers(),
-            suffix: log.suffix(),
-            store: self.store.as_ref(),
-            network: Network::default(),
-            utxo_batch_size: self.utxo_batch_size,
-            externalize_all: self.externalize_all,
-        })?;
-        check_empty(&config).await?;
+        let settings = self.settings(&log, Network::default());
+        let config = begin(&directory, &settings).await?;
         let told = tell::tell(story, &config, &log, &directory, self.inspect).await;
         if told.is_err() {
             directory.keep();
         }
+        let kept = log.keep(&config, &directory, &settings).await;
         drop(log);
-        told.map_err(|failure| directory.named(failure))
+        told.map_err(|failure| directory.named(failure)).and(kept)
     }
 
+    fn settings<'a>(&'a self, log: &'a Log, network: Network) -> Settings<'a> {
+        Settings {
+            brokers: log.brokers(),
+            suffix: log.suffix(),
+            store: self.store.as_ref(),
+            network,
+            utxo_batch_size: self.utxo_batch_size,
+            externalize_all: self.externalize_all,
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "all that a demo is made of")]
     async fn through<'m>(
         &self,
         config: &Config,
         log: &Log,
         directory: &Directory,
         messages: impl Fn() -> Box<dyn Iterator<Item = Message> + Send + 'm>,
+        pauses: &[usize],
         rivals: Option<&Rivals>,
         blocks: u64,
     ) -> Result<Report, Failure> {
-        check_empty(config).await?;
         log.create_topics(config).await?;
-        let broker = opening::broker(config)?;
-        let bar = progress_bar("produced", messages().count() as u64);
+        let broker = opening::broker(config).await?;
+        let count = messages().count();
+        let bar = progress_bar("produced", count as u64);
         let producer = broker.producer().await?;
-        produce(producer.as_ref(), &config.kafka.topics, messages(), &bar).await?;
-        bar.finish_and_clear();
-        log.check_kept(broker.as_ref(), config, messages()).await?;
-
-        let started = Instant::now();
         let groups = Groups::new(broker.clone(), config);
-        let survival = survive(directory, &groups, self.kills, Seeded::new(self.seed)).await?;
+        let (mut started, mut survival, mut first_process) = (Instant::now(), Survival::default(), 0);
+        let mut from = 0;
+        for to in pauses.iter().copied().filter(|to| (1..count).contains(to)).chain([count]) {
+            let phase = || messages().skip(from).take(to - from);
+            produce(producer.as_ref(), &config.kafka.topics, phase(), &bar).await?;
+            if from == 0 {
+                log.check_kept(broker.as_ref(), config, phase()).await?;
+                started = Instant::now();
+            }
+            // Kills are for the last phase: the others only bring the store to where it begins.
+            let kills = if to == count { self.kills } else { 0 };
+            survival = survive(directory, first_process, &groups, kills, Seeded::new(self.seed)).await?;
+            (from, first_process) = (to, first_process + kills + 1);
+        }
+        bar.finish_and_clear();
         let seconds = started.elapsed().as_secs_f64() - survival.stopping.as_secs_f64();
         log.check_unbroken(broker.as_ref(), config).await?;
 
@@ -210,17 +229,31 @@ impl DemoArgs {
         let (checked, again) = (Checked::of(&live).await?, Checked::of(&rebuilt).await?);
         let contests = groups.contests().await?;
         let dead_letters = groups.messages_in(Topic::DeadLetters).await?;
+        let commands = audit(broker.as_ref(), &command::Topics::of(&config.kafka.topics), true).await?;
         live.engine.close().await?;
         rebuilt.engine.close().await?;
-        Ok(Report::new(blocks, checked, again, survival, rivalry, contests, dead_letters, seconds))
+        let report = Report::new(blocks, checked, again, survival, rivalry, contests, dead_letters, seconds);
+        Ok(report.with_commands(commands))
     }
 
-    fn load(&self) -> Result<Loaded, Failure> {
-        if self.source.blocks.is_empty() && self.source.events.is_none() {
-            let file = SourceFile { name: "blocks 0 to 4,312".to_owned(), bytes: FIRST_BLOCKS.to_vec() };
-            return Ok(Loaded::Blocks { files: vec![file], first_height: None, previous: PreviousOutputs::InTheFiles });
+    /// The source, and before which of its messages everything is to be consumed.
+    fn load(&self) -> Result<(Loaded, Vec<usize>), Failure> {
+        if let Some(steps) = self.source.steps()? {
+            let (mut messages, mut pauses) = (Vec::new(), Vec::new());
+            for step in steps {
+                match step {
+                    Step::Produce(message) => messages.push(message),
+                    Step::Settle => pauses.push(messages.len()),
+                }
+            }
+            return Ok((Loaded::Lines(messages), pauses));
         }
-        self.source.load()
+        if self.source.blocks.is_empty() {
+            let file = SourceFile { name: "blocks 0 to 4,312".to_owned(), bytes: FIRST_BLOCKS.to_vec() };
+            let previous = PreviousOutputs::InTheFiles;
+            return Ok((Loaded::Blocks { files: vec![file], first_height: None, previous }, Vec::new()));
+        }
+        Ok((self.source.load()?, Vec::new()))
     }
 
     fn rivals(&self, feed: &Feed<'_>) -> Option<Rivals> {
@@ -231,11 +264,32 @@ impl DemoArgs {
     }
 }
 
+/// The network whose rules the store follows: the main one where the source does not tell.
+fn network_of(loaded: &Loaded) -> Result<Network, Failure> {
+    let Some(network) = loaded.network() else { return Ok(Network::default()) };
+    network.store_network().ok_or_else(|| {
+        Failure::new(format!(
+            "the blocks are of {network}, which no store can follow: give blocks of main, test or regtest"
+        ))
+    })
+}
+
 /// How many of the blocks' transactions get a rival.
 const CONTENDED_SHARE: f64 = 0.3;
 
 fn rivals_of(chain: &Chain<'_>, seed: u64) -> Rivals {
     Rivals::new(chain, seed, CONTENDED_SHARE)
+}
+
+/// Writes the configuration, once the store is known to be empty: where it is not, that of the demo that filled it stays.
+async fn begin(directory: &Directory, settings: &Settings<'_>) -> Result<Config, Failure> {
+    let before = fs::read(directory.config_file()).ok();
+    let config = directory.configure(settings)?;
+    let empty = check_empty(&config).await;
+    if let (Err(_), Some(before)) = (&empty, before) {
+        fs::write(directory.config_file(), before)?;
+    }
+    empty.map(|()| config)
 }
 
 /// Filling a store that holds something would show nothing.

@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use clap::Args;
 
-use super::{CommandResult, Failure, block_on, offline::StoreArgs};
+use super::{CommandResult, Failure, block_on, offline::StoreArgs, output};
 use crate::store::{Store, digest::SurveyError};
 
 const AFTER_HELP: &str = "\
@@ -13,7 +13,7 @@ stores have different digests, the difference of their dumps says where. The lin
 internal order, not by its text) where the store scans in that order, as fjall and memory do; pipe those of other stores
 through sort.
 
-Example: utxo-store dump --store fjall:///var/lib/utxo-store > state.jsonl";
+Example: utxo-store dump --config deploy/utxo-store.toml > state.jsonl";
 
 /// Arguments of `dump`.
 #[derive(Debug, Args)]
@@ -54,8 +54,8 @@ async fn show(store: &Store, out: &mut impl Write) -> CommandResult {
     match dumped.and_then(|()| out.flush().map_err(Stop::Writing)) {
         Ok(()) => Ok(()),
         Err(Stop::Reading(error)) => Err(error.into()),
-        // Whoever read the lines has seen enough, as `head` has.
-        Err(Stop::Writing(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        // A dump changes nothing, so the rest of the scan is saved.
+        Err(Stop::Writing(error)) if output::is_closed(&error) => Ok(()),
         Err(Stop::Writing(error)) => Err(Failure::new(format!("the dump cannot be written: {error}"))),
     }
 }
@@ -63,7 +63,10 @@ async fn show(store: &Store, out: &mut impl Write) -> CommandResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::offline::tests::{opened, text};
+    use crate::cli::{
+        offline::tests::{opened, text},
+        output::tests::Failing,
+    };
 
     #[tokio::test]
     async fn a_line_a_transaction() {
@@ -76,22 +79,11 @@ mod tests {
         assert!(lines.iter().all(|line| line["state"] == "live"));
     }
 
-    struct Full(io::ErrorKind);
-
-    impl Write for Full {
-        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-            Err(self.0.into())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[tokio::test]
     async fn a_reader_that_leaves_is_no_failure_but_a_full_disk_is() {
         let (store, _) = opened().await;
-        show(&store, &mut Full(io::ErrorKind::BrokenPipe)).await.unwrap();
-        let failure = show(&store, &mut Full(io::ErrorKind::StorageFull)).await.unwrap_err();
+        show(&store, &mut Failing { kind: io::ErrorKind::BrokenPipe, after: 0 }).await.unwrap();
+        let failure = show(&store, &mut Failing { kind: io::ErrorKind::StorageFull, after: 0 }).await.unwrap_err();
         assert!(failure.to_string().contains("cannot be written"), "{failure}");
     }
 }

@@ -8,7 +8,11 @@ use std::{
 
 use clap::{Args, Subcommand};
 
-use crate::event::{Event, from_json, to_json};
+use crate::{
+    cli::output,
+    event::{Event, from_json, to_json},
+    text::without_mark,
+};
 
 const EXAMPLE: &str = "\
 Example:
@@ -79,13 +83,13 @@ impl EventsArgs {
     /// # Errors
     /// The input cannot be read, a line of it is no event, or the output cannot be written.
     pub fn run(self) -> Result<(), EventsError> {
-        let output = BufWriter::new(io::stdout().lock());
+        let lines = BufWriter::new(io::stdout().lock());
         let result = match self.direction {
-            Direction::Encode(input) => encode(input.open()?, output),
-            Direction::Decode(input) => decode(input.open()?, output),
+            Direction::Encode(input) => encode(input.open()?, lines),
+            Direction::Decode(input) => decode(input.open()?, lines),
         };
         match result {
-            Err(EventsError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            Err(EventsError::Write(error)) if output::is_closed(&error) => Ok(()),
             other => other,
         }
     }
@@ -125,24 +129,27 @@ pub fn decode(input: impl BufRead, output: impl Write) -> Result<(), EventsError
 
 fn each_line(
     input: impl BufRead,
-    mut output: impl Write,
+    mut lines: impl Write,
     turn: impl Fn(&str) -> Result<String, String>,
 ) -> Result<(), EventsError> {
     for (line, text) in (1..).zip(input.lines()) {
         let text = text.map_err(|error| EventsError::Read { line, error })?;
-        let text = text.trim();
+        let text = if line == 1 { without_mark(&text) } else { &text }.trim();
         if text.is_empty() {
             continue;
         }
         match turn(text) {
-            Ok(turned) => writeln!(output, "{turned}").map_err(EventsError::Write)?,
+            Ok(turned) => writeln!(lines, "{turned}").map_err(EventsError::Write)?,
             Err(problem) => {
-                output.flush().map_err(EventsError::Write)?;
-                return Err(EventsError::Line { line, problem });
+                match lines.flush() {
+                    // A reader that is gone must not hide the bad line.
+                    Err(error) if !output::is_closed(&error) => return Err(EventsError::Write(error)),
+                    _ => return Err(EventsError::Line { line, problem }),
+                }
             }
         }
     }
-    output.flush().map_err(EventsError::Write)
+    lines.flush().map_err(EventsError::Write)
 }
 
 #[cfg(test)]
@@ -193,6 +200,9 @@ mod tests {
         let spaced = format!("\r\n{}\n  \n", json.replace('\n', "\r\n"));
         assert_eq!(encoded(&spaced), encoded(&json));
         assert_eq!(encoded(""), Ok(String::new()));
+        assert_eq!(encoded(&format!("\u{feff}{json}")), encoded(&json));
+        let marked = format!("\u{feff}{}", golden("hex"));
+        assert_eq!(decoded(marked.as_bytes()), Ok(golden("jsonl")));
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! How a command fails: what is printed, and the exit code.
 
-use std::{error::Error, fmt, process::ExitCode};
+use std::{
+    error::Error,
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use crate::config::ConfigErrors;
 
@@ -95,7 +100,8 @@ pub fn report(result: CommandResult) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            // The exit code tells of the failure where nobody reads standard error, or where it cannot be written.
+            let _ = writeln!(io::stderr(), "{failure}");
             ExitCode::from(failure.exit_code())
         }
     }
@@ -103,8 +109,6 @@ pub fn report(result: CommandResult) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use super::*;
     use crate::config::ConfigError;
 

@@ -11,12 +11,12 @@ use std::{
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, block_on, topics::create_missing};
+use super::{CommandResult, ConfigArgs, Failure, UsageError, block_on, output, topics::create_missing};
 use crate::{
     broker::{Broker, TopicPartition},
     config::{Brokers, Topics},
     event::Topic,
-    generate::{ChainCounts, Message, Scenario, Story},
+    generate::{ChainCounts, LeftOutOfFiles, Message, Scenario, Story},
     preflight::topics::{Made, new_topics},
 };
 
@@ -32,7 +32,8 @@ Example:
   utxo-store generate --events events.jsonl --brokers 127.0.0.1:9092
   utxo-store generate --scenario coinbase-reorg --brokers 127.0.0.1:9092
 
-Files are one chain in the order given. Topics that are not there are created. Blocks are numbered from 1, so only the same
+The blocks of all files are connected by the block that each follows, in whatever order they are there; the chain with the most
+work is produced. What is left out (stale blocks, half a block, what is no block) is counted in a line of its own. Topics that are not there are created. Blocks are numbered from 1, so only the same
 files (or more of the same chain) can be produced to topics that hold blocks.";
 
 /// Turns block files into events, and feeds them to the log
@@ -65,6 +66,9 @@ struct Summary {
     counts: Option<ChainCounts>,
     #[serde(flatten)]
     produced: Produced,
+    /// What the files hold and the feed does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<LeftOutOfFiles>,
 }
 
 impl GenerateArgs {
@@ -75,6 +79,8 @@ impl GenerateArgs {
     pub fn run(self) -> CommandResult {
         let mut config = self.config.load()?;
         if let Some(brokers) = self.brokers {
+            let protocol = config.kafka.security.protocol;
+            brokers.check_protocol(protocol).map_err(|problem| UsageError(format!("--brokers {problem}")))?;
             config.kafka.brokers = brokers;
         }
         let story = self.scenario.map(Scenario::story);
@@ -93,7 +99,7 @@ impl GenerateArgs {
             let producer = broker.producer().await?;
             let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await?;
             bar.finish_and_clear();
-            Summary { counts: feed.counts(), produced }.print(self.json)?;
+            Summary { counts: feed.counts(), produced, left_out: feed.left_out().cloned() }.print(self.json)?;
             if let Some(story) = story.filter(|_| !self.json) {
                 print_cast(&story)?;
             }
@@ -131,17 +137,18 @@ async fn check_same_chain(
 
 /// Whom to ask the store for.
 fn print_cast(story: &Story) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = output::stdout();
     story.cast.iter().try_for_each(|(name, txid)| writeln!(out, "{txid}  {name}"))
 }
 
 impl Summary {
     fn print(&self, json: bool) -> io::Result<()> {
-        let mut out = io::stdout().lock();
+        let mut out = output::stdout();
         if json {
             return writeln!(out, "{}", serde_json::to_string(self)?);
         }
-        writeln!(out, "{}", self.line())
+        writeln!(out, "{}", self.line())?;
+        self.left_out.as_ref().map_or(Ok(()), |left_out| writeln!(out, "{left_out}"))
     }
 
     fn line(&self) -> String {

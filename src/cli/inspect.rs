@@ -16,7 +16,7 @@ use std::io::{self, Write};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CommandResult, block_on, offline::StoreArgs};
+use super::{CommandResult, block_on, offline::StoreArgs, output};
 use crate::{
     record::Verdict,
     store::{Store, dump::InWords, read::SpendStatus, verify::Holder},
@@ -83,7 +83,7 @@ struct ShownOutput {
 impl InspectCommand {
     pub(super) fn run(self) -> CommandResult {
         block_on(async {
-            let mut out = io::stdout().lock();
+            let mut out = output::stdout();
             match self.what {
                 What::Tx(args) => args.run(&mut out).await,
                 What::Block(args) => args.show(&args.store.open().await?.0, &mut out).await,

@@ -24,6 +24,7 @@ pub mod generate;
 mod inspect;
 mod offline;
 mod opening;
+mod output;
 mod prune;
 mod recover;
 mod replay;

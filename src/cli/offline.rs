@@ -5,10 +5,11 @@ use std::{sync::Arc, time::Duration};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{ConfigArgs, Failure, opening, wiring};
+use super::{ConfigArgs, Failure, UsageError, opening, wiring};
 use crate::{
     blob::{BlobStore, BlobUrl, Intent},
-    engine::{self, OpenOptions, StoreUrl, aerospike::AerospikeSettings},
+    config::Config,
+    engine::{self, OpenError, OpenOptions, StoreUrl, aerospike::AerospikeSettings},
     record::{MetaRecord, Rules},
     store::{Store, StoreSettings, meta::LAYOUT_VERSION},
     telemetry::Metrics,
@@ -21,13 +22,14 @@ const CONCURRENCY: usize = 32;
 /// Which store, and how it is reached.
 #[derive(Debug, Clone, Default, Args)]
 pub struct StoreArgs {
-    /// The store, such as fjall:///var/lib/utxo-store
+    /// The store, such as fjall:///var/lib/utxo-store; otherwise the configured one (store.url)
     #[arg(long, value_name = "URL")]
-    pub store: String,
-    /// Its blob store, such as file:///var/lib/utxo-store-blobs, where it has one and its URL does not name it (externalStore)
+    pub store: Option<String>,
+    /// Its blob store, such as file:///var/lib/utxo-store-blobs, where it has one and its URL does not name it (externalStore);
+    /// of the configured store otherwise the configured one (store.blobs.url)
     #[arg(long, value_name = "URL")]
     pub blobs: Option<BlobUrl>,
-    /// What else it takes to reach them: logins, certificates, timeouts.
+    /// Which they are, and what else it takes to reach them: logins, certificates, timeouts.
     #[command(flatten)]
     pub config: ConfigArgs,
 }
@@ -41,20 +43,31 @@ impl StoreArgs {
         let config = self.config.load()?;
         // Nothing is written, so that retention decides nothing.
         let options = OpenOptions { rules: Rules::main(0), access: wiring::cluster(&config) };
-        let engine = engine::open_existing(&self.store, &options).await?;
-        let blobs = match self.blob_url()? {
+        let url = self.url(&config)?;
+        let engine = engine::open_existing(&url.to_string(), &options).await?;
+        let blobs = match self.blob_url(&config, &url)? {
             Some(url) => Some(opening::blobs_at(&config, &url, Intent::Read, &Arc::new(Metrics::new())).await?),
             None => None,
         };
         open_as_it_is(engine, blobs).await
     }
 
-    fn blob_url(&self) -> Result<Option<BlobUrl>, Failure> {
-        match self.store.parse()? {
-            StoreUrl::Aerospike(AerospikeSettings { external_store: Some(url), .. }) if self.blobs.is_none() => {
-                Ok(Some(url.parse()?))
+    /// The store that is meant.
+    ///
+    /// # Errors
+    /// What was given names none.
+    pub fn url(&self, config: &Config) -> Result<StoreUrl, OpenError> {
+        self.store.as_ref().map_or_else(|| Ok(config.store.url.clone()), |url| url.parse())
+    }
+
+    fn blob_url(&self, config: &Config, store: &StoreUrl) -> Result<Option<BlobUrl>, Failure> {
+        match store {
+            _ if self.blobs.is_some() => Ok(self.blobs.clone()),
+            StoreUrl::Aerospike(AerospikeSettings { external_store: Some(url), .. }) => Ok(Some(url.parse()?)),
+            store if *store == config.store.url => {
+                config.store.blob_url().map_err(|problem| UsageError(format!("store.url {problem}")).into())
             }
-            _ => Ok(self.blobs.clone()),
+            _ => Ok(None),
         }
     }
 }
@@ -143,13 +156,50 @@ pub(super) mod tests {
         assert_eq!(meta.store_id, [4; 16]);
     }
 
+    #[test]
+    fn store_and_blobs_are_the_given_ones_or_else_the_configured_ones() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "[store]\nurl = \"fjall:///s\"\n[store.blobs]\nurl = \"file:///b\"\n").unwrap();
+        let config = Config::load_from(Some(file.path()), []).unwrap();
+        let meant = |store: Option<&str>, blobs: Option<&str>| {
+            let blobs = blobs.map(|url| url.parse().unwrap());
+            let args = StoreArgs { store: store.map(str::to_owned), blobs, ..StoreArgs::default() };
+            let url = args.url(&config).unwrap();
+            let blobs = args.blob_url(&config, &url).unwrap().map(|url| url.to_string());
+            (url.to_string(), blobs.unwrap_or_default())
+        };
+        for (store, blobs, meant_store, meant_blobs) in [
+            (None, None, "fjall:///s", "file:///b"),
+            (None, Some("file:///c"), "fjall:///s", "file:///c"),
+            (Some("fjall:///s"), None, "fjall:///s", "file:///b"),
+            (Some("fjall:///t"), None, "fjall:///t", ""),
+            (Some("fjall:///t"), Some("file:///c"), "fjall:///t", "file:///c"),
+            (
+                Some("aerospike://a/n?externalStore=file:///d"),
+                None,
+                "aerospike://a:3000/n?set=txmeta&externalStore=file:///d",
+                "file:///d",
+            ),
+        ] {
+            assert_eq!(meant(store, blobs), (meant_store.to_owned(), meant_blobs.to_owned()), "{store:?}, {blobs:?}");
+        }
+    }
+
     #[tokio::test]
     async fn what_is_no_store_or_another_versions_is_refused_in_a_line() {
-        let failure =
-            StoreArgs { store: "memory://".into(), ..StoreArgs::default() }.open().await.err().unwrap().to_string();
+        let failure = StoreArgs { store: Some("memory://".into()), ..StoreArgs::default() }
+            .open()
+            .await
+            .err()
+            .unwrap()
+            .to_string();
         assert!(failure.contains("no meta record"), "{failure}");
-        let failure =
-            StoreArgs { store: "nonsense".into(), ..StoreArgs::default() }.open().await.err().unwrap().to_string();
+        let failure = StoreArgs { store: Some("nonsense".into()), ..StoreArgs::default() }
+            .open()
+            .await
+            .err()
+            .unwrap()
+            .to_string();
         assert!(failure.contains("://"), "{failure}");
         let (store, _) = opened().await;
         store.change_meta(|meta| Ok(MetaRecord { layout_version: 9, ..meta })).await.unwrap();

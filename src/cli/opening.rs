@@ -1,8 +1,9 @@
 //! What several commands open before their work begins: logging, the store, the log, the parts of an instance.
 
 use std::{
+    fmt::Display,
     fs::{self, File},
-    io::{self, Read},
+    io::{self, BufReader, Read},
     sync::Arc,
     time::Duration,
 };
@@ -15,10 +16,11 @@ use crate::{
         health::{Condition, Health},
         state::InstanceShown,
     },
-    blob::{self, BlobStore, BlobUrl, Intent, objects::Objects},
+    blob::{self, BlobStore, BlobUrl, Intent, OpenBlobError, objects::Objects},
     broker::{
         Broker, BrokerError, BrokerErrorKind,
         kafka::{KafkaBroker, KafkaSettings},
+        saved::SavedLog,
     },
     clock::Clock,
     config::Config,
@@ -80,7 +82,10 @@ pub async fn blobs_at(
 ) -> Result<BlobStore, Failure> {
     let (access, options) = wiring::blobs(config, metrics);
     let opened = blob::open(url, intent, &access, options).await;
-    opened.map_err(|error| Failure::new(format!("cannot open the blob store: {error}")))
+    opened.map_err(|error| match error {
+        OpenBlobError::NotBuilt { .. } => UsageError(error.to_string()).into(),
+        error => Failure::new(format!("cannot open the blob store: {error}")),
+    })
 }
 
 /// Opens the place of the objects that large blocks refer to; `None`: the configuration names none.
@@ -123,15 +128,23 @@ fn named(error: OpenError) -> Failure {
 /// # Errors
 /// The settings contradict each other, or librdkafka knows none of that name: that is bad configuration.
 pub fn kafka(settings: KafkaSettings) -> Result<KafkaBroker, UsageError> {
+    if settings.brokers.starts_with("file://") {
+        let problem = "is a saved log, which can only be looked at: name the brokers of a cluster (host:9092)";
+        return Err(UsageError(format!("kafka.brokers {problem}")));
+    }
     KafkaBroker::new(settings).map_err(|error| UsageError(format!("kafka: {error}")))
 }
 
-/// The same, as any log.
+/// The same, as any log; also one that was saved.
 ///
 /// # Errors
-/// As [`kafka`].
-pub fn broker(config: &Config) -> Result<Arc<dyn Broker>, UsageError> {
-    Ok(Arc::new(kafka(wiring::kafka(config))?))
+/// As [`kafka`]. The file of a saved log cannot be read, or is none.
+pub async fn broker(config: &Config) -> Result<Arc<dyn Broker>, Failure> {
+    let Some(path) = config.kafka.brokers.saved_log() else { return Ok(Arc::new(kafka(wiring::kafka(config))?)) };
+    let failed = |error: &dyn Display| Failure::new(format!("cannot open the saved log {}: {error}", path.display()));
+    let file = File::open(path).map_err(|error| failed(&error))?;
+    let log = SavedLog::load(BufReader::new(file)).await.map_err(|error| failed(&error))?;
+    Ok(Arc::new(log))
 }
 
 /// The same, whose polling threads beat there.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     CommandResult, ConfigArgs, Failure, block_on,
     opening::{self, Watched},
-    wiring,
+    output, wiring,
 };
 use crate::{
     blob::Intent,
@@ -72,14 +72,14 @@ impl PruneArgs {
     pub(super) fn run(self) -> CommandResult {
         let config = self.config.load()?;
         block_on(async {
-            let broker = opening::broker(&config)?;
+            let broker = opening::broker(&config).await?;
             let safe = self.check(broker.as_ref(), &config).await?;
             let watched = Watched::new(&config);
             let blobs = opening::blobs(&config, Intent::Write, &watched.metrics).await?;
             let shown = opening::with_store(&config, &config.store.url, &watched.metrics, async |store: &Store| {
                 self.prune(&config, broker.as_ref(), &store.clone().with_blobs(blobs), safe).await
             });
-            self.print(&shown.await?, &mut io::stdout().lock())
+            self.print(&shown.await?, &mut output::stdout())
         })
     }
 

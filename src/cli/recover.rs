@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 
-use super::{CommandResult, Failure, block_on, offline::StoreArgs};
+use super::{CommandResult, Failure, block_on, offline::StoreArgs, output};
 use crate::{
     clock::Clock,
     store::{
@@ -47,7 +47,7 @@ impl RecoverArgs {
     pub(super) fn run(self) -> CommandResult {
         block_on(async {
             let (store, _) = self.store.open().await?;
-            self.show(&store, Clock::System.now_ms(), &mut io::stdout().lock()).await
+            self.show(&store, Clock::System.now_ms(), &mut output::stdout()).await
         })
     }
 

@@ -11,7 +11,12 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Args;
 
 use super::{CommandResult, ConfigArgs, UsageError, block_on, opening, serving::Place, timestamp::Timestamp};
-use crate::{blob::BlobUrl, config::Config, engine::StoreUrl, instance::set_back::Position};
+use crate::{
+    blob::BlobUrl,
+    config::{Config, listen_address},
+    engine::StoreUrl,
+    instance::set_back::Position,
+};
 use place::{Until, read_offsets};
 
 const AFTER_HELP: &str = "\
@@ -74,7 +79,7 @@ pub struct ReplayArgs {
     #[arg(long)]
     json: bool,
     /// Where metrics, health and state are served meanwhile, instead of http.listen
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["no_http", "dry_run"])]
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["no_http", "dry_run"], value_parser = listen_address)]
     listen: Option<SocketAddr>,
     /// Serve no metrics, health or state meanwhile
     #[arg(long, conflicts_with = "dry_run")]

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::{
     CommandResult, block_on,
     offline::{Progress, StoreArgs},
+    output,
 };
 use crate::{
     record::MetaRecord,
@@ -22,7 +23,7 @@ const AFTER_HELP: &str = "\
 Counts are of live transactions; partial (seeded) parents are counted apart. Reads the whole store: figures and digest
 are of one state only where nothing writes meanwhile.
 
-Example: utxo-store stats --store fjall:///var/lib/utxo-store --json";
+Example: utxo-store stats --config deploy/utxo-store.toml --json";
 
 /// Arguments of `stats`.
 #[derive(Debug, Args)]
@@ -51,7 +52,7 @@ impl StatsArgs {
     pub(super) fn run(self) -> CommandResult {
         block_on(async {
             let (store, meta) = self.store.open().await?;
-            self.show(&store, &meta, &mut io::stdout().lock()).await
+            self.show(&store, &meta, &mut output::stdout()).await
         })
     }
 

@@ -1,7 +1,7 @@
 //! `utxo-store topics`: creates the topics that the store reads and writes, and checks those that are there.
 
 use std::{
-    io::{self, Write},
+    io::Write,
     slice,
     time::{Duration, Instant},
 };
@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, block_on, opening, wiring};
+use super::{CommandResult, ConfigArgs, Failure, block_on, opening, output, wiring};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
     config::Topics,
@@ -245,7 +245,7 @@ fn report(name: &str, looked: Looked) -> Result<Report, BrokerError> {
 }
 
 fn tell(line: &Report, json: bool) -> CommandResult {
-    let mut out = io::stdout().lock();
+    let mut out = output::stdout();
     if json {
         return Ok(writeln!(out, "{}", serde_json::to_string(line)?)?);
     }

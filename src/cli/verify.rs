@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::{
     CommandResult, Failure, UsageError, block_on,
     offline::{Progress, StoreArgs},
+    output,
 };
 use crate::{
     blob::BlobUrl,
@@ -63,21 +64,23 @@ impl VerifyArgs {
             let other = self.other()?;
             let (store, _) = self.store.open().await?;
             match other {
-                None => self.show(&store, &mut io::stdout().lock()).await,
+                None => self.show(&store, &mut output::stdout()).await,
                 Some(other) => {
                     let (other, _) = other.open().await.map_err(|failure| failure.of("--against"))?;
-                    against::show(&store, &other, self.limit, self.json, &mut io::stdout().lock()).await
+                    against::show(&store, &other, self.limit, self.json, &mut output::stdout()).await
                 }
             }
         })
     }
 
     /// The store to compare with, reached as the first one is.
-    fn other(&self) -> Result<Option<StoreArgs>, UsageError> {
+    fn other(&self) -> Result<Option<StoreArgs>, Failure> {
         match &self.against {
-            Some(url) if *url == self.store.store => Err(UsageError("--against is --store".to_owned())),
+            Some(url) if url.parse().ok() == Some(self.store.url(&self.store.config.load()?)?) => {
+                Err(UsageError("--against is --store".to_owned()).into())
+            }
             Some(url) => Ok(Some(StoreArgs {
-                store: url.clone(),
+                store: Some(url.clone()),
                 blobs: self.against_blobs.clone(),
                 config: self.store.config.clone(),
             })),

@@ -94,3 +94,52 @@ fn what_librdkafka_refuses_is_a_bad_configuration() {
         assert!(status == 0 || stderr(&check).contains("security.protocol"), "{}", stderr(&check));
     }
 }
+
+#[test]
+fn what_cannot_work_is_a_bad_configuration_that_says_what_to_write() {
+    let aerospike = |nodes: &str| format!("aerospike://{nodes}/ns?externalStore=file:///b");
+    for (variable, value, write) in [
+        ("KAFKA__BROKERS", "::1:9092".to_owned(), "write [::1]:9092"),
+        ("KAFKA__BROKERS", "SSL://host:9092".to_owned(), "write host:9092, and set kafka.security.protocol to ssl"),
+        ("KAFKA__BROKERS", "kafka://host:9092".to_owned(), "write host:9092"),
+        ("KAFKA__BROKERS", "http://host".to_owned(), "write host:9092"),
+        ("KAFKA__BROKERS", "h:1;h2:2".to_owned(), "write h:1,h2:2"),
+        ("KAFKA__BROKERS", "h:70000".to_owned(), "write h:9092"),
+        ("KAFKA__BROKERS", "h:1,".to_owned(), "write host:9092"),
+        ("STORE__URL", aerospike("127.0.0.1:70000"), "write 127.0.0.1:3000"),
+        ("STORE__URL", aerospike("::1"), "write [::1]:3000"),
+        ("HTTP__LISTEN", "localhost:9464".to_owned(), "write 127.0.0.1:9464"),
+        ("HTTP__LISTEN", "::1:9464".to_owned(), "write [::1]:9464"),
+        ("STORE__BLOBS__URL", "s3://bucket?endpoint=http://::1:9000".to_owned(), "`http://[::1]:port`"),
+        ("SEQUENCER__OBJECTS_URL", "https://host:70000/a".to_owned(), "`http://host:port`"),
+    ] {
+        let variable = format!("UTXO_STORE__{variable}");
+        for args in [&["config", "check"][..], &["run"]] {
+            let check = utxo_store(args, &[(&variable, &value)]);
+            let told = stderr(&check);
+            assert_eq!(check.status.code(), Some(2), "{args:?} {value}: {told}");
+            assert!(told.lines().count() == 1 && told.contains(write) && told.contains(&variable), "{value}: {told}");
+        }
+    }
+    for (variable, value, built) in [
+        ("UTXO_STORE__STORE__BLOBS__URL", "s3://bucket/prefix", cfg!(feature = "aws")),
+        ("UTXO_STORE__SEQUENCER__OBJECTS_URL", "https://host/prefix", cfg!(feature = "http")),
+    ] {
+        let check = utxo_store(&["config", "check"], &[(variable, value)]);
+        assert_eq!(check.status.code(), Some(if built { 0 } else { 2 }), "{}", stderr(&check));
+        assert!(built || stderr(&check).contains("--features"), "{}", stderr(&check));
+    }
+}
+
+#[test]
+fn variables_of_the_reference_are_named_in_a_warning() {
+    let variables = [("TERANODE_KAFKA_HOSTS", "secret"), ("TERANODE_UTXOSTORE", "secret"), ("PATH", "/bin")];
+    let check = utxo_store(&["config", "check"], &variables);
+    let told = stderr(&check);
+    assert_eq!(check.status.code(), Some(0), "{told}");
+    assert!(
+        told.lines().count() == 1 && told.contains("not read: TERANODE_KAFKA_HOSTS, TERANODE_UTXOSTORE;"),
+        "{told}"
+    );
+    assert!(!told.contains("secret"), "{told}");
+}

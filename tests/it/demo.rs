@@ -227,15 +227,54 @@ fn events_can_be_fed_and_a_directory_kept() {
 #[test]
 fn what_cannot_be_shown_is_told_in_one_line() {
     let directory = tempfile::tempdir().unwrap();
-    let cut = directory.path().join("cut.blk");
-    fs::write(&cut, &fs::read(data("mainnet-0-4312.blk")).unwrap()[..500_000]).unwrap();
-    let cut = cut.to_str().unwrap();
+    let (cut, other) = (directory.path().join("cut.blk"), directory.path().join("other.blk"));
+    fs::write(&cut, &fs::read(data("mainnet-0-4312.blk")).unwrap()[..200]).unwrap();
+    fs::write(&other, b"\xde\xad\xbe\xef, and no block behind it").unwrap();
+    let (cut, other) = (cut.to_str().unwrap(), other.to_str().unwrap());
     let block = data("mainnet-277647.block");
     assert_refused(&["--blocks", "/nowhere/a.blk"], 1, &["/nowhere/a.blk", "No such file"]);
-    assert_refused(&["--blocks", cut], 1, &[cut, "cut in half at byte 500000"]);
+    assert_refused(&["--blocks", cut], 1, &[cut, "cut in half at byte 200"]);
+    assert_refused(&["--blocks", other], 1, &[other, "unknown magic deadbeef at byte 0", "xor.dat"]);
+    assert_refused(&["--blocks", directory.path().to_str().unwrap()], 1, &["no block file (blk*.dat)"]);
     assert_refused(&["--blocks", &block], 1, &["--prevouts", "--synthesize-prevouts"]);
     assert_refused(&["--blocks", &block, "--prevouts", &block], 1, &["line 1"]);
     assert_refused(&["--store", "memory://"], 2, &["--store memory://", "outlives"]);
     assert_refused(&["--data-dir", "/dev/null/x"], 1, &["/dev/null/x"]);
     assert_refused(&["--kills", "many"], 2, &["--kills"]);
+}
+
+/// Two files of a node of Bitcoin Core 28 or later, as it leaves them when it is killed: obfuscated, with room that it has
+/// reserved, blocks in the order in which they came, and half a block at the end.
+#[test]
+fn a_nodes_own_directory_is_fed_and_what_is_left_out_is_counted() {
+    let blocks = fs::read(data("mainnet-0-4312.blk")).unwrap();
+    let mut frames = Vec::new();
+    let mut rest = &blocks[..];
+    while !rest.is_empty() {
+        let length = 8 + u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
+        frames.push(&rest[..length]);
+        rest = &rest[length..];
+    }
+    let key = [0x3c, 0xa5, 0x00, 0xff, 0x17, 0x80, 0x01, 0xd9];
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, frames: &[&[u8]]| {
+        let mut bytes = Vec::new();
+        for (number, frame) in frames.iter().enumerate() {
+            bytes.extend((bytes.len()..).zip(*frame).map(|(place, byte)| byte ^ key[place % 8]).collect::<Vec<_>>());
+            bytes.resize(bytes.len() + if number % 500 == 1 { 1_000 } else { 0 }, 0);
+        }
+        fs::write(directory.path().join(name), bytes).unwrap();
+    };
+    let (low, high) = frames.split_at(2_000);
+    let swapped: Vec<&[u8]> = high.chunks(2).flat_map(|pair| pair.iter().rev().copied()).collect();
+    write("blk00000.dat", &swapped);
+    write("blk00001.dat", &[low, &[&frames[1][..94]]].concat());
+    fs::write(directory.path().join("xor.dat"), key).unwrap();
+    let report = shown(&["--blocks", directory.path().to_str().unwrap(), "--kills", "0"]);
+    assert_counts(&report, &[("blocks", 4_313), ("live_transactions", 4_371), ("inputs", 247), ("unmined", 0)]);
+    assert_eq!(report["digest_without_conflicting"], STANDING, "as from the file in its order");
+    let left_out = &report["left_out"];
+    assert_eq!((&left_out["pieces"], &left_out["bytes"]), (&Value::from(1), &Value::from(94)), "{left_out}");
+    let first = left_out["first_piece"].as_str().unwrap();
+    assert!(first.contains("blk00001.dat") && first.contains("cut in half"), "{first}");
 }

@@ -27,6 +27,7 @@ mod health;
 mod heights;
 mod kafka;
 mod kafka_server;
+mod kept_log;
 mod large;
 mod lost_chances;
 mod made_blocks;

@@ -7,7 +7,14 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{blob::BlobUrl, cli::Failure, config::Config, engine::StoreUrl, event::Topic, tx::Network};
+use crate::{
+    blob::BlobUrl,
+    cli::Failure,
+    config::Config,
+    engine::{StoreUrl, encoded_path},
+    event::Topic,
+    tx::Network,
+};
 
 /// What differs from demo to demo.
 pub struct Settings<'a> {
@@ -68,7 +75,8 @@ impl Directory {
     /// Short timeouts: a killed process's partitions go to its successor when its session has ended. A mock cluster
     /// takes sessions of 2 s, a real one grants 6 s at the least.
     fn toml(&self, settings: &Settings<'_>) -> String {
-        let quoted = |text: &str| format!("{text:?}");
+        // What JSON escapes TOML reads as the same.
+        let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let session = if settings.suffix.is_some() { 6_000 } else { 2_000 };
         let store = settings.store.cloned().unwrap_or_else(|| StoreUrl::fjall(self.path.join("live")));
         // A little longer than a server may forget that flushes as it does by default; a longer one would only be waited for.
@@ -101,7 +109,7 @@ impl Directory {
 
     fn blobs(&self) -> String {
         let url = BlobUrl::Directory(self.path.join("blobs"));
-        format!("[store.blobs]\nurl = {:?}\n", url.to_string())
+        format!("[store.blobs]\nurl = {}\n", serde_json::Value::from(url.to_string()))
     }
 
     /// The configuration.
@@ -127,6 +135,21 @@ impl Directory {
     /// Its blob store.
     pub fn rebuilt_blobs(&self) -> BlobUrl {
         BlobUrl::Directory(self.path.join("rebuilt-blobs"))
+    }
+
+    /// Where the log of the demo's own broker is kept.
+    pub fn kept_log(&self) -> PathBuf {
+        self.path.join("log.jsonl")
+    }
+
+    /// The same, as `kafka.brokers` names it.
+    pub fn kept_log_url(&self) -> String {
+        format!("file://{}", encoded_path(&self.kept_log()))
+    }
+
+    /// Whether it is there when the demo has ended.
+    pub fn stays(&self) -> bool {
+        self.temporary.is_none()
     }
 
     /// Leaves everything where it is.
@@ -171,6 +194,29 @@ mod tests {
         let config = directory.configure(&settings(Some(".demo-7"))).unwrap();
         assert_eq!(config.kafka.topics.dead_letters.as_str(), "utxo.dead-letters.demo-7");
         assert_eq!((config.kafka.group.as_str(), config.kafka.session_timeout_ms), ("utxo-store.demo-7", 6_000));
+    }
+
+    #[test]
+    fn a_directory_is_used_by_the_name_that_it_has() {
+        use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+        let parent = tempfile::tempdir().unwrap();
+        for name in [&b"a\xffb"[..], "a\u{200b}\u{7f}\n\"\\%b".as_bytes()] {
+            let given = parent.path().join(OsStr::from_bytes(name));
+            let directory = Directory::new(Some(&given)).unwrap();
+            let settings = Settings {
+                brokers: "h:1",
+                suffix: None,
+                store: None,
+                network: Network::Main,
+                utxo_batch_size: None,
+                externalize_all: false,
+            };
+            let config = directory.configure(&settings).unwrap();
+            let there = fs::canonicalize(&given).unwrap();
+            assert_eq!(config.store.url, StoreUrl::fjall(there.join("live")));
+            assert_eq!(config.store.blob_url(), Ok(Some(BlobUrl::Directory(there.join("blobs")))));
+        }
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -2,16 +2,21 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
+    fs::File,
+    io::BufWriter,
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use super::directory::{Directory, Settings};
 use crate::{
-    broker::{Broker, BrokerError, TopicPartition, kafka::MockCluster, partitioner::partition_of},
+    broker::{Broker, BrokerError, TopicPartition, kafka::MockCluster, partitioner::partition_of, saved},
     cli::{Failure, opening, topics::create_missing},
     config::{Brokers, Config},
     event::Topic,
     generate::Message,
     preflight::topics::{Made, new_topics},
+    sequencer::chain_group,
 };
 
 /// The mock keeps 5 MiB a partition, and drops older batches silently. What is produced stays clear of that, as what
@@ -67,7 +72,7 @@ impl Log {
     /// The cluster cannot be reached, or refuses.
     pub async fn create_topics(&self, config: &Config) -> Result<(), Failure> {
         if self.mock.is_none() {
-            let broker = opening::broker(config)?;
+            let broker = opening::broker(config).await?;
             create_missing(broker.as_ref(), &new_topics(&config.kafka.topics, Made::with_partitions(self.partitions)))
                 .await?;
         }
@@ -116,14 +121,38 @@ impl Log {
         Ok(())
     }
 
+    /// Saves the log of the mock, which ends with this process, where the directory stays; and has the configuration there name it.
+    ///
+    /// # Errors
+    /// The log cannot be read, or the files cannot be written.
+    pub async fn keep(&self, config: &Config, directory: &Directory, settings: &Settings<'_>) -> Result<(), Failure> {
+        if self.mock.is_none() || !directory.stays() {
+            return Ok(());
+        }
+        let (path, broker) = (directory.kept_log(), opening::broker(config).await?);
+        let failed = |error: &dyn Display| Failure::new(format!("cannot keep the log in {}: {error}", path.display()));
+        let file = File::create(&path).map_err(|error| failed(&error))?;
+        let topics = Topic::ALL.map(|topic| config.kafka.topics.name(topic));
+        let groups = [config.kafka.group.clone(), chain_group(&config.kafka.group)];
+        let groups = groups.each_ref().map(String::as_str);
+        saved::save(broker.as_ref(), &topics, &groups, &mut BufWriter::new(file))
+            .await
+            .map_err(|error| failed(&error))?;
+        directory.configure(&Settings { brokers: &directory.kept_log_url(), ..*settings })?;
+        Ok(())
+    }
+
     /// Makes sure that the mock has kept what the store itself has written: the rebuild reads it from the beginning.
     ///
     /// # Errors
     /// It has not.
     pub async fn check_unbroken(&self, broker: &dyn Broker, config: &Config) -> Result<(), Failure> {
-        for topic in [Topic::Chain, Topic::Decisions] {
+        for topic in [Topic::ValidatedTxs, Topic::BlockMined, Topic::Reorgs, Topic::Chain, Topic::Decisions] {
             let name = config.kafka.topics.name(topic);
-            let (low, _) = broker.watermarks(&TopicPartition { topic: name.into(), partition: 0 }).await?;
+            let mut low = 0;
+            for partition in 0..broker.partitions(name).await?.unwrap_or(0) {
+                low += broker.watermarks(&TopicPartition { topic: name.into(), partition }).await?.0;
+            }
             if low > 0 {
                 let problem =
                     format!("{name}: the broker has dropped the first {low} messages: nothing to rebuild from");

@@ -5,8 +5,14 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::{Survival, rivalry::Rivalry};
+use crate::cli::output;
 use crate::{
-    cli::{CommandResult, Failure, stats::group},
+    cli::{
+        CommandResult, Failure,
+        command::{Became, Entry},
+        stats::group,
+    },
+    generate::LeftOutOfFiles,
     store::{
         Store,
         digest::{StateDigest, Survey},
@@ -52,6 +58,9 @@ impl Checked {
 #[derive(Debug, Serialize)]
 pub struct Report {
     blocks: u64,
+    /// Live ones that came whole.
+    live_transactions: u64,
+    /// The same under the name that it had before.
     transactions: u64,
     inputs: u64,
     outputs: u64,
@@ -69,6 +78,8 @@ pub struct Report {
     parked_max: u64,
     contests: u64,
     dead_letters: u64,
+    commands: u64,
+    refused_commands: Vec<Entry>,
     digest_live: StateDigest,
     digest_without_conflicting: StateDigest,
     digest_rebuilt: StateDigest,
@@ -77,6 +88,9 @@ pub struct Report {
     transactions_per_second: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     rivalry: Option<Rivalry>,
+    /// What the block files hold and the feed does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<LeftOutOfFiles>,
     #[serde(skip)]
     kills_show_nothing: bool,
     #[serde(skip)]
@@ -102,6 +116,7 @@ impl Report {
         let seconds_or_one = if seconds > 0.0 { seconds } else { 1.0 };
         Report {
             blocks: stats.blocks,
+            live_transactions: stats.transactions,
             transactions: stats.transactions,
             inputs: stats.inputs,
             outputs: stats.outputs,
@@ -120,6 +135,8 @@ impl Report {
             parked_max: survival.parked_max,
             contests,
             dead_letters,
+            commands: 0,
+            refused_commands: Vec::new(),
             digest_live: live.digest,
             digest_without_conflicting: live.digest_without_conflicting,
             digest_rebuilt: rebuilt.digest,
@@ -127,9 +144,24 @@ impl Report {
             seconds: (seconds * 1_000.0).round() / 1_000.0,
             transactions_per_second: (stats.transactions as f64 / seconds_or_one).round(),
             rivalry,
+            left_out: None,
             shown: live.shown.into_iter().chain(rebuilt.shown).take(SHOWN).collect(),
             blocks_given,
         }
+    }
+
+    /// The same, with the commands of the log.
+    #[must_use]
+    pub fn with_commands(self, commands: Vec<Entry>) -> Self {
+        let count = commands.len() as u64;
+        let refused = commands.into_iter().filter(|entry| matches!(entry.became, Some(Became::Refused { .. })));
+        Report { commands: count, refused_commands: refused.collect(), ..self }
+    }
+
+    /// The same, with what the block files hold and the feed does not.
+    #[must_use]
+    pub fn leaving_out(self, left_out: Option<&LeftOutOfFiles>) -> Self {
+        Report { left_out: left_out.cloned(), ..self }
     }
 
     /// Prints a table, or one JSON object.
@@ -137,7 +169,7 @@ impl Report {
     /// # Errors
     /// Standard output cannot be written to.
     pub fn print(&self, json: bool) -> io::Result<()> {
-        let mut out = io::stdout().lock();
+        let mut out = output::stdout();
         match json {
             true => writeln!(out, "{}", serde_json::to_string(self)?),
             false => self.write_table(&mut out),
@@ -156,6 +188,15 @@ impl Report {
             let late = self.kills - self.kills_midway;
             writeln!(out, "note: {late} of {} kills came when everything was consumed, and show nothing", self.kills)?;
         }
+        if self.commands > 0 {
+            writeln!(out, "commands: {}, of which {} refused", self.commands, self.refused_commands.len())?;
+        }
+        for command in &self.refused_commands {
+            writeln!(out, "refused command: {command}")?;
+        }
+        if let Some(left_out) = &self.left_out {
+            writeln!(out, "{left_out}")?;
+        }
         for violation in &self.shown {
             writeln!(out, "violation: {violation}")?;
         }
@@ -170,7 +211,7 @@ impl Report {
     fn counts(&self) -> Vec<(&'static str, u128)> {
         vec![
             ("blocks", self.blocks.into()),
-            ("transactions", self.transactions.into()),
+            ("live transactions", self.live_transactions.into()),
             ("  unmined", self.unmined.into()),
             ("inputs", self.inputs.into()),
             ("outputs", self.outputs.into()),

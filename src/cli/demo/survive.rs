@@ -49,12 +49,13 @@ impl Survival {
     }
 }
 
-/// Runs until everything is consumed, with `kills` kills on the way.
+/// Runs until everything is consumed, with `kills` kills on the way. Processes are numbered from `first_process` on.
 ///
 /// # Errors
 /// A process that ends by itself, does not stop in order, or goes no further.
 pub async fn survive(
     directory: &Directory,
+    first_process: u32,
     groups: &Groups,
     kills: u32,
     mut seeded: Seeded,
@@ -65,7 +66,7 @@ pub async fn survive(
     for number in 0..kills {
         let start = groups.standing().await?;
         let target = kill_point(number, kills, total, &mut seeded).max(start.committed + 1);
-        let mut watch = Watch::begin(directory, number, start, &bar)?;
+        let mut watch = Watch::begin(directory, first_process + number, start, &bar)?;
         let done = watch.until(groups, target).await?;
         watch.instance.kill().await?;
         let after = groups.standing().await?;
@@ -74,7 +75,7 @@ pub async fn survive(
         survival.parked_max = survival.parked_max.max(watch.parked_max);
         survival.replayed_events += (start.committed + watch.read).saturating_sub(after.committed);
     }
-    let mut watch = Watch::begin(directory, kills, groups.standing().await?, &bar)?;
+    let mut watch = Watch::begin(directory, first_process + kills, groups.standing().await?, &bar)?;
     watch.until(groups, u64::MAX).await?;
     survival.parked_max = survival.parked_max.max(watch.parked_max);
     bar.finish_and_clear();

@@ -8,6 +8,7 @@ use std::{
 use indicatif::ProgressBar;
 
 use super::{directory::Directory, log::Log, progress::Groups, rebuild, survive::survive};
+use crate::cli::output;
 use crate::{
     broker::Broker,
     cli::{
@@ -43,9 +44,9 @@ struct Stands {
 /// # Errors
 /// That it has not, or whatever keeps it from being told.
 pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directory, inspects: bool) -> CommandResult {
-    let mut out = io::stdout();
+    let mut out = output::stdout();
     log.create_topics(config).await?;
-    let broker = opening::broker(config)?;
+    let broker = opening::broker(config).await?;
     let producer = broker.producer().await?;
     let groups = Groups::new(broker.clone(), config);
     let mut before: Vec<Stands> = Vec::new();
@@ -53,7 +54,7 @@ pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directo
     for (chapter, number) in story.chapters.iter().zip(1..) {
         let messages = chapter.messages.iter().cloned();
         produce(producer.as_ref(), &config.kafka.topics, messages, &ProgressBar::hidden()).await?;
-        survive(directory, &groups, 0, Seeded::new(number)).await?;
+        survive(directory, 0, &groups, 0, Seeded::new(number)).await?;
         let store = opening::store(config, &config.store.url, &Default::default()).await?;
         let after = cast(&store, story).await?;
         write_chapter(&mut out, number, chapter.says, &before, &after)?;

@@ -1,23 +1,27 @@
 //! Where events come from: block files, or JSON lines.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+mod files;
+
+use std::path::PathBuf;
 
 use clap::Args;
 
+use self::files::{block_files, read};
 use crate::{
     cli::Failure,
-    generate::{Chain, ChainCounts, GenerateError, Message, Parents, PreviousOutputs, SourceFile, messages_from_lines},
-    tx::{Network, block::BlockFile},
+    generate::{
+        Chain, ChainCounts, GenerateError, LeftOutOfFiles, Message, Parents, PreviousOutputs, SourceFile, Step,
+        messages_from_lines, steps_from_lines,
+    },
+    text::text_of,
+    tx::block::{FileNetwork, Scan},
 };
 
 /// The options that name the source.
 #[derive(Debug, Clone, Default, Args)]
 #[group(id = "source", skip)]
 pub struct SourceArgs {
-    /// Block files, bare or framed (.blk): one chain in this order
+    /// Block files, bare or framed (.blk), or a node's directory of them (blk*.dat, with its xor.dat): one chain
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "events")]
     pub blocks: Vec<PathBuf>,
     /// What the blocks spend and do not make: lines of txid,vout,satoshis,height,coinbase,locking_script_hex
@@ -60,6 +64,17 @@ pub enum Feed<'a> {
 }
 
 impl SourceArgs {
+    /// Reads events with the pauses and the bytes that a demo takes between them; `None`: the source is another.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a line of it is wrong.
+    pub fn steps(&self) -> Result<Option<Vec<Step>>, Failure> {
+        let Some(path) = &self.events else { return Ok(None) };
+        let file = read(path)?;
+        let text = text_of(&file.bytes).map_err(|error| Failure::new(format!("{}: {error}", file.name)))?;
+        Ok(Some(steps_from_lines(&file.name, text)?))
+    }
+
     /// Reads the files.
     ///
     /// # Errors
@@ -67,9 +82,8 @@ impl SourceArgs {
     pub fn load(&self) -> Result<Loaded, Failure> {
         if let Some(path) = &self.events {
             let file = read(path)?;
-            let text = String::from_utf8(file.bytes)
-                .map_err(|error| Failure::new(format!("{}: {}", file.name, error.utf8_error())))?;
-            return Ok(Loaded::Lines(messages_from_lines(&file.name, &text)?));
+            let text = text_of(&file.bytes).map_err(|error| Failure::new(format!("{}: {error}", file.name)))?;
+            return Ok(Loaded::Lines(messages_from_lines(&file.name, text)?));
         }
         let previous = match &self.prevouts {
             Some(path) => {
@@ -79,24 +93,16 @@ impl SourceArgs {
             None if self.synthesize_prevouts => PreviousOutputs::Invented,
             None => PreviousOutputs::InTheFiles,
         };
-        let files = self.blocks.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+        let files = block_files(&self.blocks)?;
         Ok(Loaded::Blocks { files, first_height: self.first_height, previous })
-    }
-}
-
-fn read(path: &Path) -> Result<SourceFile, Failure> {
-    let name = path.display().to_string();
-    match fs::read(path) {
-        Ok(bytes) => Ok(SourceFile { name, bytes }),
-        Err(error) => Err(Failure::new(format!("{name}: {error}"))),
     }
 }
 
 impl Loaded {
     /// Whose blocks they are, where the files tell.
-    pub fn network(&self) -> Option<Network> {
+    pub fn network(&self) -> Option<FileNetwork> {
         match self {
-            Loaded::Blocks { files, .. } => BlockFile::new(&files.first()?.bytes).ok()?.network(),
+            Loaded::Blocks { files, .. } => files.iter().find_map(|file| Scan::new(&file.bytes).ok()?.network()),
             Loaded::Lines(_) => None,
         }
     }
@@ -121,6 +127,14 @@ impl Feed<'_> {
         match self {
             Feed::Chain(chain) => Box::new(chain.messages()),
             Feed::Lines(messages) => Box::new(messages.iter().cloned()),
+        }
+    }
+
+    /// What the files hold and the feed does not; `None`: nothing.
+    pub fn left_out(&self) -> Option<&LeftOutOfFiles> {
+        match self {
+            Feed::Chain(chain) => Some(chain.left_out()).filter(|left_out| !left_out.is_empty()),
+            Feed::Lines(_) => None,
         }
     }
 

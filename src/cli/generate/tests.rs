@@ -112,8 +112,8 @@ async fn everything_arrives_once_and_in_order() {
 #[test]
 fn events_are_not_said_to_hold_nothing() {
     let produced = Produced { events: 2, bytes: 30 };
-    assert_eq!(Summary { counts: None, produced }.line(), "2 events, 30 bytes");
+    assert_eq!(Summary { counts: None, produced, left_out: None }.line(), "2 events, 30 bytes");
     let counts = Some(ChainCounts { blocks: 1, seeded: 4, ..ChainCounts::default() });
-    let line = Summary { counts, produced }.line();
+    let line = Summary { counts, produced, left_out: None }.line();
     assert_eq!(line, "2 events, 30 bytes: 1 blocks with 0 transactions, 4 partial parents");
 }

@@ -116,7 +116,7 @@ struct Reading {
 impl DecisionsArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
         let config = self.config.load()?;
-        let broker = opening::broker(&config)?;
+        let broker = opening::broker(&config).await?;
         let topic = config.kafka.topics.decisions.as_str();
         if broker.partitions(topic).await?.is_none() {
             return Err(Failure::new(format!("topic {topic} does not exist")));

@@ -60,7 +60,7 @@ pub struct Group {
 impl OffsetsArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
         let config = self.config.load()?;
-        let groups = groups(opening::broker(&config)?.as_ref(), &config).await?;
+        let groups = groups(opening::broker(&config).await?.as_ref(), &config).await?;
         if self.json {
             serde_json::to_writer(&mut *out, &serde_json::json!({ "groups": groups }))?;
             writeln!(out)?;

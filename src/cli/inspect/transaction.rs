@@ -105,7 +105,7 @@ impl TxArgs {
         let (store, _) = self.store.open().await?;
         let history = if self.history {
             let config = self.store.config.load()?;
-            let broker = opening::broker(&config)?;
+            let broker = opening::broker(&config).await?;
             Some(history::of(broker.as_ref(), &config.kafka.topics, self.txid).await?)
         } else {
             None

@@ -1,7 +1,7 @@
 //! `utxo-store replay --from-…`: validated transactions once more, into the store that has them.
 
 use std::{
-    io::{self, Write},
+    io::Write,
     time::{Duration, Instant},
 };
 
@@ -19,6 +19,7 @@ use super::{
     reading,
     shown::Bar,
 };
+use crate::cli::output;
 use crate::{
     api::{Health, health::Condition},
     blob::Intent,
@@ -64,7 +65,7 @@ pub(super) async fn run(
     signals::cancel_on_signals(shutdown.clone())?;
     let watched = Watched::new(config);
     let replayed = Box::pin(replay(config, from, until, &watched, shutdown.clone()));
-    print(&serving::serve(place, &watched, shutdown, replayed).await?, json, &mut io::stdout().lock())
+    print(&serving::serve(place, &watched, shutdown, replayed).await?, json, &mut output::stdout())
 }
 
 async fn replay(

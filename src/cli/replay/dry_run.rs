@@ -1,7 +1,7 @@
 //! `utxo-store replay --dry-run`: what would be read, how much of it, for how long.
 
 use std::{
-    io::{self, Write},
+    io::Write,
     time::{Duration, Instant},
 };
 
@@ -15,6 +15,7 @@ use super::{
     },
     again, reading,
 };
+use crate::cli::output;
 use crate::{
     blob::Intent,
     broker::{Broker, BrokerError, Message, TopicPartition},
@@ -70,7 +71,7 @@ pub(super) async fn again(
     rate: Option<u64>,
     json: bool,
 ) -> CommandResult {
-    let broker = opening::broker(config)?;
+    let broker = opening::broker(config).await?;
     let reading = reading(config);
     let mut refused = reading.members(broker.as_ref()).await?;
     let mut unknown = Vec::new();
@@ -91,7 +92,7 @@ pub(super) async fn again(
     };
     let topic = |range: &Range| (reading.topic.to_owned(), range.partition, range.from, range.until);
     let plan = plan(broker.as_ref(), ranges.iter().map(topic).collect(), rate).await?;
-    print(&Plan { refused, unknown, ..plan }, json, &mut io::stdout().lock())
+    print(&Plan { refused, unknown, ..plan }, json, &mut output::stdout())
 }
 
 /// Opens the store as whoever only reads does: an instance may have it to itself.
@@ -108,7 +109,7 @@ async fn floor(config: &Config, broker: &dyn Broker, reading: &Reading<'_>) -> R
 
 /// What a rebuild would read.
 pub(super) async fn rebuild(config: &Config, rate: Option<u64>, json: bool) -> CommandResult {
-    let broker = opening::broker(config)?;
+    let broker = opening::broker(config).await?;
     let decisions = config.kafka.topics.decisions.as_str();
     let (mut wanted, mut refused) = (Vec::new(), Vec::new());
     let missing = |topic: &str| Failure::new(format!("topic `{topic}` does not exist"));
@@ -128,7 +129,7 @@ pub(super) async fn rebuild(config: &Config, rate: Option<u64>, json: bool) -> C
     let (low, end) = broker.watermarks(&at).await?;
     add(decisions, 0, low, end);
     let plan = plan(broker.as_ref(), wanted, rate).await?;
-    print(&Plan { refused, ..plan }, json, &mut io::stdout().lock())
+    print(&Plan { refused, ..plan }, json, &mut output::stdout())
 }
 
 /// Looks at samples of what is wanted: (topic, partition, from, until).

@@ -8,7 +8,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::cli::timestamp::Timestamp;
+use crate::{cli::timestamp::Timestamp, text::text_of};
 
 /// How far is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +38,9 @@ impl FromStr for Until {
 /// # Errors
 /// Every line that is wrong, with its number.
 pub fn read_offsets(path: &Path) -> Result<BTreeMap<i32, u64>, String> {
-    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    offsets(&text).map_err(|problems| format!("{}: {}", path.display(), problems.join("; ")))
+    let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = text_of(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+    offsets(text).map_err(|problems| format!("{}: {}", path.display(), problems.join("; ")))
 }
 
 fn offsets(text: &str) -> Result<BTreeMap<i32, u64>, Vec<String>> {
@@ -72,6 +73,13 @@ fn offsets(text: &str) -> Result<BTreeMap<i32, u64>, Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_may_begin_with_a_byte_order_mark() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "\u{feff}0 7\n1 8\n").unwrap();
+        assert_eq!(read_offsets(file.path()), Ok(BTreeMap::from([(0, 7), (1, 8)])));
+    }
 
     #[test]
     fn an_end_is_a_word_a_time_or_a_file() {

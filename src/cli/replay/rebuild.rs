@@ -1,9 +1,6 @@
 //! `utxo-store replay --rebuild`: the state anew, from the log, into an empty store.
 
-use std::{
-    io::{self, Write},
-    time::Instant,
-};
+use std::{io::Write, time::Instant};
 
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +15,7 @@ use super::{
     },
     shown::Bar,
 };
+use crate::cli::output;
 use crate::{
     api::health::Part,
     blob::{BlobUrl, Intent},
@@ -93,7 +91,7 @@ impl Rebuild {
             seconds: started.elapsed().as_secs_f64(),
             stats: &survey.stats,
         };
-        self.print(&rebuilt, &mut io::stdout().lock())
+        self.print(&rebuilt, &mut output::stdout())
     }
 
     async fn rebuild(

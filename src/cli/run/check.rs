@@ -12,6 +12,7 @@ use std::{
 };
 
 use super::super::{CommandResult, Failure, opening, wiring};
+use crate::cli::output;
 use crate::{
     config::{Config, ConfigErrors},
     instance::InstanceSettings,
@@ -33,7 +34,7 @@ impl Report {
     fn tell(&mut self, finding: &Finding) -> io::Result<()> {
         self.looked += usize::from(finding.outcome != Outcome::Skipped);
         self.failed += usize::from(finding.outcome == Outcome::Failed);
-        let mut out = io::stdout().lock();
+        let mut out = output::stdout();
         match self.json {
             true => writeln!(out, "{}", serde_json::to_string(finding)?),
             false => writeln!(out, "{finding}"),
