@@ -13,7 +13,7 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr},
 };
 
-/// What entries of a list look like.
+/// The form of an entry of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
     /// The usual port, for what a refusal advises to write.
@@ -63,39 +63,39 @@ pub enum AddressError {
     /// A URL instead of an address.
     #[error("has {given:?}, which is a URL: write {write}")]
     Url {
-        /// What was given.
+        /// The value that was given.
         given: String,
-        /// What to write.
+        /// The text to write instead.
         write: String,
     },
     /// Entries that are not separated by commas.
     #[error("has {given:?}, whose entries are not separated by commas: write {write}")]
     Separator {
-        /// What was given.
+        /// The value that was given.
         given: String,
-        /// What to write.
+        /// The text to write instead.
         write: String,
     },
     /// A path behind an address.
     #[error("has {given:?}, which goes on behind the port: write {write}")]
     Path {
-        /// What was given.
+        /// The value that was given.
         given: String,
-        /// What to write.
+        /// The text to write instead.
         write: String,
     },
     /// An IPv6 address whose end cannot be told from a port.
     #[error("has {given:?}, an IPv6 address without brackets: write {write}")]
     Brackets {
-        /// What was given.
+        /// The value that was given.
         given: String,
-        /// What to write.
+        /// The text to write instead.
         write: String,
     },
     /// Brackets around what is no IPv6 address, or something behind them that is no port.
     #[error("has {given:?}, and only an IPv6 address is in brackets: write [::1]:{usual_port}")]
     NoIpv6 {
-        /// What was given.
+        /// The value that was given.
         given: String,
         /// The usual port.
         usual_port: u16,
@@ -105,7 +105,7 @@ pub enum AddressError {
         "has {given:?}, whose host is neither a name (letters, digits, `.`, `-`, `_`) nor an IP address: write host:{usual_port}"
     )]
     Host {
-        /// What was given.
+        /// The value that was given.
         given: String,
         /// The usual port.
         usual_port: u16,
@@ -113,17 +113,17 @@ pub enum AddressError {
     /// No port.
     #[error("has {given:?}, which has no port: write {write}")]
     NoPort {
-        /// What was given.
+        /// The value that was given.
         given: String,
-        /// What to write.
+        /// The text to write instead.
         write: String,
     },
     /// A port that is none.
     #[error("has {given:?}, whose port is no number from 1 to 65535: write {write}")]
     Port {
-        /// What was given.
+        /// The value that was given.
         given: String,
-        /// What to write.
+        /// The text to write instead.
         write: String,
     },
 }
@@ -169,7 +169,7 @@ impl Form {
         self.behind(text, host, rest)
     }
 
-    /// What to write instead: the entry if it is one, and an example if it is none.
+    /// The text to write instead: the entry if it is one, and an example if it is none.
     fn advice(self, text: &str) -> String {
         match self.entry(text) {
             Ok(address) => address.to_string(),

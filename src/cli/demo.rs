@@ -76,8 +76,9 @@ pub struct DemoArgs {
     /// Another store to fill, which must be empty; otherwise one in the data directory
     #[arg(long, value_name = "URL")]
     store: Option<StoreUrl>,
-    /// Where stores, configuration and logs go, and stay; otherwise a temporary directory. With a broker of its own the log stays,
-    /// too: `inspect`, `dead-letters list` and `command list` read it by the utxo-store.toml in the directory
+    /// Where stores, configuration and logs go, and stay; otherwise a temporary directory. With a broker of its own the
+    /// log stays, too: `inspect`, `dead-letters list` and `command list` read it by the utxo-store.toml in the
+    /// directory
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// How often the process is killed
@@ -281,7 +282,8 @@ fn rivals_of(chain: &Chain<'_>, seed: u64) -> Rivals {
     Rivals::new(chain, seed, CONTENDED_SHARE)
 }
 
-/// Writes the configuration, once the store is known to be empty: where it is not, that of the demo that filled it stays.
+/// Writes the configuration, once the store is known to be empty: where it is not, that of the demo that filled it
+/// stays.
 async fn begin(directory: &Directory, settings: &Settings<'_>) -> Result<Config, Failure> {
     let before = fs::read(directory.config_file()).ok();
     let config = directory.configure(settings)?;

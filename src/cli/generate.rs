@@ -66,7 +66,7 @@ struct Summary {
     counts: Option<ChainCounts>,
     #[serde(flatten)]
     produced: Produced,
-    /// What the files hold and the feed does not.
+    /// Counts of the files' content that the feed does not have.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<LeftOutOfFiles>,
 }

@@ -25,8 +25,8 @@ pub struct StoreArgs {
     /// The store, such as fjall:///var/lib/utxo-store; otherwise the configured one (store.url)
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Its blob store, such as file:///var/lib/utxo-store-blobs, where it has one and its URL does not name it (externalStore);
-    /// of the configured store otherwise the configured one (store.blobs.url)
+    /// Its blob store, such as file:///var/lib/utxo-store-blobs, where it has one and its URL does not name it
+    /// (externalStore); of the configured store otherwise the configured one (store.blobs.url)
     #[arg(long, value_name = "URL")]
     pub blobs: Option<BlobUrl>,
     /// Which they are, and what else it takes to reach them: logins, certificates, timeouts.
@@ -55,7 +55,7 @@ impl StoreArgs {
     /// The store that is meant.
     ///
     /// # Errors
-    /// What was given names none.
+    /// The text that was given names none.
     pub fn url(&self, config: &Config) -> Result<StoreUrl, OpenError> {
         self.store.as_ref().map_or_else(|| Ok(config.store.url.clone()), |url| url.parse())
     }

@@ -1,7 +1,7 @@
 //! Standard output and standard error of every command: a reader that goes away (`| head`) ends no command.
 //!
-//! A command that changes something has to finish, and its exit code has to tell how it ended, whether or not anybody reads
-//! what it prints. So a closed pipe is no error of the command.
+//! A command that changes something has to finish, and its exit code has to tell how it ended, whether or not anybody
+//! reads what it prints. So a closed pipe is no error of the command.
 
 use std::io::{self, StderrLock, StdoutLock, Write};
 
@@ -22,7 +22,8 @@ pub fn stderr() -> Output<StderrLock<'static>> {
     Output::new(io::stderr().lock())
 }
 
-/// Returns whether a write failed because the reader has closed the pipe. A command that only prints may end early then.
+/// Returns whether a write failed because the reader has closed the pipe. A command that only prints may end early
+/// then.
 pub fn is_closed(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
 }

@@ -134,7 +134,8 @@ impl<'a> Checker<'a> {
         self.ordered(("kafka.batch_bytes", kafka.batch_bytes.into()), Relation::AtMost, budget);
     }
 
-    /// The protocol that entries of the list begin with is that of the section, or that of the property that was there before it.
+    /// The protocol that entries of the list begin with is that of the section, or that of the property that was there
+    /// before it.
     fn brokers(&mut self, kafka: &Kafka) {
         let moved = kafka.properties.get("security.protocol").and_then(|said| said.to_ascii_lowercase().parse().ok());
         let protocol = moved.filter(|_| !kafka.security.says_something()).unwrap_or(kafka.security.protocol);

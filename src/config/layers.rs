@@ -26,11 +26,11 @@ use super::{
 /// service of that name.
 pub const PREFIX: &str = "UTXO_STORE__";
 
-/// What the variables of the reference start with.
+/// The prefix of the reference's environment variables.
 const REFERENCE_PREFIX: &str = "TERANODE_";
 
-/// The variables that look like settings and are none: those of the reference, and ours with one underscore between section
-/// and key. Names only, as the values may be secrets.
+/// The variables that look like settings and are none: those of the reference, and ours with one underscore between
+/// section and key. Names only, as the values may be secrets.
 pub(super) fn ignored_variables<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> Vec<String> {
     let settings = SECTIONS.iter().flat_map(|section| section.settings);
     let single: Vec<String> =

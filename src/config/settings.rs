@@ -136,8 +136,9 @@ macro_rules! settings {
 settings! {
     /// The log: where events come from and where this store's own go.
     ["kafka"] Kafka {
-        /// Brokers to ask first: `host:port`, separated by commas; an IPv6 address in brackets. file:///path/log.jsonl is the log that a
-        /// demo has kept (demo --data-dir), which can only be looked at (inspect, dead-letters list, command list).
+        /// Brokers to ask first: `host:port`, separated by commas; an IPv6 address in brackets. file:///path/log.jsonl
+        /// is the log that a demo has kept (demo --data-dir), which can only be looked at (inspect, dead-letters list,
+        /// command list).
         brokers: Brokers = "127.0.0.1:9092";
         /// Consumer group. Instances that share it share the partitions; its committed offsets are where a start resumes.
         group: String = "utxo-store";

@@ -206,11 +206,12 @@ const BROKERS: address::Form = address::Form { usual_port: 9_092, port_is_option
 /// How an address to listen on is written.
 const LISTEN: address::Form = address::Form { usual_port: 9_464, ..BROKERS };
 
-/// What the name of a saved log begins with.
+/// The scheme of a saved log's name.
 const SAVED: &str = "file://";
 
-/// A list of brokers, `host:port` separated by commas; or a saved log, `file:///path`, which is only read. As librdkafka has it, an entry may begin with the protocol by which the
-/// brokers are talked to (`SSL://host:9093`); it says nothing that [`check_protocol`](Brokers::check_protocol) does not hold it to.
+/// A list of brokers, `host:port` separated by commas; or a saved log, `file:///path`, which is only read. As
+/// librdkafka has it, an entry may begin with the protocol by which the brokers are talked to (`SSL://host:9093`); it
+/// says nothing that [`check_protocol`](Brokers::check_protocol) does not hold it to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Brokers {
     list: String,

@@ -292,7 +292,8 @@ pub(crate) fn decoded(text: &str) -> Result<String, OpenError> {
     String::from_utf8(decoded_bytes(text)?).map_err(|_| OpenError::Percent)
 }
 
-/// A path as a URL has it: as [`encoded`], and each byte that is not UTF-8 or a control character as `%` and two digits.
+/// A path as a URL has it: as [`encoded`], and each byte that is not UTF-8 or a control character as `%` and two
+/// digits.
 pub(crate) fn encoded_path(path: &Path) -> String {
     let mut text = String::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {

@@ -41,7 +41,7 @@ pub struct PlacedBlock<'a> {
 pub struct Placed<'a> {
     /// The blocks, from the lowest on.
     pub blocks: Vec<PlacedBlock<'a>>,
-    /// What the files hold besides.
+    /// Counts of the content that is left out.
     pub left_out: LeftOutOfFiles,
 }
 
@@ -53,17 +53,17 @@ pub fn read_blocks(files: &[SourceFile], first_height: Option<u32>) -> Result<Ve
     place_blocks(files, first_height).map(|placed| placed.blocks)
 }
 
-/// Reads the blocks of `files` in whatever order they are there, connects each to the one that it follows, and takes the chain
-/// with the most work, from its genesis block where that is there. What is no whole block, and what is not of that chain,
-/// is left out. A file of one bare block was named for that block, so such a block stays, connected or not.
+/// Reads the blocks of `files` in whatever order they are there, connects each to the one that it follows, and takes
+/// the chain with the most work, from its genesis block where that is there. What is no whole block, and what is not of
+/// that chain, is left out. A file of one bare block was named for that block, so such a block stays, connected or not.
 ///
 /// A block is one above the block that it follows, where that is in the files; the genesis block is at 0; otherwise
 /// `first_height` says (for the first block) or the block's own coinbase, where the network enforces that
 /// ([`FileNetwork::height_of`]; of a bare block the main network's rule holds, which is the strictest).
 ///
 /// # Errors
-/// A file that is empty or without a whole block, a block of the chain that its header does not commit to, a height that
-/// nothing tells.
+/// A file that is empty or without a whole block, a block of the chain that its header does not commit to, a height
+/// that nothing tells.
 pub fn place_blocks(files: &[SourceFile], first_height: Option<u32>) -> Result<Placed<'_>, GenerateError> {
     let (found, mut left_out) = found_in(files)?;
     let (chains, of_no_chain) = chains(&found);

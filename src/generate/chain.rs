@@ -86,7 +86,7 @@ impl<'a> Chain<'a> {
         &self.blocks
     }
 
-    /// What the files hold and the chain does not.
+    /// Counts of the files' content that the chain does not have.
     pub fn left_out(&self) -> &LeftOutOfFiles {
         &self.left_out
     }

@@ -12,7 +12,7 @@ pub(super) struct Found<'a> {
     pub(super) file: usize,
     pub(super) block: Block<'a>,
     pub(super) hash: [u8; 32],
-    /// Whose magic it has; `None`: it is a file of its own, without a frame.
+    /// The network whose magic stands before the block; `None`: it is a file of its own, without a frame.
     pub(super) network: Option<FileNetwork>,
 }
 
@@ -34,8 +34,9 @@ impl<'a> Found<'a> {
     }
 }
 
-/// The chains to be fed, each a list of indexes from its lowest block on, in the order of the files: of blocks with frames
-/// the one chain that begins with a genesis block, else the one with the most work; and every chain of bare blocks.
+/// The chains to be fed, each a list of indexes from its lowest block on, in the order of the files: of blocks with
+/// frames the one chain that begins with a genesis block, else the one with the most work; and every chain of bare
+/// blocks.
 pub(super) fn chains(found: &[Found<'_>]) -> (Vec<Vec<usize>>, OfNoChain) {
     let mut counts = OfNoChain::default();
     let mut by_hash: HashMap<[u8; 32], usize> = HashMap::with_capacity(found.len());
@@ -72,7 +73,7 @@ pub(super) fn chains(found: &[Found<'_>]) -> (Vec<Vec<usize>>, OfNoChain) {
     (chosen.into_iter().map(|tip| down_from(tip, &parents)).collect(), counts)
 }
 
-/// What a block is the tip of.
+/// The branch that a block is the tip of.
 #[derive(Debug, Clone, Copy)]
 struct Branch {
     root: usize,

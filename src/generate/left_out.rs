@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::connect::OfNoChain;
 use crate::tx::block::LeftOut;
 
-/// What block files hold besides the chain that is fed.
+/// Counts of the block files' content besides the chain that is fed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LeftOutOfFiles {
     /// Blocks of a branch with less work.

@@ -41,7 +41,7 @@ pub enum Step {
     Settle,
 }
 
-/// What a demo takes besides events.
+/// Lines that a demo takes besides events.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "demo", rename_all = "snake_case", deny_unknown_fields)]
 enum Directive {

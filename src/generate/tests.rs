@@ -235,8 +235,8 @@ fn a_file_as_a_node_leaves_it_is_read_by_what_follows_what() {
     let stale = rival(second);
     let far = file("mainnet-277647.block").bytes;
     let far = [&genesis[..4], &(far.len() as u32).to_le_bytes(), &far].concat();
-    // A stale block before its rival, blocks in another order, one that is there twice, one that connects to none, a gap and half
-    // a block at the end.
+    // A stale block before its rival, blocks in another order, one that is there twice, one that connects to none, a
+    // gap and half a block at the end.
     let bytes =
         [&genesis[..], &first[..], &stale, &third[..], &[0; 64], &second[..], &first[..], &far, &fourth[..94]].concat();
     let files = [SourceFile { name: "node.blk".into(), bytes }];

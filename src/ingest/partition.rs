@@ -304,8 +304,8 @@ impl PartitionState {
         }
     }
 
-    /// The oldest unfinished event at none of these offsets, as its timestamp and offset. Events that were never read count as the
-    /// oldest that can be.
+    /// The oldest unfinished event at none of these offsets, as its timestamp and offset. Events that were never read
+    /// count as the oldest that can be.
     pub fn oldest_unfinished_but(&self, offsets: &BTreeSet<u64>) -> Option<(i64, u64)> {
         self.begins_above().map(|_| (i64::MIN, 0)).or_else(|| self.tracker.oldest_unfinished_but(offsets))
     }

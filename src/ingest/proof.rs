@@ -89,24 +89,25 @@ pub enum ChainView {
 /// How long an absent parent has been in question decides what still stands for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ties {
-    /// An unfinished event of the same millisecond in another partition may be the parent: milliseconds are coarse, and partitions
-    /// have no order in time.
+    /// An unfinished event of the same millisecond in another partition may be the parent: milliseconds are coarse, and
+    /// partitions have no order in time.
     Wait,
-    /// The order of partitions decides between events of one millisecond that nobody knows by name: otherwise two transactions could
-    /// wait for each other. A parent that is known to wait is waited for, whatever its event's place.
+    /// The order of partitions decides between events of one millisecond that nobody knows by name: otherwise two
+    /// transactions could wait for each other. A parent that is known to wait is waited for, whatever its event's
+    /// place.
     Break,
-    /// A parent that is known to wait, and whose event is not older, counts as missing, too: the child may be what keeps the parent
-    /// from being decided.
+    /// A parent that is known to wait, and whose event is not older, counts as missing, too: the child may be what
+    /// keeps the parent from being decided.
     BreakKnown,
 }
 
-/// After this many graces a parent that is known to wait counts as missing, if its event is not older than that of its child. A wait
-/// for a lock ends before, and so does that for a parent of the parent.
+/// After this many graces a parent that is known to wait counts as missing, if its event is not older than that of its
+/// child. A wait for a lock ends before, and so does that for a parent of the parent.
 const GRACES_FOR_KNOWN: u64 = 10;
 
 impl Ties {
-    /// What holds of a parent that has been in question for `waited_ms`. `any_at_bound`: some partition reads no further until an event
-    /// of it ends, and may hold back what its own event waits for.
+    /// The value for a parent that has been in question for `waited_ms`. `any_at_bound`: some partition reads no
+    /// further until an event of it ends, and may hold back what its own event waits for.
     pub fn after(waited_ms: u64, grace_ms: u64, any_at_bound: bool) -> Self {
         match waited_ms {
             _ if waited_ms < grace_ms => Ties::Wait,

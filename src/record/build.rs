@@ -256,8 +256,8 @@ fn slot_of(txid: &Txid, vout: u32, script: &[u8], satoshis: u64, setting: &Setti
     }
 }
 
-/// The outputs of a transaction, by index, that have a slot by the rule at one of two heights only: with the hash of the slot where the
-/// second height gives one, with `None` where the second takes it away.
+/// The outputs of a transaction, by index, that have a slot by the rule at one of two heights only: with the hash of
+/// the slot where the second height gives one, with `None` where the second takes it away.
 pub fn slot_changes<'a>(
     txid: Txid,
     outputs: impl Iterator<Item = Option<Output<'a>>>,

@@ -20,7 +20,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Those of the main chain.
+    /// Makes the rules of the main chain.
     pub const fn main(retention: u32) -> Self {
         Rules { retention, network: Network::Main }
     }
@@ -66,7 +66,7 @@ pub enum Operation {
     SetDeleteAtHeight(Option<u32>),
     /// Takes the lock record of a creation: absent or expired at `now_ms`, or held by the same owner.
     AcquireLockRecord {
-        /// What to write.
+        /// The text to write instead.
         lock_record: LockRecord,
         /// Milliseconds since the epoch.
         now_ms: u64,
@@ -111,7 +111,7 @@ impl Operation {
 pub struct ReplaceMeta {
     /// What was read.
     pub expected: MetaRecord,
-    /// What to write.
+    /// The text to write instead.
     pub new: MetaRecord,
 }
 
@@ -143,11 +143,11 @@ pub enum Sequenced {
     AddConflictingChild(Txid),
     /// Removes a child that is live again.
     RemoveConflictingChild(Txid),
-    /// On the longest chain: adds the triple once, clears `unminedSince` and `locked`, evaluates `deleteAtHeight`; refused
-    /// while creating or conflicting; a stub is not there (`NotFound`). On a side chain: only the triple (conflicting is no
-    /// obstacle).
-    /// A master on the longest chain whose slots were made by the rule of another height is refused (`OTHER_SLOTS`): `SetSlots` first.
-    /// On pages other than the master: clears `locked`. Answers all block ids.
+    /// On the longest chain: adds the triple once, clears `unminedSince` and `locked`, evaluates `deleteAtHeight`;
+    /// refused while creating or conflicting; a stub is not there (`NotFound`). On a side chain: only the triple
+    /// (conflicting is no obstacle). A master on the longest chain whose slots were made by the rule of another height
+    /// is refused (`OTHER_SLOTS`): `SetSlots` first. On pages other than the master: clears `locked`. Answers all block
+    /// ids.
     SetMined {
         /// The block.
         mined_in: MinedIn,
@@ -174,8 +174,9 @@ pub enum Sequenced {
         /// All its slots are spent.
         spent: bool,
     },
-    /// Gives a page the slots that its outputs have by the rule at `height`, where they were made by that of another height: adds
-    /// unspent slots where there are none, and removes unspent ones. On a master that is unmined, `unminedSince` = `height`.
+    /// Gives a page the slots that its outputs have by the rule at `height`, where they were made by that of another
+    /// height: adds unspent slots where there are none, and removes unspent ones. On a master that is unmined,
+    /// `unminedSince` = `height`.
     SetSlots {
         /// Slots within the page, with the hash of each.
         add: Vec<(u32, UtxoHash)>,
@@ -184,7 +185,8 @@ pub enum Sequenced {
         /// Height of the block that lists the transaction.
         height: u32,
     },
-    /// Says from which height on the outputs of a coinbase can be spent: another block has it. Anything but a coinbase is refused.
+    /// Says from which height on the outputs of a coinbase can be spent: another block has it. Anything but a coinbase
+    /// is refused.
     SetSpendingHeight(u32),
     /// Sets or clears `locked`.
     SetLocked(bool),

@@ -751,8 +751,8 @@ fn cannot_win(block: &Block<'_>, txid: Txid, reason: &Reason) -> Stop {
     Stop::Halt(format!("block {} lists {txid}, which cannot be live: {reason:?}", hex_reversed(&block.hash)))
 }
 
-/// A verdict that an event takes which brings blocks: a listed transaction wins, or a spender of a coinbase that a second block has is too
-/// young.
+/// A verdict that an event takes which brings blocks: a listed transaction wins, or a spender of a coinbase that a
+/// second block has is too young.
 fn is_verdict(body: &DecisionBody) -> bool {
     match body {
         DecisionBody::Accepted { .. } => true,

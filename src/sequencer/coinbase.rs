@@ -1,8 +1,8 @@
-//! A coinbase that stands in several blocks of one chain, as those of blocks 91,722 and 91,880 of the main chain do, or of another block
-//! than the one that it was stored by.
+//! A coinbase that stands in several blocks of one chain, as those of blocks 91,722 and 91,880 of the main chain do, or
+//! of another block than the one that it was stored by.
 //!
-//! Nodes replace the outputs of the earlier block by those of the later one, so that they mature from the later. Once the later block has
-//! left the longest chain the earlier one counts again.
+//! Nodes replace the outputs of the earlier block by those of the later one, so that they mature from the later. Once
+//! the later block has left the longest chain the earlier one counts again.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +22,9 @@ use crate::{
 };
 
 impl Handler {
-    /// The outputs of a coinbase that was there before its block mature from the last block that has it. Live spenders that are not mined
-    /// and are too young for that fall; the others that hold a slot are decided on by their own contests.
+    /// The outputs of a coinbase that was there before its block mature from the last block that has it. Live spenders
+    /// that are not mined and are too young for that fall; the others that hold a slot are decided on by their own
+    /// contests.
     pub(super) async fn mature_from(
         &self,
         at: At,
@@ -63,7 +64,8 @@ impl Handler {
         }
     }
 
-    /// A block has left the longest chain whose coinbase an earlier block has, too: that one counts again. `false`: no other block has it.
+    /// A block has left the longest chain whose coinbase an earlier block has, too: that one counts again. `false`: no
+    /// other block has it.
     pub(super) async fn counts_by_earlier(&self, at: At, block: &Block<'_>, coinbase: Txid) -> Result<bool, Stop> {
         let Some(master) = self.master(coinbase).await?.filter(|page| page.pruned.is_none()) else { return Ok(false) };
         let mined = self.blocks_with(&master, block).await?;

@@ -246,8 +246,8 @@ impl Handler {
         self.state.tip.map_or(0, |tip| tip.height)
     }
 
-    /// The block height that a decision on this transaction carries: that of the tip, and before the first block that of its own event. A
-    /// seeded store would count what is conflicting as due at once otherwise.
+    /// The block height that a decision on this transaction carries: that of the tip, and before the first block that
+    /// of its own event. A seeded store would count what is conflicting as due at once otherwise.
     pub fn decision_height(&self, page: &Page) -> u32 {
         let own = page.master.as_ref().and_then(|master| master.unmined_since);
         self.state.tip.map_or(own.unwrap_or(0), |tip| tip.height)

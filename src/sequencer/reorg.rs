@@ -123,7 +123,10 @@ impl Handler {
                 self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
             }
         }
-        let is_of_coinbase = |body: &DecisionBody| matches!(body, DecisionBody::Conflicting { txid, reason: Reason::Disconnected, .. } if *txid == coinbase);
+        let is_of_coinbase = |body: &DecisionBody| match body {
+            DecisionBody::Conflicting { txid, reason: Reason::Disconnected, .. } => *txid == coinbase,
+            _ => false,
+        };
         let body = match steps.existing_that(is_of_coinbase) {
             Some(body) => body,
             // Rare, and a part of every future here: boxed.

@@ -1,7 +1,7 @@
 //! Slots of a transaction that is mined at the other side of Genesis than its event said.
 //!
-//! An event says the height of the block that its transaction can first be in, and its slots are made by the rule of that height. The
-//! block that lists it decides: nodes connect outputs by the height of their block.
+//! An event says the height of the block that its transaction can first be in, and its slots are made by the rule of
+//! that height. The block that lists it decides: nodes connect outputs by the height of their block.
 
 use crate::{
     record::{Key, Outcome, Page, Phase, Rejection, Reply, Sequenced, build::slot_changes},
@@ -14,8 +14,9 @@ use crate::{
 };
 
 impl Handler {
-    /// Gives the outputs of an unmined transaction the slots that they have by the rule at `height`: on the other pages first, since the
-    /// master is what a repeat goes by. Nothing is done where the rule at the height of its event is the same.
+    /// Gives the outputs of an unmined transaction the slots that they have by the rule at `height`: on the other pages
+    /// first, since the master is what a repeat goes by. Nothing is done where the rule at the height of its event is
+    /// the same.
     pub(super) async fn set_slots(&self, at: At, master: &Page, height: u32) -> Result<(), Stop> {
         let txid = master.txid;
         let settings = &self.parts.store.settings;
@@ -23,7 +24,7 @@ impl Handler {
         let Some(made_at) = made_at.filter(|made_at| !settings.rules.have_same_slots(*made_at, height)) else {
             return Ok(());
         };
-        tracing::info!(%txid, made_at, height, "sequencer: transaction mined across Genesis gets the slots of its block");
+        tracing::info!(%txid, made_at, height, "sequencer: change the slots of a transaction mined across Genesis");
         let damaged = |error| Stop::Halt(format!("the store is damaged: {error}"));
         // Rare, and a part of every future here: boxed.
         let body = Box::pin(self.answer("the store", self.parts.store.body(master))).await.map_err(damaged)?;
@@ -53,8 +54,8 @@ impl Handler {
         self.apply_decided(at, vec![set]).await
     }
 
-    /// The same on one page besides the master, which is told whether all slots of the page are spent. A page that a node forgot is made
-    /// again first.
+    /// The same on one page besides the master, which is told whether all slots of the page are spent. A page that a
+    /// node forgot is made again first.
     async fn set_slots_of_other(&self, at: At, master: &Page, number: u32, set: &Sequenced) -> Result<(), Stop> {
         if number > others(master) {
             return Ok(());

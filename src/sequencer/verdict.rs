@@ -469,9 +469,10 @@ impl Handler {
         if came { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
     }
 
-    /// Publishes a `Reconsider` for a conflicting transaction whose contest was passed over, unless the reason of its verdict still bars
-    /// it. A transaction can fall before its event has stored a body: then no parent lists it in `conflictingCs`, and the parent may have
-    /// become live again before the contest is handled. From here on the parents list it.
+    /// Publishes a `Reconsider` for a conflicting transaction whose contest was passed over, unless the reason of its
+    /// verdict still bars it. A transaction can fall before its event has stored a body: then no parent lists it in
+    /// `conflictingCs`, and the parent may have become live again before the contest is handled. From here on the
+    /// parents list it.
     pub(super) async fn reconsider_unless_barred(&self, at: At, txid: Txid) -> Result<(), Stop> {
         if at.making == Making::Replaying {
             return Ok(());

@@ -145,7 +145,8 @@ pub enum Violation {
         /// The slot.
         outpoint: Outpoint,
     },
-    /// A transaction is conflicting and not due to be pruned, though all of its parents are live and all of its slots are free.
+    /// A transaction is conflicting and not due to be pruned, though all of its parents are live and all of its slots
+    /// are free.
     Unbarred {
         /// The conflicting transaction.
         txid: Txid,

@@ -353,7 +353,8 @@ async fn a_conflicting_transaction_that_nothing_bars() {
         let found = violations(&store).await;
         assert!(matches!(&found[..], [Violation::Unbarred { txid: of, .. }] if *of == txid(&lost)), "{found:?}");
     }
-    // What bars it, one thing at a time: a live rival, a lock, a freeze, immaturity, an undecided rival, and an operator's word.
+    // What bars it, one thing at a time: a live rival, a lock, a freeze, immaturity, an undecided rival, and an
+    // operator's word.
     let rival = spend_of_parent(&[1], 9);
     let store = with_parent().await;
     store.plant(conflicting(&lost, parent_fell)).await;

@@ -26,7 +26,8 @@ impl Transaction<'_> {
     /// Refuses what no store may hold; returns the fee, in satoshis.
     ///
     /// # Errors
-    /// As [`Transaction::fee`]; and no outputs, an outpoint that two inputs name, outputs of more than [`MAX_MONEY`] together.
+    /// As [`Transaction::fee`]; and no outputs, an outpoint that two inputs name, outputs of more than [`MAX_MONEY`]
+    /// together.
     pub fn check(&self) -> Result<u64, InvalidTransaction> {
         if self.output_count() == 0 {
             return Err(InvalidTransaction::NoOutputs);

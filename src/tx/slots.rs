@@ -79,9 +79,9 @@ impl FromStr for Network {
     }
 }
 
-/// Whether an output of this transaction with this locking script, created at `height`, gets a slot. From Genesis on all do but those
-/// that start with `OP_FALSE OP_RETURN`; before, also not those that start with `OP_RETURN` or are longer than 10,000 bytes. The output of
-/// the genesis block's coinbase gets none.
+/// Whether an output of this transaction with this locking script, created at `height`, gets a slot. From Genesis on
+/// all do but those that start with `OP_FALSE OP_RETURN`; before, also not those that start with `OP_RETURN` or are
+/// longer than 10,000 bytes. The output of the genesis block's coinbase gets none.
 pub fn has_slot(txid: &Txid, script: &[u8], height: u32, network: Network) -> bool {
     if script.starts_with(&[OP_FALSE, OP_RETURN]) || *txid == network.genesis_coinbase() {
         return false;

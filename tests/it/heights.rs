@@ -1,5 +1,6 @@
-//! Heights that decide: the block that lists a transaction says which of its outputs get a slot, the last block that has a coinbase says
-//! from when on it can be spent, and a transaction's own event says how high the chain is before the first block.
+//! Heights that decide: the block that lists a transaction says which of its outputs get a slot, the last block that
+//! has a coinbase says from when on it can be spent, and a transaction's own event says how high the chain is before
+//! the first block.
 
 use std::slice::from_ref;
 
@@ -40,9 +41,10 @@ fn with_scripts_of_genesis(coin: &Coin, tag: u8) -> Made {
     spend_to(from_ref(coin), vec![(50, vec![0x51]), (40, vec![0x6a, 1]), (10, vec![0x51; 10_001])], tag)
 }
 
-/// Transactions validated for the last height before Genesis are mined at the first one after it: one page, three pages, and with the body
-/// in a blob store. Children of the outputs that get a slot by that came before.
-/// Protects: `SetMined` refuses a transaction whose slots were made by the rule of another height, and `SetSlots` mends them first.
+/// Transactions validated for the last height before Genesis are mined at the first one after it: one page, three
+/// pages, and with the body in a blob store. Children of the outputs that get a slot by that came before. Protects:
+/// `SetMined` refuses a transaction whose slots were made by the rule of another height, and `SetSlots` mends them
+/// first.
 #[tokio::test(start_paused = true)]
 async fn the_block_that_lists_a_transaction_decides_which_outputs_have_slots() {
     for settings in [WorldSettings::calm(), WorldSettings::paged(1), WorldSettings::with_blobs(2, 0)] {
@@ -131,8 +133,8 @@ async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
     }
 }
 
-/// A store that was seeded at height 800,000 sees a double spend before its first block.
-/// Protects: a decision before the first block carries the height of the transaction's own event, so that pruning does not take it at once.
+/// A store that was seeded at height 800,000 sees a double spend before its first block. Protects: a decision before
+/// the first block carries the height of the transaction's own event, so that pruning does not take it at once.
 #[tokio::test(start_paused = true)]
 async fn what_conflicts_before_the_first_block_is_due_by_its_own_height() {
     let world = World::new().await;

@@ -1,4 +1,5 @@
-//! A demo whose directory stays: its log can be looked at afterwards, and no command that prints minds who stops reading.
+//! A demo whose directory stays: its log can be looked at afterwards, and no command that prints minds who stops
+//! reading.
 
 use std::{
     ffi::OsStr,

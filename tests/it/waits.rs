@@ -251,10 +251,10 @@ async fn a_parent_behind_the_bound_of_another_partition_is_not_missing() {
     }
 }
 
-/// Parents and children are produced within one millisecond, the parents into higher partitions, and the parents wait for a lock for
-/// longer than the grace of a missing parent: by timestamp, partition and offset each child is older than its parent. In one instance
-/// and, where partitions lie with others, known by what those commit.
-/// Protects: equal timestamps prove nothing about order, and a parent that is known to wait is not missing.
+/// Parents and children are produced within one millisecond, the parents into higher partitions, and the parents wait
+/// for a lock for longer than the grace of a missing parent: by timestamp, partition and offset each child is older
+/// than its parent. In one instance and, where partitions lie with others, known by what those commit. Protects: equal
+/// timestamps prove nothing about order, and a parent that is known to wait is not missing.
 #[tokio::test(start_paused = true)]
 async fn parents_of_the_same_millisecond_that_wait_for_a_lock_are_not_missing() {
     for instances in [1, 3] {

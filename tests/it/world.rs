@@ -635,8 +635,8 @@ impl World {
     /// reorg had made the chain as short as it may may be due at that very height.
     async fn check_horizon(&self, what: &str) {
         let horizon = self.store.meta().await.unwrap().map_or(0, |meta| meta.prune_horizon);
-        // A pass above the horizon may have been stopped half-way (simulator, seed 661): it has pruned spenders, so that their parents
-        // are due by what is left of them.
+        // A pass above the horizon may have been stopped half-way (simulator, seed 661): it has pruned spenders, so
+        // that their parents are due by what is left of them.
         let is_behind = horizon < self.highest().await;
         if self.memory.restarts() > 0 || self.tip().await < self.highest().await || is_behind {
             return;

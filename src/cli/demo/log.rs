@@ -121,7 +121,8 @@ impl Log {
         Ok(())
     }
 
-    /// Saves the log of the mock, which ends with this process, where the directory stays; and has the configuration there name it.
+    /// Saves the log of the mock, which ends with this process, where the directory stays; and has the configuration
+    /// there name it.
     ///
     /// # Errors
     /// The log cannot be read, or the files cannot be written.

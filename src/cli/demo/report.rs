@@ -88,7 +88,7 @@ pub struct Report {
     transactions_per_second: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     rivalry: Option<Rivalry>,
-    /// What the block files hold and the feed does not.
+    /// Counts of the block files' content that the feed does not have.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<LeftOutOfFiles>,
     #[serde(skip)]

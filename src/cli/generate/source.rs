@@ -130,7 +130,7 @@ impl Feed<'_> {
         }
     }
 
-    /// What the files hold and the feed does not; `None`: nothing.
+    /// Counts of the files' content that the feed does not have; `None`: nothing.
     pub fn left_out(&self) -> Option<&LeftOutOfFiles> {
         match self {
             Feed::Chain(chain) => Some(chain.left_out()).filter(|left_out| !left_out.is_empty()),

@@ -130,10 +130,10 @@ impl Pipeline {
         let none = BTreeSet::new();
         let own = |(number, state): (&i32, &PartitionState)| {
             let mut view = state.view(&[]);
-            // The planner knows the transactions that wait here, and none of them is an absent parent unless the planner says so. A
-            // completed event whose writes the store may lose is not known any more. Nor is an event that a halted partition has not
-            // handled, or one beyond the bound of a partition that is paused there: it counts as read only for an event that is older
-            // than the partition's head.
+            // The planner knows the transactions that wait here, and none of them is an absent parent unless the
+            // planner says so. A completed event whose writes the store may lose is not known any more. Nor is an event
+            // that a halted partition has not handled, or one beyond the bound of a partition that is paused there: it
+            // counts as read only for an event that is older than the partition's head.
             if state.halted.is_none() && !view.at_bound {
                 view.oldest_unfinished = if self.parts.nodes.may_forget() {
                     state.oldest_unfinished_but(waiting_offsets.get(number).unwrap_or(&none))
@@ -177,8 +177,8 @@ impl Pipeline {
         }
     }
 
-    /// Whether a missing parent counts towards the limits on dead letters: a parent that is known to wait, here or elsewhere, brings its
-    /// child back by itself.
+    /// Whether a missing parent counts towards the limits on dead letters: a parent that is known to wait, here or
+    /// elsewhere, brings its child back by itself.
     pub(super) fn counts_as_missing(&self, parent: &Txid) -> bool {
         !self.planner.is_in_flight(parent) && !self.waiting_elsewhere.contains(&name_of(parent))
     }

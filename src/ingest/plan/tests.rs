@@ -351,8 +351,8 @@ fn a_child_gives_up_a_parent_that_came_behind_it_only_once_none_that_came_before
     }
 }
 
-/// 186 dead letters `missing-parent` halted a partition: each parent was produced within the millisecond of its child, into a higher
-/// partition, and waited for a lock for longer than the grace.
+/// 186 dead letters `missing-parent` halted a partition: each parent was produced within the millisecond of its child,
+/// into a higher partition, and waited for a lock for longer than the grace.
 #[test]
 fn a_child_waits_for_a_parent_in_flight_whatever_the_place_of_its_event() {
     for (ties, is_contested) in [(Ties::Wait, false), (Ties::Break, false), (Ties::BreakKnown, true)] {

@@ -1,7 +1,7 @@
 //! Conflicting transactions that nothing bars: each has lost a second chance, and a `Reconsider` makes it live.
 //!
-//! A transaction is barred while one of its slots would refuse it, or names a transaction that may be live. The slots are asked by the
-//! rule that the sequencer evaluates a contest by.
+//! A transaction is barred while one of its slots would refuse it, or names a transaction that may be live. The slots
+//! are asked by the rule that the sequencer evaluates a contest by.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,8 +70,8 @@ impl Losers {
         self.losers.len() >= KEYS || self.inputs >= INPUTS
     }
 
-    /// Tells those that nothing bars. One that is due to be pruned at the greatest height of the store is not meant: what is pruned has no
-    /// second chance, and a rebuild keeps what its live store may have pruned.
+    /// Tells those that nothing bars. One that is due to be pruned at the greatest height of the store is not meant:
+    /// what is pruned has no second chance, and a rebuild keeps what its live store may have pruned.
     pub(super) fn tell(&mut self, highest: u32, found: &mut impl FnMut(Violation)) {
         let lost = self.unbarred.drain(..).filter(|loser| loser.due.is_none_or(|due| due > highest));
         lost.for_each(|loser| {
@@ -105,7 +105,7 @@ impl Losers {
     }
 }
 
-/// What the slots answer that refuse, each with the number of the transaction that asks.
+/// The answers of the slots that refuse, each with the number of the transaction that asks.
 async fn refusals(store: &Store, losers: &[Loser]) -> Result<Vec<(usize, Rejection)>, EngineError> {
     let mut by_key: BTreeMap<Key, Vec<(usize, &SpendSlot)>> = BTreeMap::new();
     for (number, loser) in losers.iter().enumerate() {

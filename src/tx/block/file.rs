@@ -43,7 +43,7 @@ pub enum BlockFileError {
     UnknownMagic {
         /// Where the magic should be.
         at: usize,
-        /// What is there.
+        /// The text that is there.
         found: [u8; 4],
     },
     /// A framed block is not followed by another frame, nor by zeros up to the end.
@@ -56,7 +56,7 @@ pub enum BlockFileError {
     NoMagic {
         /// Where the magic should be.
         at: usize,
-        /// What is there.
+        /// The text that is there.
         found: [u8; 4],
         /// What should be there.
         expected: [u8; 4],
@@ -157,8 +157,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Whether the bytes can be those of a block that is cut or damaged further on: by its version, and by its compact target.
-/// Of bytes at random fewer than one in a hundred are taken for it.
+/// Whether the bytes can be those of a block that is cut or damaged further on: by its version, and by its compact
+/// target. Of bytes at random fewer than one in a hundred are taken for it.
 fn begins_like_a_block(bytes: &[u8]) -> bool {
     let number = |at: usize| bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
     let version = number(0).is_some_and(|version| version < 0x100 || version >> 29 == 1);

@@ -13,8 +13,8 @@ const LONGEST_HEIGHT: u8 = 4;
 /// From this version on a coinbase begins with the height of its block (BIP 34).
 const VERSION_WITH_HEIGHT: u32 = 2;
 
-/// A network whose node writes block files. Several have a magic of their own for their files, which is not that of their
-/// messages.
+/// A network whose node writes block files. Several have a magic of their own for their files, which is not that of
+/// their messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileNetwork {
     /// The main network; nodes of Bitcoin Core, Bitcoin SV and Bitcoin Cash use the same magic for their files.
@@ -80,8 +80,9 @@ impl FileNetwork {
         FileNetwork::ALL.into_iter().find(|network| network.block_file_magic() == magic)
     }
 
-    /// The network whose rules a store has to follow for these blocks: the only difference is the height of Genesis. `None`:
-    /// no network that a store knows has the same. The test networks of nodes without Genesis stay below its height.
+    /// The network whose rules a store has to follow for these blocks: the only difference is the height of Genesis.
+    /// `None`: no network that a store knows has the same. The test networks of nodes without Genesis stay below its
+    /// height.
     pub const fn store_network(self) -> Option<Network> {
         match self {
             FileNetwork::Main => Some(Network::Main),
@@ -104,8 +105,8 @@ impl FileNetwork {
         }
     }
 
-    /// `BIP34Height` of `chainparams.cpp`. `None`: not enforced, or not known to be: on regtest Bitcoin Core enforces it
-    /// from height 1, Bitcoin SV from 100,000,000, and both write files with one magic.
+    /// `BIP34Height` of `chainparams.cpp`. `None`: not enforced, or not known to be: on regtest Bitcoin Core enforces
+    /// it from height 1, Bitcoin SV from 100,000,000, and both write files with one magic.
     const fn bip34(self) -> Option<Bip34> {
         match self {
             // The last block of version 1 is 227,835, of 24 March 2013, 15:49:13 (BIP 34).
@@ -140,8 +141,8 @@ impl FileNetwork {
 
     /// The height in a block's coinbase, where this network's nodes would have refused any other there.
     ///
-    /// Before that, a coinbase may begin with any number: 176,684 of the main network with 490,897, others with the compact
-    /// target. So the header has to agree with the height: by its version, and by its time.
+    /// Before that, a coinbase may begin with any number: 176,684 of the main network with 490,897, others with the
+    /// compact target. So the header has to agree with the height: by its version, and by its time.
     pub fn height_of(self, block: &Block<'_>) -> Option<u32> {
         let coinbase = block.transactions().next().filter(|transaction| transaction.is_coinbase())?;
         let height = height_in_script(coinbase.inputs().next()?.script)?;
@@ -164,8 +165,8 @@ impl fmt::Display for FileNetwork {
     }
 }
 
-/// The height that a coinbase script begins with, in the only form that nodes accept: `CScript() << height`, the shortest
-/// push of a little-endian number with a sign bit, and an opcode of its own for 0 to 16.
+/// The height that a coinbase script begins with, in the only form that nodes accept: `CScript() << height`, the
+/// shortest push of a little-endian number with a sign bit, and an opcode of its own for 0 to 16.
 fn height_in_script(script: &[u8]) -> Option<u32> {
     match script.split_first()? {
         (&OP_0, _) => Some(0),

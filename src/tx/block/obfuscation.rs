@@ -19,8 +19,8 @@ impl ObfuscationKey {
         <[u8; 8]>::try_from(bytes).map(ObfuscationKey).map_err(|_| bytes.len())
     }
 
-    /// Turns the bytes of a file into what was written, frame by frame. Zeros between frames stay zeros: the node reserves
-    /// room without obfuscating it. Bytes that begin with a magic as they are were not obfuscated.
+    /// Turns the bytes of a file into what was written, frame by frame. Zeros between frames stay zeros: the node
+    /// reserves room without obfuscating it. Bytes that begin with a magic as they are were not obfuscated.
     pub fn reveal(self, bytes: &mut [u8]) {
         let plain = bytes.first_chunk().is_some_and(|magic| FileNetwork::of_magic(*magic).is_some());
         if plain || self.0 == [0; 8] {

@@ -1,8 +1,8 @@
 //! [`Scan`]: the whole blocks of a file as a node leaves it.
 //!
-//! A node reserves room ahead (zeros), and a node that was killed leaves half a block, over which it may go on to write. So a
-//! scan does what Bitcoin Core does when it reads its files again: behind what is no whole block it looks for the next magic
-//! of the network.
+//! A node reserves room ahead (zeros), and a node that was killed leaves half a block, over which it may go on to
+//! write. So a scan does what Bitcoin Core does when it reads its files again: behind what is no whole block it looks
+//! for the next magic of the network.
 
 use std::iter::FusedIterator;
 
@@ -11,7 +11,7 @@ use super::{Block, BlockFile, BlockFileError, FileNetwork};
 /// Magic and length.
 const FRAME: usize = 8;
 
-/// What a scan finds in a file, in the file's order.
+/// The pieces that a scan finds in a file, in the file's order.
 #[derive(Debug, Clone, Copy)]
 pub enum Scanned<'a> {
     /// A whole block.
@@ -27,7 +27,7 @@ pub struct LeftOut {
     pub at: usize,
     /// How many they are.
     pub bytes: usize,
-    /// What is wrong at their beginning.
+    /// The error at the beginning of the bytes.
     pub why: BlockFileError,
 }
 
@@ -50,7 +50,8 @@ enum Form<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Recognises the form of the file. A framed file is that of the first network whose magic stands before a whole block.
+    /// Recognises the form of the file. A framed file is that of the first network whose magic stands before a whole
+    /// block.
     ///
     /// # Errors
     /// The file is empty, or holds no block; the error is about its beginning.

@@ -141,8 +141,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Complains of a conflicting transaction that nothing bars. A verdict that only an operator or a block takes back, and one for
-    /// immaturity, needs no other reason.
+    /// Complains of a conflicting transaction that nothing bars. A verdict that only an operator or a block takes back,
+    /// and one for immaturity, needs no other reason.
     fn check_is_barred(&mut self, txid: Txid, reason: Reason) {
         let history = &self.history;
         let parents = history.inputs(&txid).into_iter().map(|input| input.txid);

@@ -163,7 +163,8 @@ impl History {
         unknown || self.may_be_pruned.contains(txid) || self.is_pruned(txid)
     }
 
-    /// From which height on the outputs of a coinbase can be spent: the last block of the longest chain that has it decides.
+    /// From which height on the outputs of a coinbase can be spent: the last block of the longest chain that has it
+    /// decides.
     pub fn spending_height(&self, txid: &Txid) -> Option<u32> {
         let tx = self.tx(txid)?;
         let first = tx.spending_height()?;

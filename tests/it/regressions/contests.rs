@@ -178,7 +178,8 @@ async fn a_redelivered_loser_whose_child_died_with_it() {
         world.until_consumed().await;
     }
     assert_eq!((world.count("chain").await, world.count("decisions").await), (events, decisions));
-    // The verdict of a descendant may be older than its body: its contest makes its parents list it, and is passed over.
+    // The verdict of a descendant may be older than its body: its contest makes its parents list it, and is passed
+    // over.
     world.validate(&child).await;
     world.until_consumed().await;
     running.stop().await;

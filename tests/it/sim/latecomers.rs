@@ -1,5 +1,5 @@
-//! Transactions that hold a slot of one parent while another parent has yet to come. Meanwhile the first parent may fall, and be live
-//! again. Of dice of their own: everything else of a history stays as it is without them.
+//! Transactions that hold a slot of one parent while another parent has yet to come. Meanwhile the first parent may
+//! fall, and be live again. Of dice of their own: everything else of a history stays as it is without them.
 
 use utxo_store::seeded::Seeded;
 

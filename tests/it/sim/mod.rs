@@ -12,7 +12,8 @@
 //! - `SIM_SET_BACK=1` has an operator set the group back at the end of every history, not of an eighth of them: what is read again changes nothing.
 //! - `SIM_PRUNE=1` prunes in every history, with a retention of a few blocks; else a quarter of them do.
 //! - `SIM_PAGES=1` has most transactions take several pages in every history, not in two of five.
-//! - `SIM_LATECOMERS=1` has transactions that hold one slot while another parent is late in every history, not in a third of them.
+//! - `SIM_LATECOMERS=1` has transactions that hold one slot while another parent is late in every history, not in a
+//!   third of them.
 //! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.
 
 mod chain;

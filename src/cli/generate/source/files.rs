@@ -13,8 +13,8 @@ const MOST_BYTES: u64 = 4 << 30;
 /// The key of a directory of block files.
 const KEY_FILE: &str = "xor.dat";
 
-/// Reads block files, those of directories (`blk*.dat`) in the order of their names. A file that is obfuscated is turned into
-/// what was written by the key that lies beside it.
+/// Reads block files, those of directories (`blk*.dat`) in the order of their names. A file that is obfuscated is
+/// turned into what was written by the key that lies beside it.
 ///
 /// # Errors
 /// A file that cannot be read, a directory without block files, a key that is none, more than memory takes.
@@ -37,7 +37,7 @@ pub(super) fn block_files(paths: &[PathBuf]) -> Result<Vec<SourceFile>, Failure>
 /// Reads a file.
 ///
 /// # Errors
-/// It cannot be read, or is larger than memory takes.
+/// The file cannot be read, or is larger than memory takes.
 pub(super) fn read(path: &Path) -> Result<SourceFile, Failure> {
     read_at_most(path, MOST_BYTES)
 }
