@@ -165,6 +165,9 @@ pub struct Settlement {
     pub partition: i32,
     /// Its offset.
     pub offset: u64,
+    /// Its timestamp, milliseconds since the epoch: a topic that was created again has another message at that offset.
+    /// `None`: an earlier version has not written it down.
+    pub timestamp_ms: Option<i64>,
     /// What was done.
     pub settled: Settled,
 }
@@ -180,16 +183,26 @@ impl Settlement {
             ("topic", self.topic.clone()),
             ("partition", self.partition.to_string()),
             ("offset", self.offset.to_string()),
-            (SETTLED, settled.to_owned()),
         ];
-        headers.into_iter().map(|(name, value)| (format!("{PREFIX}{name}"), Bytes::from(value))).collect()
+        let timestamp = self.timestamp_ms.map(|timestamp_ms| ("timestamp-ms", timestamp_ms.to_string()));
+        headers
+            .into_iter()
+            .chain(timestamp)
+            .chain([(SETTLED, settled.to_owned())])
+            .map(|(name, value)| (format!("{PREFIX}{name}"), Bytes::from(value)))
+            .collect()
     }
 
-    /// Reads the headers of one.
+    /// Reads the headers of one. A dead letter has the headers of its source message in front of its own, so that a
+    /// header of the same name may be anybody's: a message that says at which stage it was given up is no settlement,
+    /// whatever else it says.
     ///
     /// # Errors
     /// A header is missing or malformed: it is something else, a dead letter perhaps.
     pub fn from_headers(headers: &[(String, Bytes)]) -> Result<Self, HeaderError> {
+        if headers.iter().any(|(name, _)| name.strip_prefix(PREFIX) == Some("stage")) {
+            return Err(HeaderError::Malformed(SETTLED, "that of a settlement: the message is a dead letter"));
+        }
         let settled = match text_of(headers, SETTLED)? {
             "replayed" => Settled::Replayed,
             "discarded" => Settled::Discarded,
@@ -197,7 +210,11 @@ impl Settlement {
         };
         let topic = text_of(headers, "topic")?.to_owned();
         let (partition, offset) = (number_of(headers, "partition")?, number_of(headers, "offset")?);
-        Ok(Settlement { topic, partition, offset, settled })
+        let timestamp_ms = match number_of(headers, "timestamp-ms") {
+            Err(HeaderError::Missing(_)) => None,
+            timestamp_ms => Some(timestamp_ms?),
+        };
+        Ok(Settlement { topic, partition, offset, timestamp_ms, settled })
     }
 }
 
@@ -257,14 +274,19 @@ mod tests {
 
     #[test]
     fn a_settlement_is_no_dead_letter_and_a_dead_letter_no_settlement() {
-        for settled in [Settled::Replayed, Settled::Discarded] {
-            let settlement = Settlement { topic: "t".into(), partition: 3, offset: 9, settled };
+        for (settled, timestamp_ms) in [(Settled::Replayed, Some(-7)), (Settled::Discarded, None)] {
+            let settlement = Settlement { topic: "t".into(), partition: 3, offset: 9, timestamp_ms, settled };
             let headers = settlement.to_headers();
-            assert_eq!(Settlement::from_headers(&headers), Ok(settlement));
+            assert_eq!(Settlement::from_headers(&headers), Ok(settlement.clone()));
             assert_eq!(DeadLetter::from_headers(&headers), Err(HeaderError::Missing("stage")));
+            // A stranger's message with the very headers of a settlement, as it lies among the dead letters.
+            let letter = samples::dead_letters()[0].clone();
+            let spoofed = [headers, letter.to_headers()].concat();
+            assert!(matches!(Settlement::from_headers(&spoofed), Err(HeaderError::Malformed(SETTLED, _))));
+            assert_eq!(DeadLetter::from_headers(&spoofed), Ok(letter));
         }
         let letter = samples::dead_letters()[0].to_headers();
-        assert_eq!(Settlement::from_headers(&letter), Err(HeaderError::Missing(SETTLED)));
+        assert!(Settlement::from_headers(&letter).is_err());
     }
 
     #[test]

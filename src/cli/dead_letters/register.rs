@@ -69,11 +69,23 @@ impl Filter {
     }
 }
 
-/// Topic, partition and offset of a source message: by these its dead letter is known, however often it was written.
-type Source = (String, i32, u64);
+/// Topic, partition, offset and timestamp of a source message: by these its dead letter is known, however often it was
+/// written. A topic that was created again has another message at the same offset.
+type Source = (String, i32, u64, Option<i64>);
 
 fn source_of(letter: &DeadLetter) -> Source {
-    (letter.topic.clone(), letter.partition, letter.offset)
+    (letter.topic.clone(), letter.partition, letter.offset, Some(letter.timestamp_ms))
+}
+
+/// The transaction that a dead letter's key names. Blocks, reorgs and events of the chain have keys that mean something
+/// else.
+fn txid_of(letter: &DeadLetter, key: &[u8]) -> Option<Txid> {
+    let is_of_a_transaction = match letter.stage.as_str() {
+        "feed" => false,
+        "sequencer" => letter.class == DeadLetterClass::MissingParent,
+        _ => true,
+    };
+    <[u8; 32]>::try_from(key).ok().map(Txid).filter(|_| is_of_a_transaction)
 }
 
 /// A dead letter, without its payload.
@@ -126,11 +138,12 @@ impl<'a> Register<'a> {
 
     /// The next message of a partition.
     pub fn take(&mut self, at_partition: i32, message: &Message) {
-        if let Ok(Settlement { topic, partition, offset, settled }) = Settlement::from_headers(&message.headers) {
-            self.settled.insert((topic, partition, offset), settled);
+        if let Ok(settlement) = Settlement::from_headers(&message.headers) {
+            let Settlement { topic, partition, offset, timestamp_ms, settled } = settlement;
+            self.settled.insert((topic, partition, offset, timestamp_ms), settled);
         }
         let Ok(letter) = DeadLetter::from_headers(&message.headers) else { return };
-        let txid = <[u8; 32]>::try_from(&message.key[..]).ok().map(Txid);
+        let txid = txid_of(&letter, &message.key);
         if self.filter.means(&letter, txid) && self.seen.insert(source_of(&letter)) {
             self.listed.push(Listed { at_partition, at_offset: message.offset, letter, txid, settled: None });
         }
@@ -140,7 +153,10 @@ impl<'a> Register<'a> {
     pub fn finish(self, settled_too: bool) -> Vec<Listed> {
         let Register { settled, listed, .. } = self;
         let known = listed.into_iter().map(|listed| {
-            let settled = settled.get(&source_of(&listed.letter)).copied();
+            let source = source_of(&listed.letter);
+            // As an earlier version has noted it.
+            let without_time = (source.0.clone(), source.1, source.2, None);
+            let settled = settled.get(&source).or_else(|| settled.get(&without_time)).copied();
             Listed { settled, ..listed }
         });
         known.filter(|listed| settled_too || listed.settled.is_none()).collect()
@@ -176,7 +192,9 @@ mod tests {
 
     #[test]
     fn each_is_listed_once_until_it_is_settled_in_whatever_order_they_stand() {
-        let settled = Settlement { topic: "txs".into(), partition: 1, offset: 8, settled: Settled::Replayed };
+        let (offset, timestamp_ms) = (8, None);
+        let settled =
+            Settlement { topic: "txs".into(), partition: 1, offset, timestamp_ms, settled: Settled::Replayed };
         let messages = [
             message(0, &[7; 32], letter(7, DeadLetterClass::Decode).to_headers()),
             message(1, &[8; 32], settled.to_headers()),
@@ -186,6 +204,36 @@ mod tests {
         ];
         assert_eq!(listed(&messages, &Filter::default(), false), [7]);
         assert_eq!(listed(&messages, &Filter::default(), true), [7, 8]);
+    }
+
+    /// The source of the second one is a stranger's message that bears headers of ours. The third one is of a topic
+    /// that was created again.
+    #[test]
+    fn headers_of_a_source_message_settle_nothing_and_neither_does_what_was_done_with_another_topic_of_the_name() {
+        let settlement = |offset, timestamp_ms| {
+            let settled = Settled::Discarded;
+            Settlement { topic: "txs".into(), partition: 1, offset, timestamp_ms, settled }.to_headers()
+        };
+        let spoofed = [settlement(8, None), letter(8, DeadLetterClass::Decode).to_headers()].concat();
+        let anew = DeadLetter { timestamp_ms: 5_000, ..letter(7, DeadLetterClass::Decode) };
+        let messages = [
+            message(0, &[7; 32], letter(7, DeadLetterClass::Decode).to_headers()),
+            message(1, &[8; 32], spoofed),
+            message(2, &[9; 32], anew.to_headers()),
+            message(3, &[7; 32], settlement(7, Some(107))),
+        ];
+        assert_eq!(listed(&messages, &Filter::default(), false), [8, 7]);
+        assert_eq!(listed(&messages, &Filter::default(), true), [7, 8, 7]);
+    }
+
+    #[test]
+    fn a_key_names_a_transaction_only_where_it_is_one() {
+        let of = |stage: &str, class| {
+            let letter = DeadLetter { stage: stage.into(), ..letter(1, class) };
+            txid_of(&letter, &[7; 32]).is_some()
+        };
+        assert!(of("prepare", DeadLetterClass::Decode) && of("sequencer", DeadLetterClass::MissingParent));
+        assert!(!of("feed", DeadLetterClass::Invalid) && !of("sequencer", DeadLetterClass::Decode));
     }
 
     #[test]

@@ -246,7 +246,10 @@ impl<'a> Settler<'a> {
             false => there,
             // It was too large for the topic of dead letters.
             true => match self.message(&letter.topic, letter.partition, letter.offset).await? {
-                Some(source) => source,
+                Some(source) if source.timestamp_ms == letter.timestamp_ms => source,
+                Some(_) => {
+                    return Ok(Err("its source message is another one by now: its topic was created again".to_owned()));
+                }
                 None => return Ok(Err("its source message is no longer in its topic".to_owned())),
             },
         };
@@ -263,11 +266,12 @@ impl<'a> Settler<'a> {
         let note = |(listed, settled, _): &(&Listed, Settled, &str)| {
             let letter = &listed.letter;
             let (topic, partition, offset) = (letter.topic.clone(), letter.partition, letter.offset);
+            let timestamp_ms = Some(letter.timestamp_ms);
             Produce {
                 topic: self.dead_letters.clone(),
                 partition: Some(listed.at_partition),
                 key: listed.txid.map_or_else(Bytes::new, |txid| Bytes::copy_from_slice(&txid.0)),
-                headers: Settlement { topic, partition, offset, settled: *settled }.to_headers(),
+                headers: Settlement { topic, partition, offset, timestamp_ms, settled: *settled }.to_headers(),
                 ..Produce::default()
             }
         };
