@@ -9,14 +9,14 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use checks::{check_decisions, check_topics, first_of_chain};
+use checks::{check_decisions, check_topics, first_of_chain, store_topics};
 use frontier::Frontier;
 pub use rebuild::{Rebuilt, rebuild, resume_rebuild};
 
 use crate::{
     api::{Condition, Health},
     blob::{OpenBlobError, objects::ObjectError},
-    broker::{Broker, BrokerError, BrokerErrorKind, Outage, Producer},
+    broker::{Broker, BrokerError, BrokerErrorKind, Outage, Producer, TopicIdentity, identity::TopicGuard},
     clock::Clock,
     event::Topic,
     ingest::{
@@ -35,6 +35,7 @@ use crate::{
         create::{Creator, Identity},
         meta::{MetaError, MetaExpectations},
         nodes::{Nodes, durability_lag},
+        topics::{FoundTopic, find_topics, is_bound_to, is_known_by_id},
         whole::{GroupStore, WholeStore, is_above},
     },
     telemetry::Metrics,
@@ -201,27 +202,32 @@ pub async fn run(
     frontier.look_for_halts(&parts.earlier_halts);
     let mut nodes = nodes(&settings, &parts)?;
     open_safely(&parts, &mut nodes, frontier.any()).await?;
+    // Before offsets are judged: those of another topic mean nothing, and what is said of them would mislead.
+    let found = find_topics(parts.broker.as_ref(), &store_topics(&settings)).await?;
+    let meta = parts.store.meta().await?.ok_or(MetaError::Absent)?;
+    found.iter().try_for_each(|topic| is_bound_to(&meta, topic))?;
+    check_chain(&settings, &parts, &found).await?;
+    check_decisions(&settings, parts.broker.as_ref()).await?;
     let floor = group_store(&parts.store).floor(&frontier.consumed).await?;
     if is_above(&floor, &frontier.stands_at()).is_err() {
         // Perhaps it was pruned since its group was asked: then that has gone on.
         is_above(&floor, &Frontier::committed(&settings, parts.broker.as_ref()).await?.stands_at())?;
     }
-    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
-    check_chain(&settings, &parts).await?;
-    check_decisions(&settings, parts.broker.as_ref()).await?;
+    // Once nothing else is refused: a store that is bound to a topic by mistake would refuse the right one for good.
+    let guard = bind_topics(&parts, partitions, found).await?;
     parts.health.set(Condition::StoreReachable, None);
 
     let producer = parts.broker.producer().await?;
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), Modes::Live, &nodes),
+        pipeline_parts(&settings, &parts, producer.clone(), Modes::Live, (&nodes, guard.clone())),
         consumer,
     );
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-        let parts = sequencer_parts(&settings, &parts, producer, nodes, &pipeline);
+        let parts = sequencer_parts(&settings, &parts, producer, (nodes, guard), &pipeline);
         Some(Sequencer::new(parts, ChainMode::Live, consumer))
     } else {
         None
@@ -317,7 +323,7 @@ fn pipeline_parts(
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
     modes: Modes,
-    nodes: &Nodes,
+    (nodes, guard): (&Nodes, TopicGuard),
 ) -> PipelineParts {
     PipelineParts {
         broker: parts.broker.clone(),
@@ -337,6 +343,7 @@ fn pipeline_parts(
         )),
         modes,
         nodes: nodes.clone(),
+        guard,
         whole: Arc::new(group_store(&parts.store)),
         earlier_halts: parts.earlier_halts.clone(),
         clock: parts.clock.clone(),
@@ -353,7 +360,7 @@ fn sequencer_parts(
     settings: &InstanceSettings,
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
-    nodes: Nodes,
+    (nodes, guard): (Nodes, TopicGuard),
     pipeline: &Pipeline,
 ) -> SequencerParts {
     let store = parts.store.apart();
@@ -373,6 +380,7 @@ fn sequencer_parts(
         metrics: parts.metrics.clone(),
         health: parts.health.clone(),
         nodes,
+        guard,
         whole: Arc::new(group_store(&parts.store)),
         arrivals: pipeline.arrivals(),
         verdicts: Arc::default(),
@@ -437,9 +445,34 @@ fn group_store(store: &Store) -> GroupStore {
     GroupStore { store: store.clone(), expected: expectations(store) }
 }
 
-/// The chain topic must be the one that the store was made from.
-async fn check_chain(settings: &InstanceSettings, parts: &InstanceParts) -> Result<(), InstanceError> {
+/// Holds the store to the topics that make the state, as they are now, and answers with the guard that watches them
+/// from here on.
+async fn bind_topics(
+    parts: &InstanceParts,
+    partitions: i32,
+    found: Vec<FoundTopic>,
+) -> Result<TopicGuard, InstanceError> {
+    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
+    parts.store.bind_topics(&found).await?;
+    let expected = found.into_iter().map(|topic| {
+        let identity = TopicIdentity { id: topic.id, partitions: topic.partitions };
+        (topic.name, identity)
+    });
+    Ok(TopicGuard::new(parts.broker.clone(), expected.collect()))
+}
+
+/// The chain topic must be the one that the store was made from. Its first record tells so where the cluster gives no
+/// ids.
+async fn check_chain(
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+    topics: &[FoundTopic],
+) -> Result<(), InstanceError> {
     let found = first_of_chain(settings, parts.broker.as_ref()).await?;
+    if found.is_none() && is_known_by_id(topics, Topic::Chain) {
+        // What became of its first record says nothing then.
+        return Ok(());
+    }
     match parts.store.bind_chain(found).await {
         // The chain was empty when it was read; another instance may have bound the store to its first record since.
         Err(MetaError::ChainRecreated { .. }) if found.is_none() => {

@@ -14,6 +14,7 @@ use utxo_store::{
     api::Health,
     broker::{
         Broker, BrokerError, Consumer, Message, NewTopic,
+        identity::TopicGuard,
         memory::{MemoryBroker, MemorySettings},
     },
     cli::wiring,
@@ -222,6 +223,7 @@ async fn parts(
         earlier_halts: Arc::default(),
         broker,
         nodes: Nodes::new(engine, Duration::ZERO),
+        guard: TopicGuard::unguarded(),
         whole: Arc::new(Unaccounted),
         publisher,
         chain: Arc::new(NoChain),

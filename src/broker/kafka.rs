@@ -7,6 +7,7 @@ mod admin;
 mod arena;
 mod consumer;
 mod errors;
+mod identities;
 mod inbox;
 mod lookup;
 mod mock;
@@ -44,6 +45,7 @@ use tokio::sync::watch;
 use self::{
     consumer::{KafkaConsumer, KafkaReader, off_the_runtime},
     errors::{kind_of_code, translate},
+    identities::AskedBroker,
     lookup::{committed_of, list_of, members_of, offsets_at, set_committed_of, watermarks_of},
     trouble::{Asked, Trouble},
     worker::{Signs, Source, start},
@@ -56,7 +58,8 @@ pub use self::{
     settings::{AssignmentStrategy, GroupProtocol, KafkaSettings},
 };
 use super::{
-    Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Producer, Reader, TopicPartition,
+    Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Producer, Reader, TopicIdentity,
+    TopicPartition,
 };
 use crate::heartbeats::Heartbeats;
 
@@ -107,6 +110,8 @@ pub struct KafkaBroker {
     /// Answer what each group has committed, and are no members of it. A client is a handful of threads and connections.
     groups: Arc<Mutex<HashMap<String, Arc<Asked>>>>,
     signs: Signs,
+    /// Which broker is asked for topic ids.
+    identities: Arc<AskedBroker>,
 }
 
 impl KafkaBroker {
@@ -124,6 +129,7 @@ impl KafkaBroker {
             admin: Arc::default(),
             groups: Arc::default(),
             signs: Signs::default(),
+            identities: Arc::default(),
         })
     }
 
@@ -217,6 +223,10 @@ impl KafkaBroker {
         let answer = self.admin(OPERATION)?.alter_configs([&wanted], &options).await;
         let answer = answer.map_err(|error| translate(OPERATION, topic, &error))?;
         match answer.into_iter().find_map(Result::err) {
+            Some((_, RDKafkaErrorCode::InvalidConfig)) if config.iter().any(is_time_limit) => {
+                let plain: Vec<_> = config.iter().filter(|property| !is_time_limit(property)).cloned().collect();
+                Box::pin(self.set_topic_config(topic, &plain)).await
+            }
             Some((_, code)) => Err(translate(OPERATION, topic, &KafkaError::AdminOp(code))),
             None => Ok(()),
         }
@@ -334,6 +344,12 @@ impl Broker for KafkaBroker {
         Ok(self.describe_topic(topic).await?.map(|described| described.partitions))
     }
 
+    async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        let topics = topics.to_vec();
+        let broker = self.identities.clone();
+        self.ask("look up topic ids", move |client, bound| broker.identities(client, &topics, bound)).await
+    }
+
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {
         let at = partition.clone();
         self.ask("look up watermarks", move |client, bound| watermarks_of(client, &at, bound)).await
@@ -448,6 +464,12 @@ impl KafkaBroker {
         for result in results {
             match result {
                 Ok(_) => {}
+                // Brokers before Kafka 3.6 know other limits, and set none by default.
+                Err((_, RDKafkaErrorCode::InvalidConfig)) if topic.config.iter().any(is_time_limit) => {
+                    let config = topic.config.iter().filter(|property| !is_time_limit(property)).cloned().collect();
+                    let plain = NewTopic { config, ..topic.clone() };
+                    return Box::pin(self.create_topic(&plain)).await;
+                }
                 // Somebody else was faster: what they made is checked below.
                 Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
                 Err((name, code)) => {
@@ -472,6 +494,10 @@ impl KafkaBroker {
             Err(BrokerError::new(BrokerErrorKind::Retryable, "create topics", message))
         })
     }
+}
+
+fn is_time_limit((property, _): &(String, String)) -> bool {
+    property.starts_with("message.timestamp.")
 }
 
 /// Writes the log lines that have gathered in a client that nobody polls.

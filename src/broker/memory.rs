@@ -27,7 +27,7 @@ use self::{
 };
 use super::{
     Broker, BrokerError, BrokerErrorKind, Committed, Consumer, Delivered, Message, NewTopic, Produce, Producer, Reader,
-    TopicPartition, partitioner::partition_of,
+    TopicIdentity, TopicPartition, partitioner::partition_of,
 };
 use crate::clock::Clock;
 
@@ -161,6 +161,32 @@ impl MemoryBroker {
         Ok(())
     }
 
+    /// Hook: deletes a topic. Groups lose what they had committed of it, as on Apache Kafka. Members keep their
+    /// positions, which librdkafka keeps too where the topic is created again.
+    pub fn delete_topic(&self, topic: &str) {
+        let mut state = self.shared.lock();
+        state.logs.delete(topic);
+        state.groups.values_mut().for_each(|group| group.committed.retain(|partition, _| &*partition.topic != topic));
+        drop(state);
+        self.shared.changed.notify_waiters();
+    }
+
+    /// Hook: deletes a topic and creates it again, with no moment in between.
+    ///
+    /// # Errors
+    /// As [`create_topics`](Broker::create_topics).
+    pub fn recreate_topic(&self, topic: &NewTopic) -> Result<(), BrokerError> {
+        self.delete_topic(&topic.name);
+        self.shared.lock().logs.create(topic)
+    }
+
+    /// Hook: from now on a topic takes no message, for this reason; `None`: it takes them again.
+    pub fn reject(&self, topic: &str, why: Option<&str>) {
+        for log in self.shared.lock().logs.partitions_mut(topic) {
+            log.rejects = why.map(str::to_owned);
+        }
+    }
+
     /// Hook: leaves `count` offsets of a partition without a message, as compaction and transaction markers do.
     pub fn leave_gap(&self, partition: &TopicPartition, count: u64) -> Result<(), BrokerError> {
         self.shared.lock().logs.get_mut("leave gap", partition)?.leave_gap(count);
@@ -206,6 +232,9 @@ impl State {
     fn append(&mut self, settings: &MemorySettings, message: Produce) -> Result<Delivered, BrokerError> {
         let at = self.place(&message)?;
         let log = self.logs.get_mut("produce", &at)?;
+        if let Some(why) = &log.rejects {
+            return Err(BrokerError::new(BrokerErrorKind::Rejected, "produce", format!("{at}: {why}")));
+        }
         if log.is_too_large(&message) {
             let message = format!("{at}: a message of {} bytes is larger than the topic takes", message.payload.len());
             return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", message));
@@ -270,6 +299,11 @@ impl Broker for MemoryBroker {
 
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
         Ok(self.shared.lock().logs.topic(topic).map(|partitions| partitions.len() as i32))
+    }
+
+    async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        let state = self.shared.lock();
+        Ok(topics.iter().map(|topic| state.logs.identity(topic)).collect())
     }
 
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {

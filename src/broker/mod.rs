@@ -4,6 +4,7 @@
 //! tests and simulation.
 
 pub mod conformance;
+pub mod identity;
 pub mod kafka;
 pub mod memory;
 pub mod partitioner;
@@ -256,6 +257,19 @@ pub struct NewTopic {
     pub config: Vec<(String, String)>,
 }
 
+/// Id that a cluster gives to a topic when the topic is created; a topic of the same name that is created later has
+/// another one.
+pub type TopicId = [u8; 16];
+
+/// What tells a topic from another topic of the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TopicIdentity {
+    /// Its id; `None`: the cluster gives no ids (Apache Kafka before 2.8).
+    pub id: Option<TopicId>,
+    /// Number of partitions.
+    pub partitions: i32,
+}
+
 /// A log: the way in to everything above.
 #[async_trait]
 pub trait Broker: Send + Sync + 'static {
@@ -270,6 +284,20 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Number of partitions of a topic; `None` when it does not exist.
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError>;
+
+    /// Identities of topics as the cluster has them now, in the order asked for; `None`: the topic does not exist. The
+    /// default implementation knows no ids.
+    ///
+    /// # Errors
+    /// The broker does not answer, or a topic may not be looked at.
+    async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        let mut identities = Vec::with_capacity(topics.len());
+        for topic in topics {
+            let count = self.partitions(topic).await?;
+            identities.push(count.map(|partitions| TopicIdentity { id: None, partitions }));
+        }
+        Ok(identities)
+    }
 
     /// (low, high) watermarks of a partition.
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError>;
@@ -342,6 +370,9 @@ pub enum BrokerErrorKind {
     Refused,
     /// The message is larger than the client or the topic takes.
     TooLarge,
+    /// The topic does not take the message, and a retry changes nothing: its configuration, the login's rights or the
+    /// topic itself would have to change.
+    Rejected,
     /// Another member has joined the group under this one's name: what was this one's is that one's.
     Fenced,
     /// The client is unusable.

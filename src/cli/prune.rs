@@ -19,12 +19,14 @@ use crate::{
     blob::Intent,
     broker::{Broker, TopicPartition},
     config::Config,
+    instance::checks::store_topics,
     sequencer::{Safe, ValidatedSource, chain_group, floor_of},
     store::{
         Store,
         meta::{MetaError, is_rebuilt},
         nodes::{Nodes, durability_lag},
         prune::{Pass, PruneSettings, Pruned, Step, Terms, Under},
+        topics::{find_topics, is_bound_to},
         whole::{GroupStore, WholeStore},
     },
 };
@@ -127,6 +129,8 @@ impl PruneArgs {
         let instance = wiring::instance(config);
         let meta = store.meta().await?.ok_or(MetaError::Absent)?;
         is_rebuilt(&meta)?;
+        let topics = find_topics(broker, &store_topics(&instance)).await?;
+        topics.iter().try_for_each(|topic| is_bound_to(&meta, topic))?;
         store.check_blobs(&meta)?;
         let validated = ValidatedSource {
             topic: instance.pipeline.topic.clone(),

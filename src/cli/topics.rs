@@ -12,9 +12,15 @@ use serde::Serialize;
 use super::{CommandResult, ConfigArgs, Failure, block_on, opening, output, wiring};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
-    config::Topics,
+    config::{Config, Topics},
+    engine::{self, OpenError, StoreUrl, fjall::OpenFjallError},
     event::Topic,
     preflight::topics::{Caution, Found, Made, Problem, cautions, config_by_copies, new_topics, problems},
+    record::MetaRecord,
+    store::{
+        Store,
+        topics::{find_topics, is_bound_to},
+    },
 };
 
 const AFTER_HELP: &str = "\
@@ -180,15 +186,47 @@ impl CheckArgs {
         let config = self.config.load()?;
         block_on(async {
             let broker = opening::kafka(wiring::kafka(&config))?;
+            let meta = meta_of_store(&config).await;
             let mut wrong = 0;
             for looked in look(&broker, &config.kafka.topics).await? {
-                let line = report(config.kafka.topics.name(looked.topic), looked)?;
+                let (topic, name) = (looked.topic, config.kafka.topics.name(looked.topic));
+                let mut line = report(name, looked)?;
+                if let Some(meta) = meta.as_ref().filter(|_| topic.makes_the_state() && line.partitions > 0) {
+                    let found = find_topics(&broker, &[(topic, name.to_owned())]).await?;
+                    let others = found.iter().filter_map(|found| is_bound_to(meta, found).err());
+                    line.problems.extend(others.map(|error| error.to_string()));
+                }
                 tell(&line, self.json)?;
                 wrong += usize::from(!line.problems.is_empty());
             }
             verdict(wrong)
         })
     }
+}
+
+/// The meta record of the configured store, where there is a store and nobody has it to himself. What cannot be looked
+/// at is said.
+async fn meta_of_store(config: &Config) -> Option<MetaRecord> {
+    if !matches!(config.store.url, StoreUrl::Fjall(..) | StoreUrl::Aerospike(_)) {
+        return None;
+    }
+    let unknown = |why: String| {
+        eprintln!(
+            "store: not looked at, so that it is not known whether the topics are those that it was made from: {why}"
+        );
+        None
+    };
+    let engine = match engine::open_existing(&config.store.url.to_string(), &wiring::engine(config)).await {
+        Ok(engine) => engine,
+        Err(OpenError::Fjall(OpenFjallError::Missing(_))) => return None,
+        Err(error) => return unknown(error.to_string()),
+    };
+    let store = Store::new(engine, wiring::store(config));
+    let meta = store.meta().await;
+    if let Err(error) = store.engine.close().await {
+        tracing::warn!(%error, "store: not closed in order");
+    }
+    meta.unwrap_or_else(|error| unknown(error.to_string()))
 }
 
 /// What there is of one topic.

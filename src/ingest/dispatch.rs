@@ -55,10 +55,21 @@ pub enum Done {
     ContestPublished(FlightId),
     /// The dead letter of an event is in its topic.
     DeadLetterPublished(EventRef),
+    /// A contest cannot be put into the log, and no retry changes that.
+    ContestNotPublished(FlightId, PipelineError),
+    /// A dead letter cannot be put into its topic, and no retry changes that.
+    DeadLetterNotPublished(EventRef, PipelineError),
+    /// Whether the topic is the store's.
+    Identity {
+        /// Chunks that had been read when that was asked.
+        up_to: u64,
+        /// Why it is not.
+        other: Option<String>,
+    },
     /// How far everybody else is, or why that cannot be told.
     Others(Result<Others, String>),
-    /// The ends of partitions, by number.
-    Ends(Vec<(i32, u64)>),
+    /// The ends of partitions: by number, with the position when that was asked, and the first offset.
+    Ends(Vec<Ended>),
     /// The store holds what is below this offset of a partition.
     Compared {
         /// Which.
@@ -72,6 +83,19 @@ pub enum Done {
     StoreReachable(Result<(), String>),
     /// Nothing can go on.
     Fatal(PipelineError),
+}
+
+/// Where a partition ends, as it was asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// Its number.
+    pub partition: i32,
+    /// Epoch of its assignment.
+    pub epoch: u64,
+    /// Offset of the next event to be read, before that was asked.
+    pub position: u64,
+    /// First offset that the partition holds, and the one behind the last.
+    pub holds: (u64, u64),
 }
 
 /// Whose master record is read, and what for.

@@ -3,11 +3,13 @@
 mod commits;
 mod ends;
 mod halting;
+mod identity;
 mod orders;
 mod parts;
 mod proofs;
 
 use commits::{Notes, UnderWay, next_heard};
+use identity::Identity;
 pub use parts::{ChainProgress, PipelineError, PipelineParts, PipelineReport, PipelineSettings};
 pub use proofs::Others;
 
@@ -55,6 +57,8 @@ const LONGEST_REST: Duration = Duration::from_secs(5);
 struct Chunk {
     partition: i32,
     epoch: u64,
+    /// In the order of reading, over all partitions.
+    number: u64,
     /// Least timestamp of its messages, and the first offset.
     oldest: (i64, u64),
     messages: usize,
@@ -73,6 +77,7 @@ pub struct Pipeline {
     /// Of each of them, as they share what is bounded in all.
     bounds: PartitionBounds,
     chunks: VecDeque<Chunk>,
+    identity: Identity,
     unprepared: usize,
     done_sender: mpsc::UnboundedSender<Done>,
     done: mpsc::UnboundedReceiver<Done>,
@@ -123,6 +128,7 @@ impl Pipeline {
             partitions: BTreeMap::new(),
             bounds: settings.bounds,
             chunks: VecDeque::new(),
+            identity: Identity::new(now),
             unprepared: 0,
             done_sender,
             done,
@@ -180,7 +186,7 @@ impl Pipeline {
                 heard = next_heard(&mut self.under_way) => heart.through("a restart of the store's nodes", self.on_heard(heard)).await?,
                 Some(order) = self.orders.recv() => heart.through("the log, for an operator", self.on_order(order)).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
-                chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
+                chunk = next_chunk(&mut self.chunks, &self.identity) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
                     Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await?,
                     Err(error) => {
@@ -235,6 +241,7 @@ impl Pipeline {
                 self.parts.health.set(Condition::Assigned, None);
                 self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
                 assigned.into_iter().for_each(|partition| self.on_assigned(partition));
+                self.ask_identity();
                 self.share_out();
                 self.show();
             }
@@ -266,7 +273,9 @@ impl Pipeline {
         if let Some(halt) = assigned.committed.as_ref().and_then(standing) {
             self.stay_halted(number, halt);
         }
-        if let Some(low) = self.partitions.get(&number).and_then(PartitionState::begins_above) {
+        if let Some(why) = self.identity.other() {
+            self.halt(number, why);
+        } else if let Some(low) = self.partitions.get(&number).and_then(PartitionState::begins_above) {
             let why = never_read(&self.settings.group, low);
             self.halt(number, why);
         }
@@ -327,7 +336,15 @@ impl Pipeline {
                 })
                 .collect()
         });
-        self.chunks.push_back(Chunk { partition: number, epoch: batch.epoch, oldest, messages: count, prepared });
+        self.chunks.push_back(Chunk {
+            partition: number,
+            epoch: batch.epoch,
+            number: self.identity.number(),
+            oldest,
+            messages: count,
+            prepared,
+        });
+        self.ask_identity();
         self.throttle();
     }
 
@@ -544,11 +561,28 @@ impl Pipeline {
                 self.publishing -= 1;
                 self.complete(event, Completion::DeadLetter);
             }
+            Done::ContestNotPublished(flight, error) => {
+                self.publishing -= 1;
+                let told = error.to_string();
+                if self.parts.modes.ends().is_some() {
+                    return Err(error);
+                }
+                let events = self.planner.halt(flight, now_ms).map_or_else(Vec::new, |(_, events)| events);
+                self.halt_all(&events, &told);
+            }
+            Done::DeadLetterNotPublished(event, error) => {
+                self.publishing -= 1;
+                if self.parts.modes.ends().is_some() {
+                    return Err(error);
+                }
+                self.halt_all(&[event], &error.to_string());
+            }
+            Done::Identity { up_to, other } => self.on_identity(up_to, other)?,
             Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
             Done::Ends(ends) => {
                 self.asking_ends = false;
-                self.hear_ends(ends);
+                self.on_ends(&ends);
             }
             Done::Compared { partition, offset } => {
                 // Under whichever epoch it was asked: it has been read again from the beginning meanwhile, where a node forgot.
@@ -757,7 +791,7 @@ impl Pipeline {
                 biased;
                 heard = next_heard(&mut self.under_way) => self.on_heard(heard).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
-                chunk = next_chunk(&mut self.chunks) => self.on_prepared(chunk?),
+                chunk = next_chunk(&mut self.chunks, &self.identity) => self.on_prepared(chunk?),
                 () = tokio::time::sleep_until(flush) => {
                     if Instant::now() >= deadline {
                         tracing::warn!(in_flight = self.planner.counts().active, "drain timed out");
@@ -794,9 +828,12 @@ struct PreparedChunk {
     messages: Vec<(Message, Result<Prepared, Poison>)>,
 }
 
-/// The oldest chunk, once it is prepared: they are worked on in the order in which they were read.
-async fn next_chunk(chunks: &mut VecDeque<Chunk>) -> Result<PreparedChunk, PipelineError> {
-    let Some(chunk) = chunks.front_mut() else { return std::future::pending().await };
+/// The oldest chunk, once it is prepared and known to be of the store's topic: chunks are worked on in the order of
+/// reading.
+async fn next_chunk(chunks: &mut VecDeque<Chunk>, identity: &Identity) -> Result<PreparedChunk, PipelineError> {
+    let Some(chunk) = chunks.front_mut().filter(|chunk| identity.covers(chunk.number)) else {
+        return std::future::pending().await;
+    };
     let messages = (&mut chunk.prepared).await.map_err(|error| PipelineError::Internal(error.to_string()))?;
     let (partition, epoch) = (chunk.partition, chunk.epoch);
     debug_assert_eq!(messages.len(), chunk.messages);

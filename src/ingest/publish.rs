@@ -65,7 +65,8 @@ impl Publisher {
         };
         let publisher = self.clone();
         let what = format!("the contest of {txid} (partition {}, offset {})", event.partition, event.offset);
-        self.answer(done, what, &self.chain_topic, async move {
+        let not_published = move |error| Done::ContestNotPublished(flight, error);
+        self.answer(done, (what, &self.chain_topic), not_published, async move {
             let producer = publisher.producer.as_ref();
             produce_until_acknowledged(producer, &[message], publisher.retry_pause).await?;
             Ok(Done::ContestPublished(flight))
@@ -93,7 +94,8 @@ impl Publisher {
         );
         let publisher = self.clone();
         let what = format!("the dead letter of partition {}, offset {}", event.partition, event.offset);
-        self.answer(done, what, &self.dead_letter_topic, async move {
+        let not_published = move |error| Done::DeadLetterNotPublished(event, error);
+        self.answer(done, (what, &self.dead_letter_topic), not_published, async move {
             let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
             bury_until_acknowledged(producer, topic, source, &letter, publisher.retry_pause).await?;
             Ok(Done::DeadLetterPublished(event))
@@ -103,15 +105,18 @@ impl Publisher {
     fn answer(
         &self,
         done: mpsc::UnboundedSender<Done>,
-        what: String,
-        topic: &str,
+        (what, topic): (String, &str),
+        not_published: impl FnOnce(PipelineError) -> Done + Send + 'static,
         published: impl Future<Output = Result<Done, BrokerError>> + Send + 'static,
     ) {
         let topic = topic.to_owned();
         let sender = done.clone();
         spawn("publishing", &sender, async move {
-            let not_published = |error| Done::Fatal(PipelineError::NotPublished { what, topic, error });
-            let answer = published.await.unwrap_or_else(not_published);
+            let answer = published.await.unwrap_or_else(|error| {
+                let ends = error.kind.ends_the_client();
+                let error = PipelineError::NotPublished { what, topic, error };
+                if ends { Done::Fatal(error) } else { not_published(error) }
+            });
             // A pipeline that has ended meanwhile reads the event again when it starts.
             let _ = done.send(answer);
         });
@@ -209,7 +214,7 @@ mod tests {
         let (sender, mut done) = mpsc::unbounded_channel();
         let (flight, txid) = (FlightId { index: 0, generation: 0 }, Txid([1; 32]));
         publisher.contest(flight, txid, event, [0; 32], Reason::Found, sender.clone());
-        let Some(Done::Fatal(error)) = done.recv().await else { panic!("it was published") };
+        let Some(Done::ContestNotPublished(_, error)) = done.recv().await else { panic!("it was published") };
         let expected =
             format!("the contest of {txid} (partition 3, offset 7) cannot be published to `chain`: produce: too large");
         assert_eq!(error.to_string(), expected);
@@ -217,7 +222,7 @@ mod tests {
             Message { offset: 7, timestamp_ms: 9, key: Bytes::new(), payload: Bytes::new(), headers: Vec::new() };
         let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into() };
         publisher.dead_letter(event, source, poison, sender);
-        let Some(Done::Fatal(error)) = done.recv().await else { panic!("it was published") };
+        let Some(Done::DeadLetterNotPublished(_, error)) = done.recv().await else { panic!("it was published") };
         let expected = "the dead letter of partition 3, offset 7 cannot be published to `dead`: produce: too large";
         assert_eq!(error.to_string(), expected);
     }

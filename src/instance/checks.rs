@@ -27,6 +27,12 @@ pub(super) async fn check_topics(settings: &InstanceSettings, broker: &dyn Broke
     Ok(validated)
 }
 
+/// The topics that make the state, with their names: a store is bound to them.
+pub(crate) fn store_topics(settings: &InstanceSettings) -> Vec<(Topic, String)> {
+    let topics = Topic::ALL.into_iter().filter(|topic| topic.makes_the_state());
+    topics.map(|topic| (topic, settings.topic_name(topic).to_owned())).collect()
+}
+
 /// The id of the chain topic, where it has a first record.
 pub(crate) async fn first_of_chain(
     settings: &InstanceSettings,

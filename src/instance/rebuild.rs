@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    InstanceError, InstanceParts, InstanceSettings, check_chain,
-    checks::{check_decisions, check_topics, first_of_chain},
+    InstanceError, InstanceParts, InstanceSettings, bind_topics, check_chain,
+    checks::{check_decisions, check_topics, first_of_chain, store_topics},
     claim_blobs, expectations,
     frontier::{Frontier, raise},
     nodes, pipeline_parts, sequencer_parts, together,
@@ -31,6 +31,7 @@ use crate::{
         Store,
         meta::{MetaError, Rebuild},
         nodes::Nodes,
+        topics::find_topics,
     },
 };
 
@@ -111,8 +112,9 @@ async fn run(
         Some(begun) if begun.frontier != chain_frontier => return Err(InstanceError::OtherLog),
         Some(begun) => resume(&parts, &mut nodes, rebuilder, &begun.log).await?,
     };
-    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
-    check_chain(&settings, &parts).await?;
+    let found = find_topics(parts.broker.as_ref(), &store_topics(&settings)).await?;
+    check_chain(&settings, &parts, &found).await?;
+    let guard = bind_topics(&parts, partitions, found).await?;
     parts.health.set(Condition::StoreReachable, None);
     let topic = settings.pipeline.topic.clone();
     let keep: Keep = keeping(parts.store.clone(), rebuilder, settings.topics.chain.as_str().into());
@@ -126,11 +128,11 @@ async fn run(
     let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), Modes::Rebuild(Arc::new(rebuild)), &nodes),
+        pipeline_parts(&settings, &parts, producer.clone(), Modes::Rebuild(Arc::new(rebuild)), (&nodes, guard.clone())),
         Box::new(consumer),
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let chain_parts = sequencer_parts(&settings, &parts, producer, nodes.clone(), &pipeline);
+    let chain_parts = sequencer_parts(&settings, &parts, producer, (nodes.clone(), guard), &pipeline);
     let sequencer = Sequencer::new(SequencerParts { verdicts, ..chain_parts }, mode, Box::new(chain));
     let report = tokio::select! {
         biased;

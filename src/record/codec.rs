@@ -13,10 +13,13 @@
 mod fields;
 mod page;
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 
 use super::{
-    BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, LogEnds, MetaRecord, Rebuilding, Record,
+    BlockRecord, BoundTopic, CommandRecord, CommandResult, Consumed, Key, LockRecord, LogEnds, MetaRecord, Rebuilding,
+    Record,
 };
 use fields::{Reader, Writer};
 
@@ -189,6 +192,7 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
         consumed,
         replay_floor,
         reorg_floor,
+        topics,
     } = meta;
     w.raw(store_id);
     w.number(*layout_version);
@@ -200,10 +204,52 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     w.option(rebuilding.as_ref(), |w, rebuilding| write_rebuilding(rebuilding, w));
     w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
-    w.byte(u8::from(*has_blobs) | u8::from(*has_sentinels) << 1);
+    w.byte(u8::from(*has_blobs) | u8::from(*has_sentinels) << 1 | u8::from(!topics.is_empty()) << 2);
     write_consumed(consumed, w);
     write_consumed(replay_floor, w);
     w.number(*reorg_floor);
+    // A record without them is as it was before there were any.
+    if !topics.is_empty() {
+        write_topics(topics, w);
+    }
+}
+
+/// Bound topics as bytes, for engines that store a meta record otherwise than as a whole.
+pub fn encode_topics(topics: &BTreeMap<String, BoundTopic>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write_topics(topics, &mut Writer(&mut bytes));
+    bytes
+}
+
+/// Reads what [`encode_topics`] writes.
+///
+/// # Errors
+/// See [`CodecError`].
+pub fn decode_topics(bytes: impl Into<Bytes>) -> Result<BTreeMap<String, BoundTopic>, CodecError> {
+    let mut r = Reader(bytes.into());
+    let topics = read_topics(&mut r)?;
+    if r.0.is_empty() { Ok(topics) } else { Err(CodecError::Trailing) }
+}
+
+fn write_topics(topics: &BTreeMap<String, BoundTopic>, w: &mut Writer) {
+    w.count(topics.len());
+    for (name, BoundTopic { id, first }) in topics {
+        w.bytes(name.as_bytes());
+        w.option(id.as_ref(), |w, id| w.raw(id));
+        w.count(first.len());
+        for (partition, id) in first {
+            w.number(*partition);
+            w.raw(id);
+        }
+    }
+}
+
+fn read_topics(r: &mut Reader) -> Result<BTreeMap<String, BoundTopic>, CodecError> {
+    r.list(|r| {
+        let name = r.text()?;
+        let id = r.option(Reader::array)?;
+        Ok((name, BoundTopic { id, first: r.list(|r| Ok((r.u32()?, r.array()?)))? }))
+    })
 }
 
 /// A rebuild that is under way as bytes, for engines that store a meta record otherwise than as a whole.
@@ -264,8 +310,9 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         consumed: read_consumed(r)?,
         replay_floor: read_consumed(r)?,
         reorg_floor: r.u32()?,
+        topics: if flags & 4 != 0 { read_topics(r)? } else { BTreeMap::new() },
     };
-    if flags < 4 { Ok(meta) } else { Err(CodecError::Field("flag")) }
+    if flags < 8 { Ok(meta) } else { Err(CodecError::Field("flag")) }
 }
 
 fn read_rebuilding(r: &mut Reader) -> Result<Rebuilding, CodecError> {

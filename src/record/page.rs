@@ -577,6 +577,18 @@ pub struct MetaRecord {
     pub replay_floor: Consumed,
     /// No block up to this height leaves the longest chain again: what it lists may have been pruned.
     pub reorg_floor: u32,
+    /// Topics that it is made from, by what they are for (their default names). One that is not named has not been seen
+    /// yet.
+    pub topics: BTreeMap<String, BoundTopic>,
+}
+
+/// What tells a topic from another one of its name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BoundTopic {
+    /// Id that the cluster gave to the topic; `None`: the cluster gave none.
+    pub id: Option<[u8; 16]>,
+    /// Beginning of the id of the record at offset 0, by partition. Kept only for clusters that give no ids.
+    pub first: BTreeMap<u32, [u8; 8]>,
 }
 
 /// A rebuild that has begun and not ended. Whoever goes on with it makes the same of the same log, however far the live group has come since.

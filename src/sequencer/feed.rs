@@ -24,6 +24,10 @@ use crate::{
 /// Header of a fed event: its own offset in the topic that it comes from.
 pub const SOURCE_OFFSET: &str = "utxo-source-offset";
 
+/// Header of a fed event: its timestamp in the topic that it comes from, milliseconds since the epoch. The record in
+/// the chain has a time of its own: a topic may refuse timestamps that are too old or too new, or replace them.
+pub const SOURCE_TIMESTAMP: &str = "utxo-source-timestamp-ms";
+
 /// The two topics that are fed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -92,7 +96,7 @@ pub struct Feed {
 
 /// Messages fed at once.
 const BATCH: usize = 256;
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(100));
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// How long a sequence number may be missing before that is said.
 const GAP_GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_millis(20);
@@ -169,7 +173,7 @@ impl Feed {
     }
 
     /// Waits only while there is nothing to feed: one topic that is quiet must not hold up the other.
-    async fn listen(&mut self) -> Result<(), BrokerError> {
+    async fn listen(&mut self) -> Result<(), Stop> {
         for source in [Source::BlockMined, Source::Reorgs] {
             let wait = if self.has_next() { Duration::ZERO } else { IDLE };
             if self.tap(source).heads.len() >= BATCH {
@@ -181,6 +185,10 @@ impl Feed {
             };
             let next = next_messages(&mut tap.reader, self.parts.broker.as_ref(), &tap.topic, wait);
             let messages = acknowledged(&self.parts, next).await?;
+            if !messages.is_empty() {
+                // What was read of another topic of that name is not fed.
+                acknowledged(&self.parts, self.parts.guard.confirm(&self.parts.topics.fed())).await?;
+            }
             tap.heads.extend(messages.into_iter().map(|message| (sequence_of(&message), message)));
             self.bury_heads(source).await?;
         }
@@ -324,8 +332,13 @@ impl Feed {
             partition: Some(0),
             key: message.key,
             payload: message.payload,
-            headers: vec![(SOURCE_OFFSET.to_owned(), Bytes::from(message.offset.to_string()))],
-            timestamp_ms: Some(message.timestamp_ms),
+            headers: [
+                (SOURCE_OFFSET, message.offset.to_string()),
+                (SOURCE_TIMESTAMP, message.timestamp_ms.to_string()),
+            ]
+            .map(|(name, value)| (name.to_owned(), Bytes::from(value)))
+            .into(),
+            timestamp_ms: None,
         }
     }
 }
@@ -352,9 +365,20 @@ impl Tap {
     }
 }
 
-/// Where a fed event comes from, for the state that is committed with it.
+/// Where an event of the chain comes from, for the state that is committed with it; `None`: it was not fed. Only for
+/// messages of the chain: whoever produces to another topic may write headers of any name.
 pub fn source_offset(message: &Message) -> Option<u64> {
-    let (_, value) = message.headers.iter().find(|(name, _)| name == SOURCE_OFFSET)?;
+    number_in(message, SOURCE_OFFSET)
+}
+
+/// When an event of the chain was produced, milliseconds since the epoch: to the topic that it was fed from, or else to
+/// the chain. (Earlier versions fed it with the timestamp of its source.) Only for messages of the chain.
+pub fn produced_at_ms(message: &Message) -> i64 {
+    number_in(message, SOURCE_TIMESTAMP).unwrap_or(message.timestamp_ms)
+}
+
+fn number_in<N: std::str::FromStr>(message: &Message, header: &str) -> Option<N> {
+    let (_, value) = message.headers.iter().find(|(name, _)| name == header)?;
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 

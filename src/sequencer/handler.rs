@@ -7,7 +7,11 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     api::{Health, health::Part, state::TipShown},
-    broker::{Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
+    broker::{
+        Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer,
+        identity::{TopicGuard, Unconfirmed},
+        produce_until_acknowledged,
+    },
     clock::Clock,
     engine::{EngineError, ErrorKind, Row},
     event::{Block, DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
@@ -45,6 +49,18 @@ pub struct SequencerTopics {
     pub outcomes: String,
     /// `utxo.dead-letters`
     pub dead_letters: String,
+}
+
+impl SequencerTopics {
+    /// Topics that the chain is made from: events of them count only while they are the store's.
+    pub fn guarded(&self) -> Vec<String> {
+        [&self.chain, &self.decisions, &self.block_mined, &self.reorgs].into_iter().cloned().collect()
+    }
+
+    /// Topics that are fed into the chain.
+    pub fn fed(&self) -> Vec<String> {
+        vec![self.block_mined.clone(), self.reorgs.clone()]
+    }
 }
 
 /// Limits of the sequencer.
@@ -87,6 +103,8 @@ pub struct SequencerParts {
     pub health: Arc<Health>,
     /// Whether the store has forgotten.
     pub nodes: Nodes,
+    /// Whether the topics are still those that the store was made from.
+    pub guard: TopicGuard,
     /// Whether it is still there as a whole.
     pub whole: Arc<dyn WholeStore>,
     /// Who waits for what is created here.
@@ -133,6 +151,16 @@ pub enum Stop {
     Store(EngineError),
 }
 
+impl From<Unconfirmed> for Stop {
+    /// A topic that is not the store's is no better after a restart: the chain halts.
+    fn from(unconfirmed: Unconfirmed) -> Self {
+        match unconfirmed {
+            Unconfirmed::Other(why) => Stop::Halt(why),
+            Unconfirmed::Broker(error) => Stop::Broker(error),
+        }
+    }
+}
+
 impl From<EngineError> for Stop {
     /// What is too big for the store is so after a restart, too: the chain halts, the rest goes on.
     fn from(error: EngineError) -> Self {
@@ -144,10 +172,12 @@ impl From<EngineError> for Stop {
 }
 
 impl From<BrokerError> for Stop {
-    /// What is too large for a topic, or gone from it, is no better after a restart: the chain halts, the rest goes on.
+    /// What a topic does not take, or no longer holds, is no better after a restart: the chain halts, the rest goes on.
     fn from(error: BrokerError) -> Self {
         match error.kind {
-            BrokerErrorKind::TooLarge | BrokerErrorKind::OutOfRange => Stop::Halt(error.to_string()),
+            BrokerErrorKind::TooLarge | BrokerErrorKind::Rejected | BrokerErrorKind::OutOfRange => {
+                Stop::Halt(error.to_string())
+            }
             _ => Stop::Broker(error),
         }
     }

@@ -46,7 +46,11 @@ use crate::{
         health::Part,
         state::{ChainShown, NodesShown},
     },
-    broker::{Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition, unless_taken_away},
+    broker::{
+        Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition,
+        identity::{Sight, Unconfirmed},
+        unless_taken_away,
+    },
     ingest::partition::{ENDS_EVERY, Halt, Moment, PartitionBounds, PartitionState, never_read},
     record::Consumed,
     store::{
@@ -86,6 +90,8 @@ pub struct Sequencer {
     holding: Option<Holding>,
     /// The chain partition is ours, and could not be taken hold of.
     standing: Option<Standing>,
+    /// Why a topic of the chain is not the store's: nothing is committed until an operator has looked.
+    other_topic: Option<String>,
     /// What operators ask.
     orders: mpsc::Receiver<Order<()>>,
     progress: mpsc::UnboundedReceiver<(u64, Progress)>,
@@ -133,7 +139,8 @@ impl Sequencer {
         let (progress_sender, progress) = mpsc::unbounded_channel();
         let commits = Commits::new(Condition::ChainCommitted);
         let orders = parts.health.control().chain.open();
-        Sequencer { parts, mode, consumer, holding: None, standing: None, orders, progress, progress_sender, commits }
+        let (holding, standing, other_topic) = (None, None, None);
+        Sequencer { parts, mode, consumer, holding, standing, other_topic, orders, progress, progress_sender, commits }
     }
 
     /// Runs until `shutdown`, until a rebuild has reached its end, or until the broker or the store cannot go on. What is
@@ -193,7 +200,7 @@ impl Sequencer {
         self.let_go().await;
         let committed = match self.commit().await {
             // Whoever comes next finds out for himself.
-            Err(Stop::NodeRestarted) => Ok(()),
+            Err(Stop::NodeRestarted | Stop::Halt(_)) => Ok(()),
             committed => committed,
         };
         let closed = self.consumer.close().await;
@@ -232,7 +239,7 @@ impl Sequencer {
                 self.let_go().await;
                 let committed = if lost { Ok(()) } else { self.commit().await };
                 if let Err(stop) = committed
-                    && !matches!(stop, Stop::NodeRestarted)
+                    && !matches!(stop, Stop::NodeRestarted | Stop::Halt(_))
                 {
                     return Err(stop);
                 }
@@ -289,6 +296,14 @@ impl Sequencer {
     }
 
     async fn try_to_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
+        // Offsets, and what is said with them, mean nothing in other topics.
+        let (guard, topics) = (self.parts.guard.clone(), self.parts.topics.guarded());
+        let confirmed = Waiting::new(&self.parts, "the chain").until_done(guard.confirm(&topics)).await;
+        self.other_topic = match &confirmed {
+            Err(Unconfirmed::Other(why)) => Some(why.clone()),
+            _ => None,
+        };
+        confirmed?;
         if assigned.committed.is_none() && assigned.position > 0 {
             let why = self.never_read(&assigned);
             return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
@@ -503,7 +518,8 @@ impl Sequencer {
         if !matches!((&stop, self.mode), (Stop::Halt(_), ChainMode::Live)) {
             return Err(stop);
         }
-        let why = stop.to_string();
+        // What follows of another topic (an offset that is not there, say) is not the reason.
+        let why = self.other_topic.clone().unwrap_or_else(|| stop.to_string());
         tracing::error!("the chain is halted: {why}");
         let since_ms = self.parts.clock.now_ms();
         if let Some(state) = self.held() {
@@ -518,8 +534,11 @@ impl Sequencer {
     /// Ends the worker, wherever it stands: what it was handling is handled again from its beginning.
     async fn let_go(&mut self) {
         if let Some(holding) = &mut self.holding {
-            holding.task.abort();
-            let _ = (&mut holding.task).await;
+            // One that has ended may have been waited for already.
+            if !holding.task.is_finished() {
+                holding.task.abort();
+                let _ = (&mut holding.task).await;
+            }
             let epoch = holding.epoch;
             while let Ok((of, progress)) = self.progress.try_recv() {
                 if let (true, Progress::Handled(committed)) = (of == epoch, progress) {
@@ -566,7 +585,29 @@ impl Sequencer {
             Err(Unasked::Store(error)) => return Err(Stop::Damaged(error.to_string())),
             Err(Unasked::Engine(error)) => return Err(error.into()),
         };
-        let Some(committed) = holding.safe(asked, self.parts.nodes.lag()) else {
+        let committed = holding.safe(asked, self.parts.nodes.lag());
+        if self.other_topic.is_some() {
+            return Ok(());
+        }
+        // Asked also where there is nothing to commit: a chain that rests has to notice, too.
+        let why = match self.parts.guard.look(&self.parts.topics.guarded()).await {
+            Ok(Sight::Same) => None,
+            Ok(Sight::Other(why)) => {
+                self.other_topic = Some(why.clone());
+                self.let_go().await;
+                return Err(Stop::Halt(why));
+            }
+            Ok(Sight::Absent(topic)) => Some(format!("topic `{topic}` does not exist at the moment")),
+            Err(error) if error.kind.ends_the_client() => return Err(error.into()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = why {
+            tracing::warn!(why, "the chain is not committed: cannot tell whether its topics are the store's");
+            self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();
+            commits.failed(health, format!("cannot tell whether the topics are the store's: {why}"));
+            return Ok(());
+        }
+        let Some(committed) = committed else {
             commits.succeeded(health);
             return Ok(());
         };

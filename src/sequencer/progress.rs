@@ -11,7 +11,7 @@ use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
     ingest::{pipeline::ChainProgress, proof::ChainView},
     sequencer::{
-        feed::sequence_of,
+        feed::{produced_at_ms, sequence_of},
         handler::SequencerTopics,
         reread::{Readers, Reread},
         state::ChainState,
@@ -41,14 +41,14 @@ impl ChainProgress for CommittedProgress {
             // It moves, so it will soon be further: no need to look at what is next.
             return Ok(ChainView::Unknown);
         }
-        let mut view = self.first_open(&chain, offset, |_| true).await?;
+        let mut view = self.first_open(&chain, offset, |_| true, produced_at_ms).await?;
         // What the feed passes over (a repeat, or no event at all) never gets into the chain.
         let is_new = |message: &Message| sequence_of(message).is_ok_and(|sequence| sequence > state.sequence);
         // Not where the feed is: what it has fed stands in the chain behind what may be much younger.
         let (block_mined, reorgs) = state.handled();
         for (topic, next) in [(&self.topics.block_mined, block_mined), (&self.topics.reorgs, reorgs)] {
             let partition = TopicPartition { topic: topic.as_str().into(), partition: 0 };
-            view = match (view, self.first_open(&partition, next, is_new).await?) {
+            view = match (view, self.first_open(&partition, next, is_new, |message| message.timestamp_ms).await?) {
                 (ChainView::Unknown, _) | (_, ChainView::Unknown) => ChainView::Unknown,
                 (ChainView::AtEnd, other) | (other, ChainView::AtEnd) => other,
                 (ChainView::Behind(one), ChainView::Behind(other)) => ChainView::Behind(one.min(other)),
@@ -79,6 +79,7 @@ impl CommittedProgress {
         partition: &TopicPartition,
         next: u64,
         is_open: impl Fn(&Message) -> bool,
+        time_of: impl Fn(&Message) -> i64,
     ) -> Result<ChainView, BrokerError> {
         let (_, high) = self.broker.watermarks(partition).await?;
         if next >= high {
@@ -87,7 +88,7 @@ impl CommittedProgress {
         let mut readers = self.readers.lock().await;
         for offset in next..high {
             match readers.get(self.broker.as_ref(), partition, offset).await? {
-                Reread::Found(message) if is_open(&message) => return Ok(ChainView::Behind(message.timestamp_ms)),
+                Reread::Found(message) if is_open(&message) => return Ok(ChainView::Behind(time_of(&message))),
                 Reread::Found(_) | Reread::Gone => {}
                 Reread::NoAnswer => return Ok(ChainView::Unknown),
             }

@@ -200,7 +200,7 @@ async fn handler() -> (Handler, Log) {
 }
 
 fn position(topic: &str, offset: u64) -> Position {
-    Position { topic: topic.into(), partition: 0, offset, timestamp_ms: 0 }
+    Position { topic: topic.into(), partition: 0, offset, timestamp_ms: 1_000 }
 }
 
 /// Whether a log that does not answer and one that says so are waited for, and named.
@@ -230,9 +230,11 @@ async fn an_answer_that_does_not_come_is_waited_for_and_named() {
 #[tokio::test(start_paused = true)]
 async fn what_is_gone_halts_by_name() {
     let (handler, _) = handler().await;
-    for (at, why) in
-        [(position("txs", 9), "offset 9 is out of range"), (position("other", 0), "offset 0 of other/0 cannot be read")]
-    {
+    for (at, why) in [
+        (position("txs", 9), "offset 9 is out of range"),
+        (position("other", 0), "offset 0 of other/0 cannot be read"),
+        (Position { timestamp_ms: 999, ..position("txs", 0) }, "offset 0 of txs/0 is another event by now"),
+    ] {
         match handler.source(&at).await {
             Err(Stop::Halt(said)) => assert!(said.contains(why), "{said}"),
             other => panic!("{other:?}"),

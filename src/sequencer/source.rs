@@ -129,7 +129,11 @@ impl Handler {
         let mut readers = self.readers.lock().await;
         loop {
             match waiting.attend(readers.get(self.parts.broker.as_ref(), &partition, position.offset)).await {
-                Ok(Reread::Found(message)) => return Ok(message),
+                Ok(Reread::Found(message)) if message.timestamp_ms == position.timestamp_ms => return Ok(message),
+                Ok(Reread::Found(_)) => {
+                    let why = "is another event by now: its topic was created again";
+                    return Err(Stop::Halt(format!("{what} {why}")));
+                }
                 Ok(Reread::Gone) => {
                     let why = "is gone: its topic no longer holds what the chain refers to";
                     return Err(Stop::Halt(format!("{what} {why}")));

@@ -9,6 +9,7 @@ use crate::{
     api::Health,
     broker::{
         Broker, BrokerError, Committing, NewTopic, Produce,
+        identity::TopicGuard,
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
@@ -50,6 +51,7 @@ pub(super) async fn parts() -> SequencerParts {
     SequencerParts {
         creator: Creator::new(store.clone(), clock.clone(), identity),
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
+        guard: TopicGuard::unguarded(),
         whole: Arc::new(Unaccounted),
         arrivals: Arrivals::default(),
         verdicts: Arc::default(),

@@ -18,6 +18,7 @@ use crate::{
         steps::Making,
         waiting::Waiting,
     },
+    store::meta::{MetaError, chain_id},
     telemetry::EventKind,
 };
 
@@ -127,12 +128,21 @@ impl Worker {
                 }
                 () = tokio::time::sleep_until(heart.due()) => continue,
             };
+            // What was read of another topic of that name is no event of this chain.
+            let confirmed = async {
+                let parts = &self.handler.parts;
+                parts.guard.confirm(&parts.topics.guarded()).await
+            };
+            self.handler.answer("the topics of the chain", confirmed).await?;
             for message in batch.messages {
                 // The broker may repeat what it has delivered.
                 if message.offset < self.position {
                     continue;
                 }
                 self.handler.parts.beat();
+                if message.offset == 0 {
+                    self.bind_chain(&message).await?;
+                }
                 Box::pin(self.handle_with_others(log, &message)).await?;
                 self.handler.let_go_of_bodies().await;
                 let next = message.offset + 1;
@@ -150,6 +160,20 @@ impl Worker {
             // A chain that is never idle must not keep it from its work.
             if pruner.is_ready() {
                 Box::pin(heart.through("a step of pruning", pruner.step(&self.handler))).await?;
+            }
+        }
+    }
+
+    /// Holds the store to the chain that begins with this message, before anything of it is applied.
+    async fn bind_chain(&self, first: &Message) -> Result<(), Stop> {
+        let id = chain_id(first.timestamp_ms, &first.key, &first.payload);
+        let parts = &self.handler.parts;
+        let mut waiting = Waiting::new(parts, "the chain");
+        loop {
+            match parts.whole.bind_chain(id).await {
+                Err(error) if error.may_be_retried() => waiting.look_again("the meta record of the store").await,
+                Err(error @ MetaError::ChainRecreated { .. }) => return Err(Stop::Halt(error.to_string())),
+                bound => return bound.map_err(|error| Stop::Damaged(error.to_string())),
             }
         }
     }

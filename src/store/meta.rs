@@ -96,13 +96,20 @@ pub enum MetaError {
     /// Offsets of the chain topic mean something else than when they were stored.
     #[error(
         "the chain topic was recreated: the record at its offset 0 has id {found}, the store was made from {store}; \
-         restore the topic, or run `replay --rebuild` into an empty set"
+         no event of it is applied; configure the topic that the store was made from, or produce all blocks and \
+         reorgs again into new topics, for another group and an empty store"
     )]
     ChainRecreated {
         /// Of the topic that the store was made from, in hex.
         store: String,
         /// Of the topic that is there now, in hex, or `none` where it has no record at offset 0.
         found: String,
+    },
+    /// Offsets of this topic mean something else than when the store was made.
+    #[error("{told}")]
+    TopicRecreated {
+        /// In words, with the topic's name and both ids.
+        told: String,
     },
     /// The events of one transaction would lie in two partitions, and which came first nobody could tell.
     #[error(

@@ -16,6 +16,7 @@ pub mod read;
 pub mod recovery;
 pub mod sentinels;
 pub mod stats;
+pub mod topics;
 pub mod trouble;
 pub mod verify;
 pub mod whole;

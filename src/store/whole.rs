@@ -26,6 +26,12 @@ pub trait WholeStore: Send + Sync {
     /// It is not written down: it must not be committed either.
     async fn note(&self, consumed: &Consumed) -> Result<(), MetaError>;
 
+    /// Holds the store to the chain topic whose record at offset 0 has this [`chain_id`](super::meta::chain_id).
+    ///
+    /// # Errors
+    /// The store was made from another chain; or the engine's.
+    async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError>;
+
     /// Looks whether it has consumed what its group has committed. The commits must have been read before.
     ///
     /// # Errors
@@ -54,6 +60,10 @@ impl WholeStore for GroupStore {
             Ok(meta)
         };
         self.store.change_meta(raise).await.map(drop)
+    }
+
+    async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError> {
+        self.store.bind_chain(Some(chain_id)).await.map(drop)
     }
 
     async fn holds(&self, committed: &Consumed) -> Result<(), MetaError> {
@@ -126,6 +136,10 @@ impl WholeStore for Unaccounted {
     }
 
     async fn note(&self, _: &Consumed) -> Result<(), MetaError> {
+        Ok(())
+    }
+
+    async fn bind_chain(&self, _: [u8; 32]) -> Result<(), MetaError> {
         Ok(())
     }
 

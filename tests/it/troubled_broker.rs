@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{
         Broker, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, NewTopic, Outage, Polled, Producer,
-        Reader, TopicPartition,
+        Reader, TopicIdentity, TopicPartition,
     },
     instance::{self, InstanceParts},
     store::Store,
@@ -111,6 +111,10 @@ impl Broker for TroubledBroker {
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
         self.rules.check(Asked::Topic, &TopicPartition { topic: topic.into(), partition: -1 })?;
         self.inner.partitions(topic).await
+    }
+
+    async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        self.inner.identify(topics).await
     }
 
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {

@@ -7,7 +7,10 @@ use std::{
 };
 
 use rdkafka::{
-    bindings::{self as rd, rd_kafka_ConsumerGroupDescription_t, rd_kafka_admin_op_t, rd_kafka_event_t},
+    bindings::{
+        self as rd, rd_kafka_ConsumerGroupDescription_t, rd_kafka_TopicDescription_t, rd_kafka_admin_op_t,
+        rd_kafka_event_t,
+    },
     consumer::Consumer as _,
     error::{KafkaError, RDKafkaErrorCode},
     types::RDKafkaRespErr,
@@ -34,19 +37,55 @@ pub(super) fn describe_groups<T, All: FromIterator<(String, T)>>(
         return Ok(All::from_iter([]));
     }
     let (_names, mut pointers) = terminated(operation, groups)?;
-    let event = ask(client, operation, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS, timeout, 2, {
+    let question = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS;
+    let event = ask(client, operation, (question, None), timeout, 2, {
         // SAFETY: all live until the answer is there.
         |client, options, queue| unsafe {
             rd::rd_kafka_DescribeConsumerGroups(client, pointers.as_mut_ptr(), pointers.len(), options, queue)
         }
     })?;
     let mut count = 0;
-    // SAFETY: the event is an answer to this question, which `ask` has looked at, and lives as long as what is read of it.
+    // SAFETY: the event is an answer to this question, which `ask` has looked at, and lives as long as what is read of
+    // it.
     unsafe {
         let result = rd::rd_kafka_event_DescribeConsumerGroups_result(event.0);
         let told = array(rd::rd_kafka_DescribeConsumerGroups_result_groups(result, &mut count), count);
         let named = |group| (text(rd::rd_kafka_ConsumerGroupDescription_group_id(group)), each(group));
         Ok(told.iter().map(|group| named(*group)).collect())
+    }
+}
+
+/// What `each` makes of the descriptions of topics, by their names. Creates none of them. `broker`: which one is asked;
+/// otherwise the controller.
+pub(super) fn describe_topics<T, All: FromIterator<(String, T)>>(
+    client: &Asked,
+    operation: &'static str,
+    topics: &[String],
+    broker: Option<i32>,
+    timeout: Duration,
+    each: impl Fn(*const rd_kafka_TopicDescription_t) -> T,
+) -> Result<All, BrokerError> {
+    if topics.is_empty() {
+        return Ok(All::from_iter([]));
+    }
+    let (names, mut pointers) = terminated(operation, topics)?;
+    // SAFETY: `pointers` are terminated strings that `names` keeps; librdkafka copies them.
+    let collection = unsafe { rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len()) };
+    drop(names);
+    let collection = Owned(collection, rd::rd_kafka_TopicCollection_destroy);
+    let question = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
+    let event = ask(client, operation, (question, broker), timeout, 1, {
+        // SAFETY: all four live until the answer is there.
+        |client, options, queue| unsafe { rd::rd_kafka_DescribeTopics(client, collection.0, options, queue) }
+    })?;
+    let mut count = 0;
+    // SAFETY: the event is an answer to this question, which `ask` has looked at, and lives as long as what is read of
+    // it.
+    unsafe {
+        let result = rd::rd_kafka_event_DescribeTopics_result(event.0);
+        let told = array(rd::rd_kafka_DescribeTopics_result_topics(result, &mut count), count);
+        let named = |topic| (text(rd::rd_kafka_TopicDescription_name(topic)), each(topic));
+        Ok(told.iter().map(|topic| named(*topic)).collect())
     }
 }
 
@@ -78,7 +117,7 @@ pub(super) fn terminated(
 pub(super) fn ask(
     client: &Asked,
     operation: &'static str,
-    question: rd_kafka_admin_op_t,
+    (question, broker): (rd_kafka_admin_op_t, Option<i32>),
     timeout: Duration,
     requests: u32,
     send: impl FnOnce(*mut rd::rd_kafka_t, *const rd::rd_kafka_AdminOptions_t, *mut rd::rd_kafka_queue_t),
@@ -92,6 +131,10 @@ pub(super) fn ask(
         let queue = Owned(rd::rd_kafka_queue_new(native), rd::rd_kafka_queue_destroy);
         let options = Owned(rd::rd_kafka_AdminOptions_new(native, question), rd::rd_kafka_AdminOptions_destroy);
         rd::rd_kafka_AdminOptions_set_request_timeout(options.0, ms(timeout / requests), ptr::null_mut(), 0);
+        if let Some(broker) = broker {
+            // A broker that is not there is waited for as long as an answer.
+            rd::rd_kafka_AdminOptions_set_broker(options.0, broker, ptr::null_mut(), 0);
+        }
         drop(Owned(
             rd::rd_kafka_AdminOptions_set_include_authorized_operations(options.0, 1),
             rd::rd_kafka_error_destroy,

@@ -38,6 +38,15 @@ pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
     }
 }
 
+/// Whether a topic or partition is not there (any more). A consumer goes on where it is created again: whether the
+/// topic is still the same is asked elsewhere ([`TopicGuard`](crate::broker::identity::TopicGuard)).
+pub(super) fn is_unknown_topic(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition | Code::UnknownTopicId)
+    )
+}
+
 /// A login that is turned away is no refusal here: a cluster that has let this client in before is away then, and what is said to one that was
 /// never let in is told where it asks ([`Trouble`](super::trouble::Trouble)). Commits during a rebalance fail with `RebalanceInProgress`, `IllegalGeneration` or `UnknownMemberId`: the next try
 /// carries the new generation, or finds the partition gone. So these are retryable.
@@ -64,9 +73,82 @@ pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
     }
 }
 
+/// Translates the failure of a message that was produced to `topic`.
+pub(super) fn translate_produce(topic: &str, error: &KafkaError) -> BrokerError {
+    let translated = translate("produce", topic, error);
+    match error.rdkafka_error_code().and_then(rejection) {
+        Some(remedy) => {
+            let message = format!("{}; {remedy}", translated.message);
+            BrokerError { kind: BrokerErrorKind::Rejected, message, ..translated }
+        }
+        None => translated,
+    }
+}
+
+/// What an operator can do about a message that a broker refuses for good; `None`: a retry may do, or another class
+/// says more. librdkafka tries again by itself what Kafka calls retriable, so that a code in this table is final.
+fn rejection(code: Code) -> Option<&'static str> {
+    Some(match code {
+        Code::InvalidTimestamp => {
+            "set message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic to \
+             9223372036854775807, and check the clocks"
+        }
+        Code::InvalidRecord => {
+            "set cleanup.policy=delete for the topic, and look which plugin of the brokers refuses records"
+        }
+        Code::PolicyViolation => "look which policy of the brokers refuses the record",
+        Code::TopicAuthorizationFailed => "let this login write to the topic (`kafka-acls --operation Write`)",
+        Code::ClusterAuthorizationFailed => {
+            "let this login do IdempotentWrite (`kafka-acls --operation IdempotentWrite --cluster`)"
+        }
+        Code::TransactionalIdAuthorizationFailed => "let this login write (`kafka-acls --operation Write`)",
+        Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition | Code::UnknownTopicId => {
+            "the topic, or its partition, was deleted: restore the topic"
+        }
+        Code::InvalidTopic => "correct the topic's name",
+        Code::UnsupportedForMessageFormat | Code::UnsupportedVersion => "update the brokers",
+        Code::InvalidMessageSize | Code::InvalidRequiredAcks | Code::InvalidRequest => "look into the brokers' log",
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Codes of Kafka's protocol that no retry heals, against those that heal or have a class of their own.
+    #[test]
+    fn what_a_broker_refuses_for_good_is_told_from_what_heals() {
+        let kind = |code| translate_produce("t", &KafkaError::MessageProduction(code)).kind;
+        for code in [
+            Code::InvalidTimestamp,
+            Code::InvalidRecord,
+            Code::PolicyViolation,
+            Code::TopicAuthorizationFailed,
+            Code::ClusterAuthorizationFailed,
+            Code::UnknownTopicOrPartition,
+            Code::UnknownTopicId,
+            Code::UnsupportedForMessageFormat,
+        ] {
+            assert_eq!(kind(code), BrokerErrorKind::Rejected, "{code:?}");
+        }
+        for code in [
+            Code::NotEnoughReplicas,
+            Code::NotLeaderForPartition,
+            Code::MessageTimedOut,
+            Code::RequestTimedOut,
+            Code::KafkaStorageError,
+            Code::InvalidDifferentRecord,
+            Code::UnknownProducerId,
+            Code::QueueFull,
+        ] {
+            assert_eq!(kind(code), BrokerErrorKind::Retryable, "{code:?}");
+        }
+        assert_eq!(kind(Code::MessageSizeTooLarge), BrokerErrorKind::TooLarge);
+        assert_eq!(kind(Code::Fatal), BrokerErrorKind::Fatal);
+        let told = translate_produce("t", &KafkaError::MessageProduction(Code::InvalidTimestamp)).to_string();
+        assert!(told.starts_with("produce: t: ") && told.contains("message.timestamp.before.max.ms"), "{told}");
+    }
 
     #[test]
     fn a_commit_during_a_rebalance_is_tried_again() {

@@ -17,7 +17,10 @@ use tokio::{
     time::sleep,
 };
 
-use super::{KafkaBroker, errors::translate};
+use super::{
+    KafkaBroker,
+    errors::{translate, translate_produce},
+};
 use crate::broker::{Broker, BrokerError, BrokerErrorKind, Delivered, Produce, Producer};
 
 /// The pause while librdkafka's queue is full. It always ends: what is queued is delivered or times out.
@@ -65,7 +68,7 @@ impl KafkaProducer {
         loop {
             match try_enqueue(producer, message) {
                 Err(KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)) => sleep(QUEUE_FULL_PAUSE).await,
-                result => return result.map_err(|error| translate("produce", &message.topic, &error)),
+                result => return result.map_err(|error| translate_produce(&message.topic, &error)),
             }
         }
     }
@@ -116,7 +119,7 @@ impl KafkaProducer {
             };
             *result = match delivery {
                 Ok(delivery) => settle(&message.topic, delivery).await,
-                Err(error) => Err(translate("produce", &message.topic, &error)),
+                Err(error) => Err(translate_produce(&message.topic, &error)),
             };
             if result.is_ok() {
                 self.gate.lock().await.narrow.insert(message.topic.clone());
@@ -146,7 +149,7 @@ fn try_enqueue(producer: &FutureProducer, message: &Produce) -> Result<DeliveryF
 async fn settle(topic: &str, delivery: DeliveryFuture) -> Result<Delivered, BrokerError> {
     match delivery.await {
         Ok(Ok(delivery)) => Ok(Delivered { partition: delivery.partition, offset: delivery.offset.max(0) as u64 }),
-        Ok(Err((error, _))) => Err(translate("produce", topic, &error)),
+        Ok(Err((error, _))) => Err(translate_produce(topic, &error)),
         Err(_) => Err(translate("produce", topic, &KafkaError::Canceled)),
     }
 }
@@ -180,11 +183,38 @@ impl Producer for KafkaProducer {
             });
         }
         self.again_alone(&messages, &mut settled).await?;
-        settled.into_iter().collect()
+        first_for_good(settled)
+    }
+}
+
+/// All deliveries; or the first failure that no retry heals, or else the first one. A broker that refuses one record
+/// for good fails the others of its batch, too, as if a retry could help.
+fn first_for_good(settled: Vec<Result<Delivered, BrokerError>>) -> Result<Vec<Delivered>, BrokerError> {
+    let for_good =
+        |result: &&Result<_, BrokerError>| result.as_ref().is_err_and(|error| error.kind != BrokerErrorKind::Retryable);
+    match settled.iter().find(for_good) {
+        Some(Err(error)) => Err(error.clone()),
+        _ => settled.into_iter().collect(),
     }
 }
 
 /// A producer behind the trait.
 pub(super) fn producer(broker: KafkaBroker) -> Result<Arc<dyn Producer>, BrokerError> {
     Ok(Arc::new(KafkaProducer::new(broker)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_batch_that_is_refused_the_failure_counts_that_no_retry_heals() {
+        let failed = |kind| Err(BrokerError::new(kind, "produce", format!("{kind:?}")));
+        let delivered = || Ok(Delivered { partition: 0, offset: 1 });
+        let kind = |settled| first_for_good(settled).err().map(|error| error.kind);
+        let (heals, stays) = (BrokerErrorKind::Retryable, BrokerErrorKind::Rejected);
+        assert_eq!(kind(vec![delivered(), failed(heals), failed(stays), failed(heals)]), Some(stays));
+        assert_eq!(kind(vec![delivered(), failed(heals)]), Some(heals));
+        assert_eq!(kind(vec![delivered()]), None);
+    }
 }

@@ -7,12 +7,12 @@ use std::{
 };
 
 use rdkafka::{
-    bindings::{self as rd, rd_kafka_AclOperation_t, rd_kafka_admin_op_t},
+    bindings::{self as rd, rd_kafka_AclOperation_t},
     types::RDKafkaRespErr,
 };
 
 use super::{
-    admin::{Owned, array, ask, describe_groups, refused, terminated, text},
+    admin::{array, describe_groups, describe_topics, refused},
     trouble::Asked,
 };
 use crate::broker::BrokerError;
@@ -35,34 +35,19 @@ const OPERATION: &str = "look up permissions";
 
 /// Rights on topics, in the order asked for.
 pub(super) fn on_topics(client: &Asked, topics: &[String], timeout: Duration) -> Result<Vec<Rights>, BrokerError> {
-    if topics.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (names, mut pointers) = terminated(OPERATION, topics)?;
-    // SAFETY: `pointers` are terminated strings that `names` keeps; librdkafka copies them.
-    let collection = unsafe { rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len()) };
-    drop(names);
-    let collection = Owned(collection, rd::rd_kafka_TopicCollection_destroy);
-    let event = ask(client, OPERATION, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout, 1, {
-        // SAFETY: all four live until the answer is there.
-        |client, options, queue| unsafe { rd::rd_kafka_DescribeTopics(client, collection.0, options, queue) }
-    })?;
-    let mut count = 0;
-    // SAFETY: the event is an answer to this question, which `ask` has looked at, and lives as long as what is read of it.
-    unsafe {
-        let result = rd::rd_kafka_event_DescribeTopics_result(event.0);
-        let told = array(rd::rd_kafka_DescribeTopics_result_topics(result, &mut count), count);
-        let each = told.iter().map(|topic| {
-            let (name, mut count) = (text(rd::rd_kafka_TopicDescription_name(*topic)), 0);
-            let operations = rd::rd_kafka_TopicDescription_authorized_operations(*topic, &mut count);
-            match rd::rd_kafka_error_code(rd::rd_kafka_TopicDescription_error(*topic)) {
-                RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok((name, rights(operations, count))),
-                RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED => Ok((name, Some(BTreeSet::new()))),
-                code => Err(refused(OPERATION, code.into(), None)),
-            }
-        });
-        Ok(in_order(topics, each.collect::<Result<_, _>>()?))
-    }
+    // SAFETY: the description lives while this reads from it.
+    let each = |topic| unsafe {
+        let mut count = 0;
+        let operations = rd::rd_kafka_TopicDescription_authorized_operations(topic, &mut count);
+        match rd::rd_kafka_error_code(rd::rd_kafka_TopicDescription_error(topic)) {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(rights(operations, count)),
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED => Ok(Some(BTreeSet::new())),
+            code => Err(refused(OPERATION, code.into(), None)),
+        }
+    };
+    let told: Vec<(String, _)> = describe_topics(client, OPERATION, topics, None, timeout, each)?;
+    let told = told.into_iter().map(|(name, rights)| Ok((name, rights?)));
+    Ok(in_order(topics, told.collect::<Result<_, _>>()?))
 }
 
 /// Rights on groups, in the order asked for. Joins none of them.

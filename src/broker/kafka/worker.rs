@@ -29,7 +29,7 @@ use self::{
     rebalance::{Change, Context, Step, carry_out, next_epoch},
 };
 use super::{
-    errors::{fenced, kind, translate},
+    errors::{fenced, is_unknown_topic, kind, translate},
     inbox::Shared,
     settings::KafkaSettings,
 };
@@ -225,15 +225,7 @@ impl Worker {
 
     /// Errors that heal by themselves are logged; the others go to the async side.
     fn report(&self, error: &KafkaError) {
-        let code = error.rdkafka_error_code();
-        let unknown = matches!(
-            code,
-            Some(
-                RDKafkaErrorCode::UnknownTopicOrPartition
-                    | RDKafkaErrorCode::UnknownTopic
-                    | RDKafkaErrorCode::UnknownPartition
-            )
-        );
+        let unknown = is_unknown_topic(error);
         match kind(error) {
             BrokerErrorKind::Fenced | BrokerErrorKind::Fatal | BrokerErrorKind::Refused if !unknown => {
                 let error = self.fenced().unwrap_or_else(|| translate("poll", &self.settings.brokers, error));

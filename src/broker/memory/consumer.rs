@@ -198,7 +198,8 @@ impl MemoryConsumer {
             return Ok(None);
         };
         for partition in in_turn(member) {
-            let log = logs.get("poll", &partition)?;
+            // A topic that was deleted delivers nothing until it is created again, as on Kafka.
+            let Ok(log) = logs.get("poll", &partition) else { continue };
             let Some(owned) = member.owned.get_mut(&partition) else { continue };
             if owned.paused || owned.stuck || owned.is_revoked() {
                 continue;
@@ -266,12 +267,17 @@ impl Reader for MemoryReader {
             changed.as_mut().enable();
             let messages = {
                 let state = self.shared.lock();
-                let log = state.logs.get("read", &self.partition)?;
-                log.check("read", &self.partition, self.position)?;
-                let settings = &self.shared.settings;
-                let (messages, end) = log.read(self.position, settings.batch_messages, settings.batch_bytes);
-                self.position = end;
-                messages
+                match state.logs.get("read", &self.partition) {
+                    Ok(log) => {
+                        log.check("read", &self.partition, self.position)?;
+                        let settings = &self.shared.settings;
+                        let (messages, end) = log.read(self.position, settings.batch_messages, settings.batch_bytes);
+                        self.position = end;
+                        messages
+                    }
+                    // A topic that was deleted delivers nothing until it is created again, as on Kafka.
+                    Err(_) => Vec::new(),
+                }
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if !messages.is_empty() || left.is_zero() {

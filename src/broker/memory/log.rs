@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::group;
-use crate::broker::{BrokerError, BrokerErrorKind, Message, NewTopic, Produce, TopicPartition};
+use crate::broker::{BrokerError, BrokerErrorKind, Message, NewTopic, Produce, TopicIdentity, TopicPartition};
 
 /// One partition. Offsets ascend and may have gaps, as after compaction.
 #[derive(Debug, Default)]
@@ -17,6 +17,8 @@ pub(super) struct PartitionLog {
     pub(super) next: u64,
     /// The most bytes of a message.
     max_message_bytes: Option<usize>,
+    /// Why it takes no message at all.
+    pub(super) rejects: Option<String>,
 }
 
 impl PartitionLog {
@@ -87,6 +89,9 @@ impl PartitionLog {
 #[derive(Debug, Default)]
 pub(super) struct Logs {
     topics: BTreeMap<Arc<str>, Vec<PartitionLog>>,
+    /// How many topics were created, and which of them each topic was.
+    created: u64,
+    numbers: BTreeMap<Arc<str>, u64>,
     epoch: Cell<u64>,
 }
 
@@ -107,10 +112,25 @@ impl Logs {
                 };
                 let new = || PartitionLog { max_message_bytes, ..PartitionLog::default() };
                 let partitions = std::iter::repeat_with(new).take(topic.partitions as usize).collect();
-                self.topics.insert(topic.name.as_str().into(), partitions);
+                let name: Arc<str> = topic.name.as_str().into();
+                self.created += 1;
+                self.numbers.insert(name.clone(), self.created);
+                self.topics.insert(name, partitions);
                 Ok(())
             }
         }
+    }
+
+    /// Deletes a topic with its messages.
+    pub(super) fn delete(&mut self, topic: &str) {
+        self.topics.remove(topic);
+        self.numbers.remove(topic);
+    }
+
+    /// Id and number of partitions of a topic.
+    pub(super) fn identity(&self, topic: &str) -> Option<TopicIdentity> {
+        let id = u128::from(*self.numbers.get(topic)?).to_be_bytes();
+        Some(TopicIdentity { id: Some(id), partitions: self.topic(topic)?.len() as i32 })
     }
 
     /// The interned name of a topic.
@@ -120,6 +140,11 @@ impl Logs {
 
     pub(super) fn topic(&self, topic: &str) -> Option<&[PartitionLog]> {
         self.topics.get(topic).map(Vec::as_slice)
+    }
+
+    /// All partitions of a topic; none of one that does not exist.
+    pub(super) fn partitions_mut(&mut self, topic: &str) -> &mut [PartitionLog] {
+        self.topics.get_mut(topic).map_or(&mut [], Vec::as_mut_slice)
     }
 
     pub(super) fn get(&self, operation: &'static str, at: &TopicPartition) -> Result<&PartitionLog, BrokerError> {

@@ -14,7 +14,7 @@ use super::{
         opening::{self, Watched},
         run::consume,
         serving::{self, Place},
-        signals,
+        signals, wiring,
     },
     reading,
     shown::Bar,
@@ -28,12 +28,14 @@ use crate::{
     ingest::pipeline::PipelineReport,
     instance::{
         self, InstanceParts,
+        checks::store_topics,
         set_back::{Position, Range, Reading},
     },
     record::Consumed,
     store::{
         Store,
         meta::{MetaError, is_rebuilt},
+        topics::{FoundTopic, find_topics, is_bound_to},
         whole::{GroupStore, WholeStore},
     },
 };
@@ -85,7 +87,9 @@ async fn replay(
     let objects = opening::objects(config, &watched.metrics).await?;
     let done = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {
         let store = store.clone().with_blobs(blobs).with_objects(objects);
-        let floor = floor(&store, &reading.consumed(broker.as_ref()).await?).await?;
+        let topics = store_topics(&wiring::instance(config));
+        let topics = find_topics(broker.as_ref(), &topics).await?;
+        let floor = floor(&store, &topics, &reading.consumed(broker.as_ref()).await?).await?;
         let ranges = reading.ranges(broker.as_ref(), from, until, &floor).await?;
         if ranges.is_empty() {
             return Ok((ranges, PipelineReport::default()));
@@ -101,10 +105,11 @@ async fn replay(
     Ok(Replayed { messages, partitions, contests, dead_letters, seconds: started.elapsed().as_secs_f64() })
 }
 
-/// From where on may be read into the store, which must be the group's.
-pub(super) async fn floor(store: &Store, consumed: &Consumed) -> Result<Consumed, MetaError> {
+/// From where on may be read into the store, which must be the group's and made from these topics.
+pub(super) async fn floor(store: &Store, topics: &[FoundTopic], consumed: &Consumed) -> Result<Consumed, MetaError> {
     let meta = store.meta().await?.ok_or(MetaError::NamespaceLost)?;
     is_rebuilt(&meta)?;
+    topics.iter().try_for_each(|topic| is_bound_to(&meta, topic))?;
     let expected = instance::expectations(store);
     GroupStore { store: store.clone(), expected }.holds(consumed).await?;
     Ok(meta.replay_floor)

@@ -21,9 +21,12 @@ use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
     config::Config,
     engine,
-    instance::set_back::{Position, Range, Reading, SetBackError},
+    instance::{
+        checks::store_topics,
+        set_back::{Position, Range, Reading, SetBackError},
+    },
     record::Consumed,
-    store::Store,
+    store::{Store, topics::find_topics},
 };
 
 /// Messages looked at in each of two places of a partition.
@@ -102,7 +105,11 @@ async fn floor(config: &Config, broker: &dyn Broker, reading: &Reading<'_>) -> R
     let engine = engine::open_existing(&config.store.url.to_string(), &wiring::engine(config)).await?;
     let blobs = opening::blobs(config, Intent::Read, &watched.metrics).await?;
     let store = Store::new(engine, wiring::store(config)).with_blobs(blobs);
-    let floor = again::floor(&store, &consumed).await;
+    let topics = find_topics(broker, &store_topics(&wiring::instance(config))).await;
+    let floor = match topics {
+        Ok(topics) => again::floor(&store, &topics, &consumed).await.map_err(Failure::from),
+        Err(error) => Err(error.into()),
+    };
     store.engine.close().await?;
     Ok(floor?)
 }

@@ -18,6 +18,7 @@ use crate::{
     instance::InstanceSettings,
     preflight::{Finding, Outcome},
     record::Consumed,
+    store::topics::FoundTopic,
 };
 
 /// Whoever does not answer a question within it is not there. Longer than the brokers are given by themselves.
@@ -55,6 +56,8 @@ struct Logged {
     partitions: u32,
     /// The id of the chain topic, where it has a first record.
     chain_id: Option<[u8; 32]>,
+    /// The topics that make the state.
+    topics: Vec<FoundTopic>,
     /// Whether the group has committed anything.
     any: bool,
     /// What instances have committed.

@@ -116,4 +116,5 @@ pub mod meta {
     pub const FLOOR: &str = "replayFloor";
     /// `reorg_floor`
     pub const REORG_FLOOR: &str = "reorgFloor";
+    pub const TOPICS: &str = "topics";
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition},
+    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition, identity::Sight},
     ingest::{
         dispatch::{Done, spawn},
         partition::{PartitionState, consumed_of},
@@ -57,15 +57,25 @@ type Offered = Vec<(TopicPartition, Committed, u64)>;
 
 /// A commit that is on its way beside the loop: one at a time. Dropped, it counts for nothing any more.
 pub(super) enum UnderWay {
-    /// It asks the store.
-    Asking(Pin<Box<dyn Future<Output = Asked> + Send>>),
+    /// It asks the store, and then which topic it is.
+    Asking(Asking),
     /// It asks the group's coordinator.
     Committing(Offered, Committing),
 }
 
+/// The answers that a commit needs.
+pub(super) struct Answers {
+    /// The store's.
+    asked: Asked,
+    /// Whether the topic is the store's. Asked last, so that it is as late as can be.
+    sight: Result<Sight, BrokerError>,
+}
+
+type Asking = Pin<Box<dyn Future<Output = Answers> + Send>>;
+
 /// What a commit that is on its way has heard.
 pub(super) enum Heard {
-    Asked(Asked),
+    Asked(Answers),
     Committed(Offered, Result<(), BrokerError>),
 }
 
@@ -162,9 +172,17 @@ impl Pipeline {
     }
 
     /// The first half of a commit, which holds nothing of the pipeline.
-    fn asking_the_store(&self) -> Pin<Box<dyn Future<Output = Asked> + Send>> {
+    fn asking_the_store(&self) -> Asking {
         let (whole, nodes, consumed) = (self.parts.whole.clone(), self.parts.nodes.clone(), self.to_note());
-        Box::pin(async move { ask(whole.as_ref(), &nodes, consumed).await })
+        let (guard, topics) = (self.parts.guard.clone(), vec![self.settings.topic.to_string()]);
+        Box::pin(async move {
+            let asked = ask(whole.as_ref(), &nodes, consumed).await;
+            let sight = tokio::time::timeout(COMMITTED_WITHIN, guard.look(&topics)).await.unwrap_or_else(|_| {
+                let message = format!("no answer within {COMMITTED_WITHIN:?}");
+                Err(BrokerError::new(BrokerErrorKind::Retryable, "look up topic ids", message))
+            });
+            Answers { asked, sight }
+        })
     }
 
     /// What is consumed by now, where the store does not know it.
@@ -181,17 +199,23 @@ impl Pipeline {
 
     /// What the store said; where none of its nodes has restarted, what cannot be forgotten any more is safe from now on. `None`: nothing
     /// may be committed.
-    fn on_asked(&mut self, asked: Asked) -> Result<Option<Look>, PipelineError> {
+    fn on_asked(&mut self, Answers { asked, sight }: Answers) -> Result<Option<Look>, PipelineError> {
         if let Some((at, consumed)) = asked.noted {
             self.notes.young.push_back((at, consumed.clone()));
             self.notes.last.raise(&consumed);
         }
         let (failure, why) = match asked.look {
             Ok(look) => {
-                if let Look::Same { asked } = look {
-                    self.settle(asked);
-                }
-                return Ok(Some(look));
+                let Look::Same { asked } = look else { return Ok(Some(look)) };
+                self.settle(asked);
+                let why = match sight {
+                    Ok(Sight::Same) => return Ok(Some(look)),
+                    // Offsets of one topic are no offsets of another.
+                    Ok(Sight::Other(why)) => return self.on_other_topic(why).map(|()| None),
+                    Ok(Sight::Absent(topic)) => format!("topic `{topic}` does not exist at the moment"),
+                    Err(error) => error.to_string(),
+                };
+                (CommitFailure::Broker, format!("cannot tell whether the topic is the store's: {why}"))
             }
             Err(Unasked::Now(failure, why)) => (failure, why),
             Err(Unasked::Store(error)) => return Err(PipelineError::Store(error.to_string())),

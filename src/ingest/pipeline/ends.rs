@@ -3,8 +3,11 @@
 use super::Pipeline;
 use crate::{
     broker::TopicPartition,
-    ingest::dispatch::{Done, spawn},
-    ingest::replay::Modes,
+    ingest::{
+        dispatch::{Done, Ended, spawn},
+        partition::gone,
+        replay::Modes,
+    },
 };
 
 impl Pipeline {
@@ -16,7 +19,8 @@ impl Pipeline {
         let mut quiet = Vec::new();
         for (number, state) in &mut self.partitions {
             if state.end_is_unheard() {
-                quiet.push(TopicPartition { topic: self.settings.topic.clone(), partition: *number });
+                let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
+                quiet.push((partition, state.epoch, state.tracker.position()));
             }
         }
         if quiet.is_empty() {
@@ -26,9 +30,9 @@ impl Pipeline {
         let (broker, done) = (self.parts.broker.clone(), self.done_sender.clone());
         spawn("asking for the ends of partitions", &self.done_sender, async move {
             let mut ends = Vec::new();
-            for partition in quiet {
+            for (partition, epoch, position) in quiet {
                 match broker.watermarks(&partition).await {
-                    Ok((_, end)) => ends.push((partition.partition, end)),
+                    Ok(holds) => ends.push(Ended { partition: partition.partition, epoch, position, holds }),
                     // Of the others it will not know more now.
                     Err(error) => {
                         tracing::debug!(%error, "the ends of partitions are asked for again");
@@ -39,6 +43,20 @@ impl Pipeline {
             // A pipeline that has ended meanwhile asks again when it starts.
             let _ = done.send(Done::Ends(ends));
         });
+    }
+
+    /// The answers for partitions of which nothing was heard. One that ends below what was read of it has lost events,
+    /// or is another one: it halts. (A cluster without topic ids shows by nothing else that a topic was created again.)
+    pub(super) fn on_ends(&mut self, ends: &[Ended]) {
+        for Ended { partition, epoch, position, holds: (low, high) } in ends {
+            let state = self.partitions.get(partition).filter(|state| state.epoch == *epoch && state.halted.is_none());
+            if let Some(why) = state.and_then(|_| gone(*position, 0, *high)) {
+                let why =
+                    format!("{why} (from {low} on); its end went back: events are lost, or the topic is another one");
+                self.halt(*partition, why);
+            }
+        }
+        self.hear_ends(ends.iter().map(|ended| (ended.partition, ended.holds.1)));
     }
 
     /// As they were a moment ago.

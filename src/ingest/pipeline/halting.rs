@@ -70,23 +70,30 @@ impl Pipeline {
     /// What cannot be stored halts the partitions of who needs it, until an operator has made room, or mended what is damaged.
     pub(super) fn on_standing(&mut self, token: Token, why: &str) -> Result<(), PipelineError> {
         let now_ms = self.now_ms();
-        let Some((txid, events)) = self.planner.halt(token, now_ms) else { return Ok(()) };
+        let Some((txid, events)) = self.planner.halt(token.flight(), now_ms) else { return Ok(()) };
         let why = format!("{txid} cannot be stored: {why}");
         // Nobody will look at a rebuild: it has failed.
         if self.parts.modes.ends().is_some() {
             return Err(PipelineError::Store(why));
         }
+        self.halt_all(&events, &why);
+        Ok(())
+    }
+
+    /// Halts the partitions of these events, but those that are halted.
+    pub(super) fn halt_all(&mut self, events: &[EventRef], why: &str) {
         for EventRef { partition, epoch, .. } in events {
-            let state = self.partitions.get(&partition).filter(|state| state.epoch == epoch);
+            let state = self.partitions.get(partition).filter(|state| state.epoch == *epoch);
             if state.is_some_and(|state| state.halted.is_none()) {
-                self.halt(partition, why.clone());
+                self.halt(*partition, why.to_owned());
             }
         }
-        Ok(())
     }
 
     pub(super) fn halt(&mut self, number: i32, why: String) {
         let since_ms = self.parts.clock.now_ms();
+        // What follows of another topic (an offset that is not there, say) is not the reason.
+        let why = self.identity.other().unwrap_or(why);
         self.stay_halted(number, Halt { why, since_ms });
     }
 

@@ -55,6 +55,9 @@ impl Pipeline {
                 return Ok(Answer::not_read_again(&error));
             }
         }
+        // Whoever has not looked is halted again by the answer.
+        self.identity.forget_other();
+        self.ask_identity();
         // What stood, or waited, on behalf of it comes again by its events.
         let now_ms = self.now_ms();
         self.planner.revoke(number, now_ms);

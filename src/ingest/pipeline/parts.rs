@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     api::Health,
-    broker::{Broker, BrokerError},
+    broker::{Broker, BrokerError, identity::TopicGuard},
     clock::Clock,
     ingest::{
         dead_letters::DeadLetterLimits, dispatch::DispatchSettings, halts::EarlierHalts, partition::PartitionBounds,
@@ -64,6 +64,8 @@ pub struct PipelineParts {
     pub modes: Modes,
     /// Whether the store has forgotten.
     pub nodes: Nodes,
+    /// Whether the topic is still the one that the store was made from.
+    pub guard: TopicGuard,
     /// Whether it is still there as a whole, and the group's.
     pub whole: Arc<dyn WholeStore>,
     /// Which halts this instance lifts.
@@ -102,6 +104,9 @@ pub enum PipelineError {
         /// Why not.
         error: BrokerError,
     },
+    /// A topic is not the one that the store was made from, and a rebuild has nobody who would look.
+    #[error("{0}")]
+    OtherTopic(String),
     /// A task of the pipeline died.
     #[error("internal: {0}")]
     Internal(String),

@@ -335,7 +335,7 @@ impl World {
             }
             Answer::Created(token, outcome) => self.planner.outcome(token, outcome, self.now_ms),
             Answer::TooBig(token) => {
-                let halted = self.planner.halt(token, self.now_ms);
+                let halted = self.planner.halt(token.flight(), self.now_ms);
                 for event in halted.iter().flat_map(|(_, events)| events) {
                     assert!(self.log.open.contains_key(event), "{event:?} is nobody's (any more)");
                     self.halted = true;

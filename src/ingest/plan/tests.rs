@@ -154,9 +154,9 @@ fn what_is_too_big_for_the_store_stands_and_so_does_what_waits_for_it() {
     let (create, _) = row(&mut planner);
     // By its time the child comes first.
     planner.submit(EventRef { partition: 1, ..event(0) }, tx(&[of(&parent, 1)], 2), Mode::Normal, 0);
-    assert_eq!(planner.halt(create, 0), Some((parent.txid, vec![event(5)])));
+    assert_eq!(planner.halt(create.flight(), 0), Some((parent.txid, vec![event(5)])));
     planner.submit(event(7), parent.clone(), Mode::Normal, 0);
-    assert_eq!(planner.halt(create, 0), Some((parent.txid, vec![event(5), event(7)])), "it is counted once");
+    assert_eq!(planner.halt(create.flight(), 0), Some((parent.txid, vec![event(5), event(7)])), "it is counted once");
     assert_eq!((planner.counts().active, planner.counts().parked), (0, 2));
 
     planner.retry_due(u64::MAX);
@@ -185,9 +185,9 @@ fn what_is_too_big_stands_whatever_else_it_is_answered() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert!(planner.halt(tokens[0], 0).is_some());
+    assert!(planner.halt(tokens[0].flight(), 0).is_some());
     planner.outcome(tokens[1], applied(), 0);
-    assert!(planner.halt(tokens[1], 0).is_some());
+    assert!(planner.halt(tokens[1].flight(), 0).is_some());
     assert!(actions(&mut planner).is_empty());
     assert_eq!((planner.counts().active, planner.counts().parked), (0, 1));
 }
@@ -198,9 +198,9 @@ fn what_is_too_big_is_nobodys_once_its_partition_was_taken_away() {
     planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
     let (token, _) = row(&mut planner);
     planner.revoke(0, 0);
-    assert_eq!(planner.halt(token, 0), None);
+    assert_eq!(planner.halt(token.flight(), 0), None);
     assert_eq!((planner.counts().active, planner.counts().parked), (0, 0));
-    assert_eq!(planner.halt(token, 0), None, "it has ended");
+    assert_eq!(planner.halt(token.flight(), 0), None, "it has ended");
 }
 
 /// Submits a transaction whose parent is absent, up to where it is parked.

@@ -1,6 +1,6 @@
 //! Transactions that wait: for a parent in flight here, or parked until their next try.
 
-use super::{Action, EventRef, Mode, PlanSettings, Planner, Token, pace::Pace};
+use super::{Action, EventRef, Mode, PlanSettings, Planner, pace::Pace};
 use crate::{
     ingest::{
         flight::{Flight, FlightId, Kept, Stage, decided},
@@ -214,8 +214,7 @@ impl Planner {
 
     /// What was asked for cannot be stored, and asking again does not help: the transaction stands, and so does whatever waits for it
     /// here. Answers with it and with its events, whose partitions are to be halted: they never end here.
-    pub fn halt(&mut self, token: Token, now_ms: u64) -> Option<(Txid, Vec<EventRef>)> {
-        let id = token.flight();
+    pub fn halt(&mut self, id: FlightId, now_ms: u64) -> Option<(Txid, Vec<EventRef>)> {
         let flight = self.get(id)?;
         if flight.events.is_empty() {
             // Its partitions were taken away: whoever has them now finds out.

@@ -164,6 +164,12 @@ fn rebuilding() -> impl Strategy<Value = Rebuilding> {
     )
 }
 
+fn topics() -> impl Strategy<Value = BTreeMap<String, BoundTopic>> {
+    let first = btree_map(any::<u32>(), any::<[u8; 8]>(), 0..3);
+    let bound = (any::<Option<[u8; 16]>>(), first).prop_map(|(id, first)| BoundTopic { id, first });
+    btree_map("[a-z.]{0,9}", bound, 0..4)
+}
+
 fn stored() -> impl Strategy<Value = (Key, Record)> {
     let lock_record = (txid(), any::<(u64, u64, u32, String, u32, u64)>()).prop_map(|(txid, fields)| {
         let (created_at, expires_at, process_id, hostname, expected_recs, owner) = fields;
@@ -182,6 +188,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
         any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool, bool)>(),
         option::of(rebuilding()),
         consumed(),
+        topics(),
     )
         .prop_map(
             |(
@@ -190,6 +197,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                 (network, chain_id, rebuilder, partitions, has_blobs, has_sentinels),
                 rebuilding,
                 consumed,
+                topics,
             )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor] = numbers;
                 let meta = MetaRecord {
@@ -208,6 +216,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     consumed,
                     replay_floor: Default::default(),
                     reorg_floor,
+                    topics: if has_blobs { topics } else { Default::default() },
                 };
                 (Key::Meta, Record::Meta(meta))
             },

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use utxo_store::{
     broker::{
         Broker, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, Delivered, Message, NewTopic, Polled,
-        Produce, Producer, Reader, TopicPartition, memory::MemoryBroker,
+        Produce, Producer, Reader, TopicIdentity, TopicPartition, memory::MemoryBroker,
     },
     engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
     record::{Key, Outcome, Record},
@@ -107,6 +107,11 @@ impl Broker for LogDoor {
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
         self.gate.pass().await;
         self.inner.partitions(topic).await
+    }
+
+    async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        self.gate.pass().await;
+        self.inner.identify(topics).await
     }
 
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {

@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 use super::{
     super::{
         arena::Arena,
-        errors::{kind, translate},
+        errors::{is_unknown_topic, kind, translate},
         lookup::{known_high_watermark, watermarks_of},
         settings::KafkaSettings,
     },
@@ -156,7 +156,9 @@ fn fill_slot(
                 at_end = true;
                 break;
             }
-            Some(Err(error)) if kind(&error) == BrokerErrorKind::Retryable => warn!(partition = %at, %error, "fetch"),
+            Some(Err(error)) if kind(&error) == BrokerErrorKind::Retryable || is_unknown_topic(&error) => {
+                warn!(partition = %at, %error, "fetch")
+            }
             Some(Err(error)) => {
                 filled.error = Some(error);
                 break;

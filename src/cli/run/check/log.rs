@@ -8,7 +8,7 @@ use crate::{
     event::Topic,
     instance::{
         InstanceSettings,
-        checks::{check_decisions, first_of_chain},
+        checks::{check_decisions, first_of_chain, store_topics},
         frontier::Frontier,
     },
     preflight::{
@@ -18,6 +18,7 @@ use crate::{
         topics::{Caution, Problem, cautions, problems},
     },
     sequencer::{chain_group, state::ChainState},
+    store::topics::find_topics,
 };
 
 /// Looks at the log; `None`: too little of it is there to hold a store against it.
@@ -164,9 +165,11 @@ async fn stand(
     }
     let decisions = check_decisions(settings, broker).await;
     let chain_id = first_of_chain(settings, broker).await?;
+    let topics = find_topics(broker, &store_topics(settings)).await?;
     let logged = Logged {
         partitions: frontier.validated.len() as u32,
         chain_id,
+        topics,
         any: frontier.any(),
         from: frontier.stands_at(),
         consumed: frontier.consumed,

@@ -8,6 +8,7 @@ use crate::{
     cli::{CommandResult, opening, wiring},
     config::Config,
     engine::{self, OpenError, StoreUrl, fjall::OpenFjallError},
+    event::Topic,
     instance::{InstanceError, InstanceSettings, expectations},
     preflight::{Finding, Outcome},
     record::MetaRecord,
@@ -15,6 +16,7 @@ use crate::{
         Store,
         meta::{MetaError, has_partitions, is_made_from},
         nodes::durability_lag,
+        topics::{is_bound_to, is_known_by_id},
         whole::{has_consumed, is_above},
     },
     telemetry::Metrics,
@@ -121,12 +123,16 @@ fn against_log(logged: Option<&Logged>, meta: Option<&MetaRecord>) -> Finding {
         (_, None) => return Finding::new(CHECK, Outcome::Ok, "neither the group nor the store has begun"),
         (Some(logged), Some(meta)) => (logged, meta),
     };
-    let judged = [
-        has_partitions(meta, logged.partitions),
-        is_made_from(meta, logged.chain_id),
-        has_consumed(meta, &logged.consumed),
-        is_above(&meta.replay_floor, &logged.from),
-    ];
+    let mut judged = vec![has_partitions(meta, logged.partitions)];
+    judged.extend(logged.topics.iter().map(|topic| is_bound_to(meta, topic)));
+    // What became of the chain's first record says nothing where the topic is known by its id.
+    if logged.chain_id.is_some() || !is_known_by_id(&logged.topics, Topic::Chain) {
+        judged.push(is_made_from(meta, logged.chain_id));
+    }
+    // Offsets of another topic mean nothing, and what is said of them would mislead.
+    if judged.iter().all(Result::is_ok) {
+        judged.extend([has_consumed(meta, &logged.consumed), is_above(&meta.replay_floor, &logged.from)]);
+    }
     let problems: Vec<String> = judged.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
     Finding::weighed(CHECK, "the store was made from this log, and is not behind its group", &problems, &[])
 }
@@ -183,8 +189,8 @@ fn is_absent(directory: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        record::Consumed,
-        store::{meta::MetaExpectations, testing},
+        record::{BoundTopic, Consumed},
+        store::{meta::MetaExpectations, testing, topics::FoundTopic},
         tx::Network,
     };
 
@@ -201,11 +207,20 @@ mod tests {
             chain_id: Some([7; 32]),
             consumed: consumed(5, 50),
             replay_floor: consumed(3, 30),
+            topics: [("utxo.reorgs".to_owned(), BoundTopic { id: Some([3; 16]), first: Default::default() })].into(),
             ..made
+        };
+        let reorgs = |id: u8| FoundTopic {
+            topic: Topic::Reorgs,
+            name: "my.reorgs".into(),
+            id: Some([id; 16]),
+            partitions: 1,
+            first: Default::default(),
         };
         let fits = || Logged {
             partitions: 1,
             chain_id: Some([7; 32]),
+            topics: vec![reorgs(3)],
             any: true,
             consumed: consumed(5, 50),
             from: consumed(3, 30),
@@ -216,12 +231,17 @@ mod tests {
             (Logged { partitions: 2, ..fits() }, "has 2 partitions, the store was made from 1"),
             (Logged { chain_id: Some([8; 32]), ..fits() }, "the chain topic was recreated"),
             (Logged { chain_id: None, ..fits() }, "has id none"),
+            (Logged { topics: vec![reorgs(4)], ..fits() }, "`my.reorgs` is not the one that the store was made from"),
             (Logged { consumed: consumed(6, 50), ..fits() }, "committed 6, the store has consumed 5"),
             (Logged { from: consumed(3, 29), ..fits() }, "is to be read again from offset 29"),
         ] {
             let told = told(unfit);
             assert!(told.starts_with("FAILED ") && told.contains(words), "{told}");
         }
+        // Neither pruning nor offsets are to blame for another topic.
+        let anew = Logged { topics: vec![reorgs(4)], from: consumed(0, 0), consumed: consumed(9, 99), ..fits() };
+        let told = told(anew);
+        assert!(!told.contains("pruned") && !told.contains("consumed") && told.contains("another group"), "{told}");
         assert!(against_log(None, Some(&meta)).to_string().starts_with("skipped "));
     }
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::record::{
     BlockRecord, CommandRecord, CommandResult, Consumed, Key, LockRecord, MetaRecord,
-    codec::{decode_rebuilding, encode_rebuilding},
+    codec::{decode_rebuilding, decode_topics, encode_rebuilding, encode_topics},
 };
 
 /// The seed's only kind of lock record.
@@ -147,6 +147,9 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if record.reorg_floor > 0 {
         bins.push((meta::REORG_FLOOR, int(record.reorg_floor)));
     }
+    if !record.topics.is_empty() {
+        bins.push((meta::TOPICS, Value::Blob(encode_topics(&record.topics))));
+    }
     for (Consumed { chain, validated }, of_chain, of_validated) in [
         (&record.consumed, meta::CONSUMED_CHAIN, meta::CONSUMED),
         (&record.replay_floor, meta::FLOOR_CHAIN, meta::FLOOR),
@@ -164,6 +167,7 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
 
 pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
     let rebuilding = bins.optional_blob(meta::REBUILDING)?.map(|bytes| decode_rebuilding(bytes).map(Box::new));
+    let topics = bins.optional_blob(meta::TOPICS)?.map(decode_topics).transpose();
     Ok(MetaRecord {
         store_id: bins.array(meta::STORE_ID)?,
         layout_version: bins.required(meta::LAYOUT_VERSION)?,
@@ -180,6 +184,7 @@ pub fn decode_meta(bins: &mut Fields) -> Result<MetaRecord, BadRecord> {
         consumed: decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?,
         replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
         reorg_floor: bins.number(meta::REORG_FLOOR)?,
+        topics: topics.map_err(|_| BadRecord(meta::TOPICS))?.unwrap_or_default(),
     })
 }
 

@@ -160,6 +160,11 @@ fn other_records_come_back() {
         has_blobs: true,
         has_sentinels: true,
         consumed,
+        topics: [
+            ("utxo.chain".to_owned(), crate::record::BoundTopic { id: Some([5; 16]), first: Default::default() }),
+            ("utxo.reorgs".to_owned(), crate::record::BoundTopic { id: None, first: [(7, [6; 8])].into() }),
+        ]
+        .into(),
         ..meta(8)
     };
     comes_back(Key::Meta, &Record::Meta(later));
