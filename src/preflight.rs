@@ -3,6 +3,7 @@
 
 pub mod group;
 pub mod rights;
+pub mod times;
 pub mod topics;
 
 use std::fmt;

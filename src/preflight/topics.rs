@@ -6,6 +6,7 @@ use crate::{
     broker::{NewTopic, kafka::DescribedTopic},
     config::Topics,
     event::Topic,
+    preflight::times::{self, TimeLimit},
 };
 
 /// How topics that are missing are made.
@@ -44,6 +45,7 @@ pub fn new_topics(topics: &Topics, made: Made) -> Vec<NewTopic> {
             (RETENTION_MS.to_owned(), retention_ms),
             (RETENTION_BYTES.to_owned(), "-1".to_owned()),
         ];
+        config.extend(times::config(topic));
         config.extend(made.replication_factor.and_then(in_sync));
         let partitions = if topic.is_one_order() { 1 } else { made.partitions };
         NewTopic { name: topics.name(topic).to_owned(), partitions, config }
@@ -126,6 +128,8 @@ pub enum Problem {
         /// Its `cleanup.policy`.
         policy: String,
     },
+    /// Messages of ours are refused by their timestamps, unless all clocks agree.
+    TimeLimit(TimeLimit),
     /// Nobody can read or write these partitions now.
     Leaderless(Vec<i32>),
     /// Nobody can write to it now: so many copies are in sync, and so many have to be.
@@ -151,6 +155,13 @@ impl fmt::Display for Problem {
                 "has {CLEANUP}={policy}: what is noted of a dead letter bears its key and would take its place, set \
                  {CLEANUP}=delete"
             ),
+            Problem::TimeLimit(limit) => {
+                write!(
+                    f,
+                    "{limit}: a message that is delayed, or of a clock that is wrong, would be refused, {}",
+                    limit.remedy()
+                )
+            }
             Problem::Leaderless(partitions) => {
                 write!(f, "has no leader for partitions {partitions:?}: bring their brokers back")
             }
@@ -179,6 +190,7 @@ pub fn problems(topic: Topic, found: Option<&Found>) -> Vec<Problem> {
     {
         problems.push(Problem::Supersedes { policy: policy.clone() });
     }
+    problems.extend(times::too_narrow(topic, &found.config).into_iter().map(Problem::TimeLimit));
     if !found.leaderless.is_empty() {
         problems.push(Problem::Leaderless(found.leaderless.clone()));
     }
@@ -206,6 +218,8 @@ pub enum Caution {
     OneInSync,
     /// A copy that lacks something may become the leader.
     UncleanElection,
+    /// Events of an earlier time cannot be produced.
+    TimeLimit(TimeLimit),
 }
 
 impl fmt::Display for Caution {
@@ -215,6 +229,9 @@ impl fmt::Display for Caution {
                 f,
                 "has {property}={value}: dead letters that nobody has looked at are forgotten, set {property}=-1"
             ),
+            Caution::TimeLimit(limit) => {
+                write!(f, "{limit}: an event with an older timestamp cannot be produced, {}", limit.remedy())
+            }
             Caution::OneCopy => f.write_str("has one copy: it goes with its broker's disk"),
             Caution::OneInSync => {
                 write!(f, "has {MIN_IN_SYNC}=1: what one copy alone has is acknowledged, set {MIN_IN_SYNC}=2")
@@ -246,7 +263,8 @@ pub fn cautions(topic: Topic, found: &Found) -> Vec<Caution> {
     ]
     .into_iter()
     .filter_map(|(holds, caution)| holds.then_some(caution));
-    forgets.chain(loses).collect()
+    let times = times::refuses_old(topic, &found.config).into_iter().map(Caution::TimeLimit);
+    forgets.chain(loses).chain(times).collect()
 }
 
 #[cfg(test)]
