@@ -94,7 +94,8 @@ impl Handler {
         } else {
             Box::pin(self.fell(at, steps, applied_again, height, lost, Some(txid))).await?
         };
-        if wins && let Some(page) = self.respend(at, applied_again, txid, inputs).await? {
+        let mined_at = by_block.then_some(height);
+        if wins && let Some(page) = self.respend(at, applied_again, txid, inputs, mined_at).await? {
             // What is stored now may be by another event than what was decided on.
             if by_block || applied_again || at.making == Making::Replaying {
                 self.adopt_proven(at, applied_again, txid).await?;
@@ -141,19 +142,21 @@ impl Handler {
     }
 
     /// Moves every slot of an accepted transaction to it, and answers its master; `None`: a later event has deleted it, and given its
-    /// slots away.
+    /// slots away. `mined_at`: the height of the block that lets it win.
     async fn respend(
         &self,
         at: At,
         applied_again: bool,
         txid: Txid,
         inputs: &[DecidedInput],
+        mined_at: Option<u32>,
     ) -> Result<Option<Arc<Page>>, Stop> {
         let page = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop();
         let Some(page) = page.filter(|page| page.pruned.is_none()) else { return Ok(None) };
         let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page).await?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
         let mut waits = Vec::new();
+        let mut mended = BTreeSet::new();
         let patience = Patience::new(applied_again);
         let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: the slots of {txid}", at.offset));
         while !open.is_empty() {
@@ -188,6 +191,17 @@ impl Handler {
                     }
                     // A rebuild stores a contestant before its parents: they are on their way.
                     Outcome::Rejected(Rejection::NotFound | Rejection::Creating | Rejection::Conflicting(_)) => {
+                        waits.push(input);
+                    }
+                    // The same block lists the parent, at the other side of Genesis than its event said, and has yet to set it
+                    // mined: decisions that are in the log are carried out first.
+                    Outcome::Rejected(Rejection::NoSuchOutput(_))
+                        if mined_at.is_some() && mended.insert(input.outpoint.txid) =>
+                    {
+                        let height = mined_at.unwrap_or_default();
+                        if let Some(parent) = self.master(input.outpoint.txid).await? {
+                            Box::pin(self.set_slots(at, &parent, height)).await?;
+                        }
                         waits.push(input);
                     }
                     Outcome::Rejected(rejection) => {

@@ -126,7 +126,7 @@ fn stories_are_told_with_the_state_after_each_chapter() {
 #[test]
 fn a_story_is_told_with_all_that_is_known_of_who_changes() {
     let out = told(&["--scenario", "freeze", "--inspect"]);
-    assert!(out.contains("conflicting at height 0: what input 0 names is frozen"), "{out}");
+    assert!(out.contains("conflicting at height 800000: what input 0 names is frozen"), "{out}");
     assert!(out.contains(": command reassign ") && out.contains("given to a new owner at height 800000"), "{out}");
     assert!(out.lines().filter(|line| line.starts_with("transaction ")).count() >= 6, "{out}");
 }
@@ -215,7 +215,9 @@ fn events_can_be_fed_and_a_directory_kept() {
     let directory = tempfile::tempdir().unwrap();
     let events = directory.path().join("events.jsonl");
     let golden = |name| fs::read_to_string(format!("{}/schemas/golden/{name}.jsonl", env!("CARGO_MANIFEST_DIR")));
-    fs::write(&events, golden("seeded").unwrap() + &golden("validated").unwrap()).unwrap();
+    // The sample of the format holds more than there can be.
+    let seeded = golden("seeded").unwrap().replace(&u64::MAX.to_string(), "1");
+    fs::write(&events, seeded + &golden("validated").unwrap()).unwrap();
     let kept = directory.path().join("data");
     let args = ["--events", events.to_str().unwrap(), "--data-dir", kept.to_str().unwrap()];
     let report = shown(&args);
