@@ -56,7 +56,7 @@ pub enum SaveError {
     /// A partition does not hold its messages from the first one on.
     #[error("cannot save {partition}: offset {offset} is not there (retention or compaction)")]
     Gap {
-        /// Which partition.
+        /// Number of the partition.
         partition: TopicPartition,
         /// The first offset without a message.
         offset: u64,
@@ -75,9 +75,9 @@ pub enum LoadError {
     /// A line is none of a saved log, or is not where it has to be.
     #[error("line {line} of the log: {problem}")]
     Line {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The error.
         problem: String,
     },
 }

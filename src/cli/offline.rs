@@ -92,6 +92,7 @@ pub(super) async fn open_as_it_is(
         return Err(crate::store::meta::MetaError::OtherLayout { store: meta.layout_version }.into());
     }
     settings.network = meta.network.parse()?;
+    settings.rules.network = settings.network;
     settings.utxo_batch_size = meta.utxo_batch_size;
     settings.rules.retention = meta.retention;
     let store = Store::new(engine, settings).with_blobs(blobs);

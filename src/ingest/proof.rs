@@ -102,16 +102,19 @@ pub enum Ties {
 }
 
 /// After this many graces a parent that is known to wait counts as missing, if its event is not older than that of its
-/// child. A wait for a lock ends before, and so does that for a parent of the parent.
-const GRACES_FOR_KNOWN: u64 = 10;
+/// child. A wait for a lock ends before. So does the time that a block waits (`sequencer.block_wait_ms`, ten graces).
+const GRACES_FOR_KNOWN: u64 = 5;
+/// The grace that is counted at least: without a grace a known parent is waited for all the same.
+const LEAST_GRACE_MS: u64 = 1_000;
 
 impl Ties {
-    /// The value for a parent that has been in question for `waited_ms`. `any_at_bound`: some partition reads no
-    /// further until an event of it ends, and may hold back what its own event waits for.
-    pub fn after(waited_ms: u64, grace_ms: u64, any_at_bound: bool) -> Self {
+    /// The value for a parent that has been in question for `waited_ms`. `at_bound`: the partition of the child, or
+    /// that of a parent, reads no further until an event of it ends, and may hold back what that event waits for.
+    pub fn after(waited_ms: u64, grace_ms: u64, at_bound: bool) -> Self {
         match waited_ms {
             _ if waited_ms < grace_ms => Ties::Wait,
-            _ if any_at_bound || waited_ms >= grace_ms.saturating_mul(GRACES_FOR_KNOWN) => Ties::BreakKnown,
+            _ if at_bound => Ties::BreakKnown,
+            _ if waited_ms >= grace_ms.max(LEAST_GRACE_MS).saturating_mul(GRACES_FOR_KNOWN) => Ties::BreakKnown,
             _ => Ties::Break,
         }
     }
@@ -252,12 +255,11 @@ mod tests {
 
     #[test]
     fn ties_are_broken_by_time_in_question() {
-        let after = |waited_ms, at_bound| Ties::after(waited_ms, 60, at_bound);
-        assert_eq!([after(59, true), after(60, true)], [Ties::Wait, Ties::BreakKnown]);
-        assert_eq!(
-            [after(60, false), after(599, false), after(600, false)],
-            [Ties::Break, Ties::Break, Ties::BreakKnown]
-        );
+        let after = |waited_ms, at_bound| Ties::after(waited_ms, 2_000, at_bound);
+        assert_eq!([after(1_999, true), after(2_000, true)], [Ties::Wait, Ties::BreakKnown]);
+        let expected = [Ties::Break, Ties::Break, Ties::BreakKnown];
+        assert_eq!([after(2_000, false), after(9_999, false), after(10_000, false)], expected);
+        assert_eq!([0, 4_999, 5_000].map(|waited_ms| Ties::after(waited_ms, 0, false)), expected, "without a grace");
     }
 
     #[test]

@@ -256,21 +256,18 @@ fn slot_of(txid: &Txid, vout: u32, script: &[u8], satoshis: u64, setting: &Setti
     }
 }
 
-/// The outputs of a transaction, by index, that have a slot by the rule at one of two heights only: with the hash of
-/// the slot where the second height gives one, with `None` where the second takes it away.
-pub fn slot_changes<'a>(
+/// The slots of a transaction's outputs in a block of this height, by index, with the hash of each.
+pub fn added_slots<'a>(
     txid: Txid,
     outputs: impl Iterator<Item = Option<Output<'a>>>,
     network: Network,
-    (from, to): (u32, u32),
-) -> Vec<(u32, Option<UtxoHash>)> {
-    let change = |(output, vout): (Option<Output<'_>>, u32)| {
-        let output = output?;
-        let [before, now] = [from, to].map(|height| has_slot(&txid, output.script, height, network));
-        let hash = now.then(|| utxo_hash(&txid, vout, output.script, output.satoshis));
-        (before != now).then_some((vout, hash))
+    height: u32,
+) -> Vec<(u32, UtxoHash)> {
+    let slot = |(output, vout): (Option<Output<'_>>, u32)| {
+        let output = output.filter(|output| has_slot(&txid, output.script, height, network))?;
+        Some((vout, utxo_hash(&txid, vout, output.script, output.satoshis)))
     };
-    outputs.zip(0..).filter_map(change).collect()
+    outputs.zip(0..).filter_map(slot).collect()
 }
 
 fn count(slots: &[Slot]) -> u32 {

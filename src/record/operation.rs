@@ -25,10 +25,10 @@ impl Rules {
         Rules { retention, network: Network::Main }
     }
 
-    /// Whether the same outputs of a transaction get a slot, whichever of these heights creates it.
-    pub fn have_same_slots(&self, one: u32, other: u32) -> bool {
+    /// Whether outputs that get no slot at height `made_at` get one at `mined_at`: Genesis lies between the two.
+    pub fn adds_slots(&self, made_at: u32, mined_at: u32) -> bool {
         let genesis = self.network.genesis_activation_height();
-        (one < genesis) == (other < genesis)
+        made_at < genesis && mined_at >= genesis
     }
 }
 
@@ -66,7 +66,7 @@ pub enum Operation {
     SetDeleteAtHeight(Option<u32>),
     /// Takes the lock record of a creation: absent or expired at `now_ms`, or held by the same owner.
     AcquireLockRecord {
-        /// The text to write instead.
+        /// The lock record to write.
         lock_record: LockRecord,
         /// Milliseconds since the epoch.
         now_ms: u64,
@@ -111,7 +111,7 @@ impl Operation {
 pub struct ReplaceMeta {
     /// What was read.
     pub expected: MetaRecord,
-    /// The text to write instead.
+    /// The meta record to write.
     pub new: MetaRecord,
 }
 
@@ -145,9 +145,9 @@ pub enum Sequenced {
     RemoveConflictingChild(Txid),
     /// On the longest chain: adds the triple once, clears `unminedSince` and `locked`, evaluates `deleteAtHeight`;
     /// refused while creating or conflicting; a stub is not there (`NotFound`). On a side chain: only the triple
-    /// (conflicting is no obstacle). A master on the longest chain whose slots were made by the rule of another height
-    /// is refused (`OTHER_SLOTS`): `SetSlots` first. On pages other than the master: clears `locked`. Answers all block
-    /// ids.
+    /// (conflicting is no obstacle). A master on the longest chain that lacks slots which its outputs have in this
+    /// block is refused (`MISSING_SLOTS`): `AddSlots` first. On pages other than the master: clears `locked`. Answers
+    /// all block ids.
     SetMined {
         /// The block.
         mined_in: MinedIn,
@@ -174,14 +174,11 @@ pub enum Sequenced {
         /// All its slots are spent.
         spent: bool,
     },
-    /// Gives a page the slots that its outputs have by the rule at `height`, where they were made by that of another
-    /// height: adds unspent slots where there are none, and removes unspent ones. On a master that is unmined,
-    /// `unminedSince` = `height`.
-    SetSlots {
+    /// Adds slots to a page whose outputs have none by the rule at the height of the event, and have them in the block
+    /// of this height. Slots that are there stay. On a master that is unmined, `unminedSince` = `height`.
+    AddSlots {
         /// Slots within the page, with the hash of each.
-        add: Vec<(u32, UtxoHash)>,
-        /// Slots within the page.
-        remove: Vec<u32>,
+        slots: Vec<(u32, UtxoHash)>,
         /// Height of the block that lists the transaction.
         height: u32,
     },
@@ -455,8 +452,8 @@ pub enum Rejection {
     /// A record is there already that is a partial transaction where a whole one was to be put, or the other way round;
     /// their outputs agree. The first event says what the record is.
     OtherKind,
-    /// The slots were made by the rule of this height, and the block's is another.
-    OtherSlots(u32),
+    /// The slots were made by the rule of this height, before Genesis, and the block stands behind it.
+    MissingSlots(u32),
     /// The record holds this later stamp.
     StaleStamp(Stamp),
     /// The lock record is held by somebody else.
@@ -491,7 +488,7 @@ impl Rejection {
             Rejection::Exists(_) => "TX_EXISTS",
             Rejection::OtherContent => "OTHER_CONTENT",
             Rejection::OtherKind => "OTHER_KIND",
-            Rejection::OtherSlots(_) => "OTHER_SLOTS",
+            Rejection::MissingSlots(_) => "MISSING_SLOTS",
             Rejection::StaleStamp(_) => "STALE_STAMP",
             Rejection::Held(_) => "LOCK_RECORD_HELD",
             Rejection::NotPrunable => "NOT_PRUNABLE",

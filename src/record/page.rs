@@ -186,9 +186,9 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether nobody thinks of the transaction again by itself: what barred it does not pass, or an operator said so.
+    /// Whether nothing reconsiders the transaction by itself: an operator made it conflicting.
     pub fn is_for_good(self) -> bool {
-        matches!(self, Reason::Immature { .. } | Reason::Command)
+        self == Reason::Command
     }
 
     /// Whether a later event of the transaction itself opens the verdict again: its parents may have come meanwhile, or

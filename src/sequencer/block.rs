@@ -107,7 +107,7 @@ impl Handler {
                 begun.push(Box::pin(self.begin_block(at, block, message)).await?);
             }
             // Only then: one that is done again may have been decided on in another order than that of its blocks.
-            while let Some(body) = steps.existing_that(is_verdict) {
+            while let Some(body) = steps.existing_that(is_verdict_of_block) {
                 Box::pin(self.carry_out(at, steps, body)).await?;
             }
             let mut may_decide = false;
@@ -389,7 +389,10 @@ impl Handler {
         longest_chain: bool,
     ) -> Result<(Txid, Pages), Stop> {
         let tx = coinbase_of(block)?;
-        tx.check().map_err(|error| wrong_coinbase(block, error.to_string()))?;
+        // A block of a side chain decides nothing, and stops nothing.
+        if longest_chain {
+            tx.check().map_err(|error| wrong_coinbase(block, error.to_string()))?;
+        }
         let txid = tx.txid();
         let settings = &self.parts.store.settings;
         let setting = build::Setting {
@@ -484,7 +487,7 @@ impl Handler {
                 Box::pin(self.revive(at, block, tombstone.txid)).await?;
             }
             for master in &masters {
-                Box::pin(self.set_slots(at, master, block.height)).await?;
+                Box::pin(self.add_slots(at, master, block.height)).await?;
             }
             let rows: Vec<Row> = batch.iter().map(|listed| listed.row(at, block, Sequenced::WasMined)).collect();
             self.apply_decided(at, rows).await?;
@@ -506,7 +509,9 @@ impl Handler {
                 TxState::Live => return Ok(true),
                 // Who was bringing it back has died.
                 TxState::Stub(_) if Box::pin(self.refill(block.height, &page)).await? => return Ok(true),
-                TxState::Conflicting(_) if self.parents_are_ready(&page, waiting).await? => return Ok(true),
+                TxState::Conflicting(_) if self.parents_are_ready(block.height, &page, waiting).await? => {
+                    return Ok(true);
+                }
                 _ => {}
             }
         }
@@ -523,10 +528,10 @@ impl Handler {
                 if *outcome == Outcome::Rejected(Rejection::Creating) {
                     *outcome = self.complete_and_again(row(listed)).await?;
                 }
-                if matches!(outcome, Outcome::Rejected(Rejection::OtherSlots(_))) {
+                if matches!(outcome, Outcome::Rejected(Rejection::MissingSlots(_))) {
                     // Rare, and a part of every future here: boxed.
                     if let Some(master) = self.master(listed.txid).await? {
-                        Box::pin(self.set_slots(at, &master, block.height)).await?;
+                        Box::pin(self.add_slots(at, &master, block.height)).await?;
                     }
                     *outcome = self.once_again(row(listed)).await?;
                 }
@@ -559,13 +564,17 @@ impl Handler {
         Ok(outcomes.pop().unwrap_or_else(|| unreachable!("an outcome a row")))
     }
 
-    /// Whether all parents are live, and unlocked where this block lists them: such a one may have won only now, and is locked until
-    /// it is set mined. No other lock bars what a block lists: the unlock may stand behind it.
-    async fn parents_are_ready(&self, page: &Page, open: &[Listed]) -> Result<bool, Stop> {
+    /// Whether all parents are live; and, where this block of this height lists them, unlocked and with the slots of
+    /// its height: a parent may have won only now, and has yet to be set mined. No other lock bars a listed
+    /// transaction: the unlock may stand behind the block.
+    async fn parents_are_ready(&self, height: u32, page: &Page, open: &[Listed]) -> Result<bool, Stop> {
         let masters = self.masters(&self.parents_of(page).await?).await?;
         Ok(masters.iter().all(|master| {
             master.as_ref().is_some_and(|page| match page.state() {
-                TxState::Live => !page.locked || open.iter().all(|listed| listed.txid != page.txid),
+                TxState::Live => {
+                    let is_mined = open.iter().all(|listed| listed.txid != page.txid);
+                    is_mined || !(page.locked || self.needs_slots(page, height))
+                }
                 // One that fell comes back first, should this block list it.
                 TxState::Pruned(_) => !page.conflicting,
                 _ => false,
@@ -584,7 +593,7 @@ impl Handler {
         open: &[Listed],
     ) -> Result<bool, Stop> {
         let Some(mut page) = self.master(txid).await? else { return Ok(false) };
-        if !self.parents_are_ready(&page, open).await? {
+        if !self.parents_are_ready(block.height, &page, open).await? {
             return Ok(false);
         }
         // Where a node had forgotten it, the block made it anew, and there was nothing to decide.
@@ -753,7 +762,7 @@ fn cannot_win(block: &Block<'_>, txid: Txid, reason: &Reason) -> Stop {
 
 /// A verdict that an event takes which brings blocks: a listed transaction wins, or a spender of a coinbase that a
 /// second block has is too young.
-fn is_verdict(body: &DecisionBody) -> bool {
+fn is_verdict_of_block(body: &DecisionBody) -> bool {
     match body {
         DecisionBody::Accepted { .. } => true,
         DecisionBody::Conflicting { reason, .. } => matches!(reason, Reason::Immature { .. }),

@@ -1,5 +1,5 @@
-//! A coinbase that stands in several blocks of one chain, as those of blocks 91,722 and 91,880 of the main chain do, or
-//! of another block than the one that it was stored by.
+//! A coinbase that several blocks of one chain have (blocks 91,722 and 91,880 of the main chain have one), or that a
+//! block brings again at another height.
 //!
 //! Nodes replace the outputs of the earlier block by those of the later one, so that they mature from the later. Once
 //! the later block has left the longest chain the earlier one counts again.
@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use crate::{
     event::{Block, DecisionBody},
     record::{
-        HeldSlot, Key, MinedIn, Page, Phase, Reason, Record, Sequenced, Slot, SpendingData, TxState, Verdict,
-        build::COINBASE_MATURITY,
+        HeldSlot, Key, MinedIn, Outcome, Page, Phase, Reason, Record, Rejection, Sequenced, Slot, SpendingData,
+        TxState, Verdict, build::COINBASE_MATURITY,
     },
     sequencer::{
         Stop,
         contest::Named,
-        handler::{At, Handler},
+        handler::{At, BODIES_AT_ONCE, Handler},
         steps::{Making, Steps},
     },
     tx::{Outpoint, Txid},
@@ -37,24 +37,25 @@ impl Handler {
         let mined = self.blocks_with(&master, block).await?;
         let from = mined.iter().chain([&here]).map(|mined| mined.height).max().unwrap_or(block.height);
         let from = from.saturating_add(COINBASE_MATURITY);
-        if mined.is_empty() && master.spending_height == Some(from) {
+        let is_behind = self.set_spending_height(at, &master, from).await?;
+        if is_behind || at.making == Making::Replaying {
             return Ok(());
         }
-        self.set_spending_height(at, &master, from).await?;
-        if at.making == Making::Replaying {
-            return Ok(());
-        }
-        loop {
-            let young = self.holders_below(&master, from).await?;
-            let named =
-                self.contest_holders(at, Phase::Apply, young.keys().map(|holder| holder.txid).collect()).await?;
-            let is = |holder: &SpendingData, what| named.get(&holder.txid) == Some(&what);
-            let undecided: Vec<(Outpoint, HeldSlot)> =
-                young.iter().filter(|(holder, _)| is(holder, Named::NotLive)).map(|(_, held)| *held).collect();
-            // They hold a slot by the earlier block: freed, it is asked for once more by the contest of each.
-            self.settle_slots(at, &undecided, |_| false).await?;
-            let Some((holder, _)) = young.iter().find(|(holder, _)| is(holder, Named::Live)) else { return Ok(()) };
-            let (txid, reason) = (holder.txid, Reason::Immature { input: holder.input });
+        let young = self.holders_below(&master, from).await?;
+        let holders: Vec<Txid> = young.keys().map(|holder| holder.txid).collect();
+        let named = self.contest_holders(at, Phase::Apply, holders).await?;
+        let is = |holder: &SpendingData, what| named.get(&holder.txid) == Some(&what);
+        let undecided: Vec<(Outpoint, HeldSlot)> =
+            young.iter().filter(|(holder, _)| is(holder, Named::NotLive)).map(|(_, held)| *held).collect();
+        // They hold a slot by the earlier block: freed, the slot is asked for once more by the contest of each.
+        self.settle_slots(at, &undecided, |_| false).await?;
+        for holder in young.keys().filter(|holder| is(holder, Named::Live)) {
+            // A holder may have fallen with another one.
+            let txid = holder.txid;
+            if self.contest_holders(at, Phase::Apply, vec![txid]).await?.get(&txid) != Some(&Named::Live) {
+                continue;
+            }
+            let reason = Reason::Immature { input: holder.input };
             let fallen = DecisionBody::Conflicting { txid, reason, height: block.height, live: true };
             steps.pass_over_closed();
             let body = steps.decide(async { Ok(fallen) }).await?;
@@ -62,6 +63,7 @@ impl Handler {
                 Box::pin(self.carry_out(at, steps, body)).await?;
             }
         }
+        Ok(())
     }
 
     /// A block has left the longest chain whose coinbase an earlier block has, too: that one counts again. `false`: no
@@ -98,10 +100,16 @@ impl Handler {
         Ok(others.map(|(mined, _)| mined).collect())
     }
 
-    async fn set_spending_height(&self, at: At, master: &Page, from: u32) -> Result<(), Stop> {
+    /// Writes the height on every page. Answers whether a later event has seen to that: then this sequencer is behind.
+    async fn set_spending_height(&self, at: At, master: &Page, from: u32) -> Result<bool, Stop> {
         let set = Sequenced::SetSpendingHeight(from);
         self.apply_to_all_others(at, master, &set).await?;
-        self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(master.txid), set)]).await
+        let row = at.row(Phase::Apply, Key::master(master.txid), set);
+        match self.apply(vec![row]).await?.pop() {
+            Some(Outcome::Applied(_) | Outcome::AlreadyApplied(_)) => Ok(false),
+            Some(Outcome::Rejected(Rejection::StaleStamp(_))) => Ok(true),
+            other => Err(Stop::Halt(format!("coinbase {} refuses its spending height: {other:?}", master.txid))),
+        }
     }
 
     /// Holders of slots of the coinbase that are not mined and whose height is below this one, each with one slot.
@@ -125,7 +133,10 @@ impl Handler {
             self.each_page(master, note).await?;
         }
         let txids: Vec<Txid> = holders.keys().map(|holder| holder.txid).collect();
-        let masters = self.masters(&txids).await?;
+        let mut masters = Vec::with_capacity(txids.len());
+        for txids in txids.chunks(BODIES_AT_ONCE) {
+            masters.extend(self.masters(txids).await?);
+        }
         let mut old = masters.into_iter().map(|page| {
             let bins = page.as_ref().and_then(|page| page.master.as_deref());
             let is_whole = page.as_ref().is_some_and(|page| page.utxos.is_some());

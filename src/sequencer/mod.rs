@@ -3,6 +3,7 @@
 //! Evaluate, write the decision ahead, apply: [`evaluate`] is pure, [`decisions`] is the log, [`steps`] makes each handler
 //! read as if it decided everything itself. [`feed`] brings blocks and reorgs into the chain, in sequence.
 
+mod added_slots;
 mod block;
 mod bodies;
 mod coinbase;
@@ -22,7 +23,6 @@ mod proven;
 mod prune;
 mod reorg;
 pub(crate) mod reread;
-mod slots;
 mod source;
 pub mod state;
 pub mod steps;

@@ -123,11 +123,14 @@ impl Handler {
                 self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
             }
         }
-        let is_of_coinbase = |body: &DecisionBody| match body {
-            DecisionBody::Conflicting { txid, reason: Reason::Disconnected, .. } => *txid == coinbase,
+        // By its height, too: of two blocks with one coinbase that leave at once only the earlier one has a decision.
+        let is_of_block = |body: &DecisionBody| match body {
+            DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, .. } => {
+                (*txid, *height) == (coinbase, block.height)
+            }
             _ => false,
         };
-        let body = match steps.existing_that(is_of_coinbase) {
+        let body = match steps.existing_that(is_of_block) {
             Some(body) => body,
             // Rare, and a part of every future here: boxed.
             None if Box::pin(self.counts_by_earlier(at, block, coinbase)).await? => return Ok(()),

@@ -193,14 +193,15 @@ impl Handler {
                     Outcome::Rejected(Rejection::NotFound | Rejection::Creating | Rejection::Conflicting(_)) => {
                         waits.push(input);
                     }
-                    // The same block lists the parent, at the other side of Genesis than its event said, and has yet to set it
-                    // mined: decisions that are in the log are carried out first.
+                    // The same block lists the parent, at the other side of Genesis than its event said, and has yet to
+                    // set it mined: decisions that are in the log are carried out first.
                     Outcome::Rejected(Rejection::NoSuchOutput(_))
-                        if mined_at.is_some() && mended.insert(input.outpoint.txid) =>
+                        if mined_at.is_some() && !mended.contains(&input.outpoint) =>
                     {
+                        mended.insert(input.outpoint);
                         let height = mined_at.unwrap_or_default();
                         if let Some(parent) = self.master(input.outpoint.txid).await? {
-                            Box::pin(self.set_slots(at, &parent, height)).await?;
+                            Box::pin(self.add_slots(at, &parent, height)).await?;
                         }
                         waits.push(input);
                     }
@@ -540,7 +541,15 @@ impl Handler {
                 let free = parents.first().zip(slots.get(outpoint)).is_some_and(|(parent, slot)| is_free(parent, slot));
                 Ok(!free)
             }
-            // It passes with the height.
+            // A coinbase may count by an earlier block again.
+            Reason::Immature { input } => {
+                let inputs = self.inputs_of(child).await?;
+                let Some((outpoint, _)) = inputs.iter().find(|(_, slot)| slot.input == input) else { return Ok(true) };
+                let height = child.master.as_ref().and_then(|bins| bins.unmined_since).unwrap_or(u32::MAX);
+                let parent = self.master(outpoint.txid).await?;
+                Ok(parent.is_none_or(|parent| parent.spending_height.is_some_and(|from| from > height)))
+            }
+            // The bar passes with the height.
             Reason::NotYetSpendable { .. } => Ok(false),
             _ => Ok(true),
         }

@@ -353,7 +353,7 @@ async fn a_conflicting_transaction_that_nothing_bars() {
         let found = violations(&store).await;
         assert!(matches!(&found[..], [Violation::Unbarred { txid: of, .. }] if *of == txid(&lost)), "{found:?}");
     }
-    // What bars it, one thing at a time: a live rival, a lock, a freeze, immaturity, an undecided rival, and an
+    // What bars it, one thing at a time: a live rival, a lock, a freeze, an undecided rival, and an
     // operator's word.
     let rival = spend_of_parent(&[1], 9);
     let store = with_parent().await;
@@ -372,11 +372,9 @@ async fn a_conflicting_transaction_that_nothing_bars() {
     store.take_inputs(&rival).await;
     store.plant(conflicting(&rival, Verdict::Pending)).await;
     assert_eq!(violations(&store).await, []);
-    for reason in [Reason::Command, Reason::Immature { input: 0 }] {
-        let store = with_parent().await;
-        store.plant(conflicting(&lost, Verdict::Conflicting(reason))).await;
-        assert_eq!(violations(&store).await, []);
-    }
+    let store = with_parent().await;
+    store.plant(conflicting(&lost, Verdict::Conflicting(Reason::Command))).await;
+    assert_eq!(violations(&store).await, []);
     let store = with_parent().await;
     let due = Page { delete_at_height: Some(0), ..conflicting(&lost, parent_fell) };
     store.plant(due).await;

@@ -43,7 +43,7 @@ fn with_scripts_of_genesis(coin: &Coin, tag: u8) -> Made {
 
 /// Transactions validated for the last height before Genesis are mined at the first one after it: one page, three
 /// pages, and with the body in a blob store. Children of the outputs that get a slot by that came before. Protects:
-/// `SetMined` refuses a transaction whose slots were made by the rule of another height, and `SetSlots` mends them
+/// `SetMined` refuses a transaction whose slots were made by the rule of another height, and `AddSlots` mends them
 /// first.
 #[tokio::test(start_paused = true)]
 async fn the_block_that_lists_a_transaction_decides_which_outputs_have_slots() {

@@ -278,7 +278,7 @@ async fn parents_of_the_same_millisecond_that_wait_for_a_lock_are_not_missing() 
             world.validate(child).await;
         }
         let running: Vec<_> = (0..instances).map(|_| world.start()).collect();
-        // Three graces, and far less than ten.
+        // Three graces, and less than five.
         tokio::time::sleep(Duration::from_secs(9)).await;
         world.command(1, Action::Unlock { txid: locked.txid }).await;
         world.until_consumed().await;

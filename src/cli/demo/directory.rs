@@ -142,7 +142,7 @@ impl Directory {
         self.path.join("log.jsonl")
     }
 
-    /// The same, as `kafka.brokers` names it.
+    /// The path of the log as `kafka.brokers` names it.
     pub fn kept_log_url(&self) -> String {
         format!("file://{}", encoded_path(&self.kept_log()))
     }

@@ -60,7 +60,7 @@ pub struct Report {
     blocks: u64,
     /// Live ones that came whole.
     live_transactions: u64,
-    /// The same under the name that it had before.
+    /// `live_transactions` under its old name.
     transactions: u64,
     inputs: u64,
     outputs: u64,
@@ -150,7 +150,7 @@ impl Report {
         }
     }
 
-    /// The same, with the commands of the log.
+    /// Adds the commands of the log to the report.
     #[must_use]
     pub fn with_commands(self, commands: Vec<Entry>) -> Self {
         let count = commands.len() as u64;
@@ -158,7 +158,7 @@ impl Report {
         Report { commands: count, refused_commands: refused.collect(), ..self }
     }
 
-    /// The same, with what the block files hold and the feed does not.
+    /// Adds the counts of what the block files hold and the feed does not.
     #[must_use]
     pub fn leaving_out(self, left_out: Option<&LeftOutOfFiles>) -> Self {
         Report { left_out: left_out.cloned(), ..self }

@@ -119,9 +119,8 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
         }
         12 => Sequenced::UnsetMined { block_id: height, height },
         13 => Sequenced::SetLocked(seeded.chance(0.3)),
-        27 => Sequenced::SetSlots {
-            add: vec![(offset, claim(offset).utxo_hash)],
-            remove: vec![(offset + 1) % 5],
+        27 => Sequenced::AddSlots {
+            slots: vec![(offset, claim(offset).utxo_hash)],
             height: if seeded.chance(0.5) { 700_000 } else { height },
         },
         14 => Sequenced::Freeze { offset },

@@ -165,7 +165,7 @@ fn sequenced(txid: Txid) -> Vec<Sequenced> {
         Sequenced::SetMined { mined_in: mined_in(160), longest_chain: false },
         Sequenced::SetMined { mined_in: mined_in(700_000), longest_chain: true },
         Sequenced::SetSpendingHeight(260),
-        Sequenced::SetSlots { add: vec![(3, claim(3).utxo_hash)], remove: vec![1], height: 700_000 },
+        Sequenced::AddSlots { slots: vec![(3, claim(3).utxo_hash)], height: 700_000 },
         Sequenced::WasMined(mined_in(160)),
         Sequenced::UnsetMined { block_id: 150, height: 150 },
         Sequenced::SetPageSpent { page: 1, spent: true },

@@ -126,7 +126,8 @@ impl Pipeline {
         self.look_at_chain(others.chain);
         self.hear_ends(others.ends.iter().map(|(number, end)| (*number, *end)));
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
-        let waiting_offsets = self.planner.waiting_offsets();
+        let forgets = self.parts.nodes.may_forget();
+        let waiting_offsets = if forgets { self.planner.waiting_offsets() } else { BTreeMap::new() };
         let none = BTreeSet::new();
         let own = |(number, state): (&i32, &PartitionState)| {
             let mut view = state.view(&[]);
@@ -135,7 +136,7 @@ impl Pipeline {
             // that a halted partition has not handled, or one beyond the bound of a partition that is paused there: it
             // counts as read only for an event that is older than the partition's head.
             if state.halted.is_none() && !view.at_bound {
-                view.oldest_unfinished = if self.parts.nodes.may_forget() {
+                view.oldest_unfinished = if forgets {
                     state.oldest_unfinished_but(waiting_offsets.get(number).unwrap_or(&none))
                 } else {
                     self.oldest_unprepared(*number)
@@ -164,7 +165,10 @@ impl Pipeline {
         let views_of = |parent: &Txid| partition_of(&parent.0, count).and_then(|number| views.get_key_value(&number));
         for (event, flight, wanted) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
-            let ties = Ties::after(self.planner.has_waited_ms(flight, now_ms), grace_ms, at_bound);
+            let is_at_bound = |view: &PartitionView| view.at_bound;
+            let held_back = views.get(&event.partition).is_some_and(is_at_bound)
+                || wanted.iter().filter_map(views_of).any(|(_, view)| is_at_bound(view));
+            let ties = Ties::after(self.planner.has_waited_ms(flight, now_ms), grace_ms, held_back);
             let is_missing = |parent: &Txid| {
                 let is_known_here = self.planner.is_in_flight(parent) && ties < Ties::BreakKnown;
                 views_of(parent).filter(|_| !is_known_here).is_some_and(|(number, view)| {

@@ -4,6 +4,7 @@
 //! Every operation first looks and refuses, and only then changes: a refused one has touched, and copied, nothing.
 
 mod accept;
+mod add_slots;
 mod block;
 mod clear_creating;
 mod command;
@@ -26,7 +27,6 @@ mod replace_body;
 mod respend;
 mod set_locked;
 mod set_mined;
-mod set_slots;
 mod set_spending_height;
 mod settle;
 mod slots;
@@ -109,7 +109,7 @@ fn sequenced(
         Sequenced::WasMined(mined_in) => set_mined::was(rules, record, *mined_in),
         Sequenced::UnsetMined { block_id, height } => unset_mined::apply(rules, record, *block_id, *height),
         Sequenced::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),
-        Sequenced::SetSlots { add, remove, height } => set_slots::apply(rules, record, add, remove, *height),
+        Sequenced::AddSlots { slots, height } => add_slots::apply(rules, record, slots, *height),
         Sequenced::SetSpendingHeight(height) => set_spending_height::apply(record, *height),
         Sequenced::SetLocked(locked) => set_locked::apply(record, *locked),
         Sequenced::Freeze { offset } => freeze::freeze(record, *offset, seen),

@@ -143,11 +143,8 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
         2 => height().prop_map(|height| Sequenced::UnsetMined { block_id: height, height }),
         1 => any::<bool>().prop_map(Sequenced::SetLocked),
         1 => height().prop_map(Sequenced::SetSpendingHeight),
-        1 => (offset(), offset(), height()).prop_map(|(added, removed, height)| Sequenced::SetSlots {
-            add: vec![(added, hash(added))],
-            remove: if added == removed { vec![] } else { vec![removed] },
-            height,
-        }),
+        1 => (offset(), height())
+            .prop_map(|(offset, height)| Sequenced::AddSlots { slots: vec![(offset, hash(offset))], height }),
         1 => (0..3_u32, any::<bool>()).prop_map(|(page, spent)| Sequenced::SetPageSpent { page, spent }),
         2 => offset().prop_map(|offset| Sequenced::Freeze { offset }),
         1 => offset().prop_map(|offset| Sequenced::Unfreeze { offset }),

@@ -20,8 +20,8 @@ pub(super) fn apply(
             _ => {}
         }
         let made_at = page.master.as_deref().and_then(|master| master.unmined_since);
-        if let Some(made_at) = made_at.filter(|made_at| !rules.have_same_slots(*made_at, mined_in.height)) {
-            return Err(Rejection::OtherSlots(made_at));
+        if let Some(made_at) = made_at.filter(|made_at| rules.adds_slots(*made_at, mined_in.height)) {
+            return Err(Rejection::MissingSlots(made_at));
         }
     }
     Ok(set(rules, page, mined_in, longest_chain))
@@ -136,18 +136,18 @@ mod tests {
     }
 
     #[test]
-    fn slots_by_the_rule_of_another_height_are_refused_on_the_longest_chain() {
+    fn a_transaction_that_lacks_slots_is_refused_on_the_longest_chain() {
         let genesis = RULES.network.genesis_activation_height();
         for (made_at, mined_at, is_refused) in [
             (genesis - 1, genesis, true),
-            (genesis, genesis - 1, true),
+            (genesis, genesis - 1, false),
             (genesis - 1, genesis - 1, false),
             (genesis, genesis + 9, false),
         ] {
             let mut page = live(1);
             master(&mut page).unmined_since = Some(made_at);
             let outcome = |longest_chain| on_master(&mut record(page.clone()), &set(mined_at, longest_chain)).outcome;
-            let refusal = Outcome::Rejected(Rejection::OtherSlots(made_at));
+            let refusal = Outcome::Rejected(Rejection::MissingSlots(made_at));
             assert_eq!(outcome(true) == refusal, is_refused, "made at {made_at}, mined at {mined_at}");
             assert!(outcome(false).is_done(), "a block of a side chain decides nothing");
         }

@@ -81,7 +81,7 @@ fn name_of(magic: [u8; 4]) -> String {
 }
 
 impl BlockFileError {
-    /// The same error, of a file in which these bytes begin at `by`.
+    /// Moves the error to a file in which these bytes begin at `by`.
     pub(super) fn shifted(self, by: usize) -> Self {
         match self {
             BlockFileError::Empty => BlockFileError::Empty,

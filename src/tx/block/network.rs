@@ -48,7 +48,7 @@ struct Bip34 {
 }
 
 impl FileNetwork {
-    /// All of them.
+    /// All networks.
     pub const ALL: [FileNetwork; 8] = [
         FileNetwork::Main,
         FileNetwork::Test,

@@ -4,7 +4,7 @@
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
-    expressions::{Expression, and, bin_exists, eq, ge, int_bin, int_val, list_bin, lists as in_lists, lt, or},
+    expressions::{and, bin_exists, eq, ge, int_bin, int_val, list_bin, lists as in_lists, or},
     operations::{
         self, Operation as ServerOperation,
         exp::{ExpReadFlags, read_exp},
@@ -47,18 +47,15 @@ impl Templates {
             unset(names::CONFLICTING),
             absent(names::DELETE_AT_HEIGHT),
         ];
+        // A transaction that was validated before Genesis may lack slots.
         let genesis = int_val(rules.network.genesis_activation_height().into());
-        // The slots have to be those that the rule at the block's height gives.
-        let on_longest_chain = |has_the_slots: Expression| {
-            let is_mined_or_has_them = or(vec![absent(names::UNMINED_SINCE), has_the_slots]);
-            Conditions::new(&[&conditions[..], &[is_mined_or_has_them]].concat())
-        };
+        let has_slots = or(vec![absent(names::UNMINED_SINCE), ge(int_bin(names::UNMINED_SINCE), genesis)]);
         let none = eq(in_lists::size(ids(), &[]), int_val(0));
         let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
         Templates {
             on_side_chain: Conditions::new(&conditions[..2]),
-            before_genesis: on_longest_chain(lt(int_bin(names::UNMINED_SINCE), genesis.clone())),
-            since_genesis: on_longest_chain(ge(int_bin(names::UNMINED_SINCE), genesis)),
+            before_genesis: Conditions::new(&conditions),
+            since_genesis: Conditions::new(&[&conditions[..], &[has_slots]].concat()),
             genesis_height: rules.network.genesis_activation_height(),
             stamp: not_after_a_later_stamp(),
             first: Template::new(&and(vec![none, eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))])),

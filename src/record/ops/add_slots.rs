@@ -1,0 +1,81 @@
+//! `AddSlots`: a block at another height than the event's decides which outputs can be spent.
+
+use std::sync::Arc;
+
+use crate::{
+    record::{Record, Rejection, Rules, Slot},
+    tx::UtxoHash,
+};
+
+use super::{Effect, delete_at_height, whole_page};
+
+pub(super) fn apply(
+    rules: &Rules,
+    record: &mut Option<Record>,
+    slots: &[(u32, UtxoHash)],
+    height: u32,
+) -> Result<Effect, Rejection> {
+    let page = whole_page(record)?;
+    let there = page.utxos.as_deref().unwrap_or_default();
+    let mut added = Vec::new();
+    for (offset, hash) in slots {
+        match there.get(*offset as usize) {
+            Some(Slot::Nil) => added.push((*offset, *hash)),
+            Some(_) => {}
+            None => return Err(Rejection::NoSuchOutput(*offset)),
+        }
+    }
+    let unmined_since = page.master.as_deref().and_then(|master| master.unmined_since);
+    let moves = unmined_since.is_some_and(|since| since != height);
+    if added.is_empty() && !moves {
+        return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
+    }
+    let page = Arc::make_mut(page);
+    page.record_utxos += added.len() as u32;
+    let there = page.utxos.get_or_insert_default();
+    for (offset, hash) in added {
+        there[offset as usize] = Slot::Unspent(hash);
+    }
+    if let Some(master) = page.master.as_deref_mut().filter(|_| moves) {
+        master.unmined_since = Some(height);
+    }
+    let changed = delete_at_height::evaluate(rules, page);
+    Ok(Effect::applied(delete_at_height::slots_reply(page, changed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::ops::testing::*;
+    use crate::record::*;
+
+    fn add(offsets: &[u32]) -> Operation {
+        let slots = offsets.iter().map(|offset| (*offset, hash(*offset))).collect();
+        sequenced(1, Sequenced::AddSlots { slots, height: 700_000 })
+    }
+
+    #[test]
+    fn outputs_get_slots_once_and_the_record_the_height() {
+        let mut record = record(page_with(vec![Slot::Nil, Slot::Unspent(hash(1)), Slot::Nil]));
+        assert!(on_master(&mut record, &add(&[0, 2])).changed);
+        let page = page(&record);
+        let slots = [0, 1, 2].map(|offset| Slot::Unspent(hash(offset)));
+        assert_eq!((page.utxos.as_deref(), page.record_utxos), (Some(&slots[..]), 3));
+        assert_eq!(page.master.as_ref().unwrap().unmined_since, Some(700_000));
+        let again = on_master(&mut record, &add(&[0, 2]));
+        assert!(matches!(again.outcome, Outcome::AlreadyApplied(_)) && !again.changed);
+    }
+
+    #[test]
+    fn slots_that_are_there_stay() {
+        let slots = vec![Slot::Spent(hash(0), holder(2, 0)), Slot::Frozen(hash(1))];
+        let mut record = record(page_with(slots.clone()));
+        on_master(&mut record, &add(&[0, 1]));
+        assert_eq!(page(&record).utxos, Some(slots));
+    }
+
+    #[test]
+    fn slots_that_do_not_exist_are_refused() {
+        assert_eq!(refused(on_master(&mut record(page_with(vec![Slot::Nil])), &add(&[1]))), Rejection::NoSuchOutput(1));
+        assert_eq!(refused(on_master(&mut None, &add(&[]))), Rejection::NotFound);
+    }
+}
