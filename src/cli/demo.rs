@@ -162,7 +162,7 @@ impl DemoArgs {
         let mut directory = Directory::new(self.data_dir.as_deref())?;
         let settings = self.settings(&log, Network::default());
         let config = begin(&directory, &settings).await?;
-        let told = tell::tell(story, &config, &log, &directory, self.inspect).await;
+        let told = Box::pin(tell::tell(story, &config, &log, &directory, self.inspect)).await;
         if told.is_err() {
             directory.keep();
         }

@@ -114,6 +114,8 @@ impl Broker for TroubledBroker {
     }
 
     async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        // Longer than an event takes to be decoded, as on a network.
+        tokio::time::sleep(Duration::from_millis(5)).await;
         self.inner.identify(topics).await
     }
 
