@@ -119,13 +119,20 @@ pub fn check(oracle: &Transaction, previous: Option<&[TxOut]>) -> Result<u64, In
         return Err(InvalidTransaction::DuplicateOutpoint { input, outpoint: outpoints[input] });
     }
     let paid = || sum(&oracle.output).map_err(|vout| InvalidTransaction::OutputSumOverflow { vout });
+    let at_most_all_coins = |satoshis: u64, fee: u64| match satoshis > bitcoin::Amount::MAX_MONEY.to_sat() {
+        true => Err(InvalidTransaction::TooMuchMoney { satoshis }),
+        false => Ok(fee),
+    };
     if oracle.is_coinbase() {
-        return paid().map(|_| 0);
+        return paid().and_then(|outputs| at_most_all_coins(outputs, 0));
     }
     let previous = previous.ok_or(InvalidTransaction::MissingPreviousOutput { input: 0, outpoint: outpoints[0] })?;
     let inputs = sum(previous).map_err(|input| InvalidTransaction::InputSumOverflow { input })?;
     let outputs = paid()?;
-    if outputs > inputs { Err(InvalidTransaction::Overspend { inputs, outputs }) } else { Ok(inputs - outputs) }
+    if outputs > inputs {
+        return Err(InvalidTransaction::Overspend { inputs, outputs });
+    }
+    at_most_all_coins(outputs, inputs - outputs)
 }
 
 /// The sum, or the index at which it no longer fits into 64 bits.
