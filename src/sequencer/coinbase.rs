@@ -37,6 +37,11 @@ impl Handler {
         let mined = self.blocks_with(&master, block).await?;
         let from = mined.iter().chain([&here]).map(|mined| mined.height).max().unwrap_or(block.height);
         let from = from.saturating_add(COINBASE_MATURITY);
+        // The usual case: the block comes back, or its event is handled again. A holder that still waits for another
+        // parent has no record, and must not be contested for that.
+        if mined.is_empty() && master.spending_height == Some(from) {
+            return Ok(());
+        }
         let is_behind = self.set_spending_height(at, &master, from).await?;
         if is_behind || at.making == Making::Replaying {
             return Ok(());
