@@ -275,7 +275,7 @@ fn rivals(log: &mut Log) -> (Made, Made, Made, u64) {
 fn of_two_rivals_the_loser_holds_nothing() {
     let mut log = Log::new();
     let (seed, winner, loser, contest) = rivals(&mut log);
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     let expected = log.expected();
     assert_eq!(verdict(&expected, &loser), Some(Verdict::Conflicting(lost_to(&winner))));
     assert_eq!((holder(&expected, &seed, 0), holder(&expected, &seed, 1)), (Some(by(&winner, 0)), None));
@@ -292,9 +292,9 @@ fn a_listed_loser_wins_its_rival_falls_with_its_cone_and_who_was_beaten_by_it_ge
     for made in [&child, &grandchild, &late] {
         log.validate(made);
     }
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     let contest = log.contest(&late, lost_to(&child));
-    log.decide(contest, &[conflicting(&late, lost_to(&child), 0), end(0)]);
+    log.decide(contest, &[conflicting(&late, lost_to(&child), 200), end(200)]);
     let (block, _) = log.mine(&[&loser]);
     let coins = [(seed.coin(0), by(&winner, 0)), (seed.coin(1), by(&loser, 1))];
     let wins = by_block(accepted(&loser, &coins, 101), &[&winner]);
@@ -321,14 +321,14 @@ fn a_parent_that_never_came_is_missing_and_a_later_event_opens_that_again() {
     let event = log.validate(&child);
     let missing = Reason::MissingParent { parent: parent.txid };
     let contest = log.contest(&child, missing);
-    log.decide(contest, &[conflicting(&child, missing, 0), end(0)]);
+    log.decide(contest, &[conflicting(&child, missing, 200), end(200)]);
     log.complains("must have one");
     log.bury(event, DeadLetterClass::MissingParent);
     assert_eq!(verdict(&log.expected(), &child), Some(Verdict::Conflicting(missing)));
     log.validate(&parent);
     log.validate(&child);
     let again = log.contest(&child, Reason::Found);
-    log.decide(again, &[accepted(&child, &[(parent.coin(0), by(&child, 0))], 0)]);
+    log.decide(again, &[accepted(&child, &[(parent.coin(0), by(&child, 0))], 200)]);
     assert_eq!(verdict(&log.expected(), &child), Some(Verdict::Accepted));
 }
 
@@ -357,9 +357,9 @@ fn a_crossing_double_spend_is_decided_by_the_first_contest() {
     log.validate(&first);
     log.validate(&second);
     let one = log.contest(&first, Reason::DoubleSpend { input: 1, winner: second.txid });
-    log.decide(one, &[accepted(&first, &[(seed.coin(0), by(&first, 0)), (seed.coin(1), by(&second, 0))], 0)]);
+    log.decide(one, &[accepted(&first, &[(seed.coin(0), by(&first, 0)), (seed.coin(1), by(&second, 0))], 200)]);
     let two = log.contest(&second, Reason::DoubleSpend { input: 1, winner: first.txid });
-    log.decide(two, &[conflicting(&second, lost_to(&first), 0), end(0)]);
+    log.decide(two, &[conflicting(&second, lost_to(&first), 200), end(200)]);
     let three = log.contest(&second, Reason::History { input: 0 });
     log.decide(three, &[DecisionBody::PassedOver { txid: second.txid }]);
     assert_eq!(holder(&log.expected(), &seed, 1), Some(by(&first, 1)));
@@ -370,7 +370,7 @@ fn a_loser_needs_a_winner() {
     let mut log = Log::new();
     let (_, _, loser, contest) = rivals(&mut log);
     let stranger = log.seed(9, 1);
-    log.decide(contest, &[conflicting(&loser, lost_to(&stranger), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&stranger), 200), end(200)]);
     log.complains("is conflicting because of DoubleSpend");
 }
 
@@ -379,13 +379,13 @@ fn nobody_is_accepted_over_a_live_holder_nor_with_inputs_that_are_not_its_own() 
     let mut log = Log::new();
     let (seed, winner, loser, contest) = rivals(&mut log);
     let mut other = Log { logs: log.logs.clone(), ..log };
-    other.decide(contest, &[accepted(&loser, &[(seed.coin(0), by(&loser, 0)), (seed.coin(1), by(&loser, 1))], 0)]);
+    other.decide(contest, &[accepted(&loser, &[(seed.coin(0), by(&loser, 0)), (seed.coin(1), by(&loser, 1))], 200)]);
     other.complains("are live");
     other.complains("is live, though DoubleSpend");
     let mut log = Log { logs: Logs::default(), now_ms: 0, sequence: 0 };
     std::mem::swap(&mut log.logs, &mut Log::new().logs);
     let (seed, _, loser, contest) = rivals(&mut log);
-    log.decide(contest, &[accepted(&loser, &[(seed.coin(1), by(&winner, 0))], 0)]);
+    log.decide(contest, &[accepted(&loser, &[(seed.coin(1), by(&winner, 0))], 200)]);
     log.complains("inputs that are not its own");
     log.complains("which it does not spend so");
 }
@@ -398,7 +398,7 @@ fn a_cone_holds_only_real_descendants_and_all_live_ones() {
         let (child, stranger) = (spend(&[winner.coin(0)], 1, 3), spend(&[seed.coin(2)], 1, 4));
         log.validate(&child);
         log.validate(&stranger);
-        log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+        log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
         log.mine(&[]);
         // Something needs the child live: whoever fells its parent must have seen it.
         let rival = spend(&[winner.coin(0)], 1, 5);
@@ -426,7 +426,7 @@ fn steps_are_contiguous_the_first_counts_and_closed_is_the_last() {
     let mut log = Log::new();
     let (_, winner, loser, contest) = rivals(&mut log);
     log.complains("asks for a verdict");
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     log.decision(contest, 0, DecisionBody::PassedOver { txid: loser.txid });
     log.expected();
     log.decision(contest, 3, DecisionBody::PassedOver { txid: loser.txid });
@@ -444,9 +444,9 @@ fn a_verdict_holds_and_a_first_one_is_due() {
     let mut lazy = Log { logs: log.logs.clone(), now_ms: 2_000, sequence: 0 };
     lazy.decide(contest, &[DecisionBody::PassedOver { txid: loser.txid }]);
     lazy.complains("is live, though DoubleSpend");
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     let again = log.contest(&loser, lost_to(&winner));
-    log.decide(again, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(again, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     log.complains("a verdict that holds");
 }
 
@@ -460,7 +460,7 @@ fn a_missing_parent_was_never_produced_before_it() {
     let event = log.validate(&child);
     let missing = Reason::MissingParent { parent: parent.txid };
     let contest = log.contest(&child, missing);
-    log.decide(contest, &[conflicting(&child, missing, 0), end(0)]);
+    log.decide(contest, &[conflicting(&child, missing, 200), end(200)]);
     log.bury(event, DeadLetterClass::MissingParent);
     log.complains("is conflicting because of MissingParent");
     log.complains("which the history does not know");
@@ -486,7 +486,7 @@ fn immature_means_the_height_of_the_coinbase_and_a_hundred() {
 fn contests_outcomes_and_blocks_are_explained() {
     let mut log = Log::new();
     let (_, winner, loser, contest) = rivals(&mut log);
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     let idle = log.contest(&winner, Reason::Frozen { input: 0 });
     log.decide(idle, &[DecisionBody::PassedOver { txid: winner.txid }]);
     log.expected();
@@ -497,7 +497,7 @@ fn contests_outcomes_and_blocks_are_explained() {
     log.complains("tells what never became of it");
     let mut silent = Log::new();
     let (_, winner, loser, contest) = rivals(&mut silent);
-    silent.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    silent.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     silent.logs.outcomes.clear();
     silent.complains("nobody is told");
     let mut odd = Log::new();

@@ -71,7 +71,7 @@ fn an_output_is_frozen_reassigned_and_kept_until_its_height() {
 fn locks_preservation_and_deletion() {
     let mut log = Log::new();
     let (seed, winner, loser, contest) = rivals(&mut log);
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     log.command(1, seed.txid, Action::Lock { txid: seed.txid }, CommandResult::Applied);
     log.command(2, seed.txid, Action::Preserve { txid: seed.txid, until: 9 }, CommandResult::Applied);
     log.command(3, seed.txid, Action::Preserve { txid: seed.txid, until: 8 }, CommandResult::AlreadyApplied);
@@ -131,7 +131,7 @@ fn a_wide_loser_falls_with_the_child_of_its_last_page() {
         log.validate(made);
     }
     let contest = log.contest(&loser, lost_to(&winner));
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), cone(&[(&child, &loser, false)], 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), cone(&[(&child, &loser, false)], 200), end(200)]);
     let again = log.contest(&child, Reason::Found);
     log.decide(again, &[DecisionBody::PassedOver { txid: child.txid }]);
     let expected = log.expected();

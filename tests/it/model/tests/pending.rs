@@ -104,7 +104,7 @@ fn an_unlock_stands_behind_the_block_that_needs_it() {
     log.validate(&child);
     let barred = Reason::Locked { parent: parent.txid };
     let contest = log.contest(&child, barred);
-    log.decide(contest, &[conflicting(&child, barred, 0), end(0)]);
+    log.decide(contest, &[conflicting(&child, barred, 200), end(200)]);
     let (block, _) = log.mine(&[&parent, &child]);
     log.decide(block, &[by_block(accepted(&child, &[(parent.coin(0), by(&child, 0))], 101), &[])]);
     log.command(2, parent.txid, Action::Unlock { txid: parent.txid }, CommandResult::AlreadyApplied);
@@ -134,7 +134,7 @@ fn a_lock_and_a_freeze_behind_an_honest_holder() {
 fn an_unspend_of_a_spender_that_is_live_or_not() {
     let mut log = Log::new();
     let (seed, winner, loser, contest) = rivals(&mut log);
-    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 0), end(0)]);
+    log.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), end(200)]);
     let unspend =
         |spender: &Made, vout| Action::Unspend { outpoint: seed.coin(vout).outpoint, spender: spender.txid, input: 0 };
     log.command(1, seed.txid, unspend(&winner, 0), refused("INVALID_SPEND"));
