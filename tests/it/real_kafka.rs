@@ -396,7 +396,8 @@ fn dead_letters_are_listed_replayed_and_discarded() {
     until("it is decided on", || {
         dead_letters(&[&missing[..], &["--dry-run"]].concat()).1[0]["result"] != "would be looked at again"
     });
-    assert_eq!(list(&[]).len(), 2, "a dry run settles nothing");
+    // A dry run settles nothing; but what is live is shown with the settled ones only.
+    assert_eq!((list(&[]).len(), list(&["--settled"]).len()), (1, 2));
     let (code, told, err) = dead_letters(&missing);
     assert_eq!((code, told[0]["result"].as_str()), (Some(0), Some("is live: its parent has come")), "{told:?} {err}");
     assert_eq!((of("missing-parent"), list(&["--settled"]).len()), (vec![], 2));
