@@ -170,7 +170,7 @@ impl Worker {
         let parts = &self.handler.parts;
         let mut waiting = Waiting::new(parts, "the chain");
         loop {
-            match parts.whole.bind_chain(id).await {
+            match self.handler.answer("the store", parts.whole.bind_chain(id)).await {
                 Err(error) if error.may_be_retried() => waiting.look_again("the meta record of the store").await,
                 Err(error @ MetaError::ChainRecreated { .. }) => return Err(Stop::Halt(error.to_string())),
                 bound => return bound.map_err(|error| Stop::Damaged(error.to_string())),
