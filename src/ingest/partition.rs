@@ -1,6 +1,6 @@
 //! What is known of one assigned partition.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
@@ -302,12 +302,6 @@ impl PartitionState {
             // What lies beyond a bound is read once there is room; what an operator keeps from being read may be older than anything.
             at_bound: self.at_bound && !self.paused_by_hand,
         }
-    }
-
-    /// The oldest unfinished event at none of these offsets, as its timestamp and offset. Events that were never read
-    /// count as the oldest that can be.
-    pub fn oldest_unfinished_but(&self, offsets: &BTreeSet<u64>) -> Option<(i64, u64)> {
-        self.begins_above().map(|_| (i64::MIN, 0)).or_else(|| self.tracker.oldest_unfinished_but(offsets))
     }
 
     /// What is known of a partition that another instance holds (or nobody).

@@ -126,21 +126,15 @@ impl Pipeline {
         self.look_at_chain(others.chain);
         self.hear_ends(others.ends.iter().map(|(number, end)| (*number, *end)));
         // The end that was last heard of is too old: a message of one partition may be late, and its child in another not.
-        let forgets = self.parts.nodes.may_forget();
-        let waiting_offsets = if forgets { self.planner.waiting_offsets() } else { BTreeMap::new() };
-        let none = BTreeSet::new();
+        let named = self.planner.named();
         let own = |(number, state): (&i32, &PartitionState)| {
-            let mut view = state.view(&[]);
-            // The planner knows the transactions that wait here, and none of them is an absent parent unless the
-            // planner says so. A completed event whose writes the store may lose is not known any more. Nor is an event
-            // that a halted partition has not handled, or one beyond the bound of a partition that is paused there: it
-            // counts as read only for an event that is older than the partition's head.
-            if state.halted.is_none() && !view.at_bound {
-                view.oldest_unfinished = if forgets {
-                    state.oldest_unfinished_but(waiting_offsets.get(number).unwrap_or(&none))
-                } else {
-                    self.oldest_unprepared(*number)
-                };
+            let mut view = state.view(named.get(number).map_or(&[], Vec::as_slice));
+            // The planner knows the transactions that wait here, and none of them is an absent parent unless the planner
+            // says so. Over a store that forgets a completed event is not known any more. Nor is an event that a halted
+            // partition has not handled, or one beyond the bound of a partition that is paused there: it counts as read
+            // only for an event that is older than the partition's head.
+            if !self.parts.nodes.may_forget() && state.halted.is_none() && !view.at_bound {
+                (view.oldest_unfinished, view.waiting) = (self.oldest_unprepared(*number), None);
             }
             let at_end = others.ends.get(number).is_some_and(|end| view.position >= *end);
             (*number, PartitionView { at_end, ..view })

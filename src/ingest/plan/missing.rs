@@ -44,15 +44,6 @@ impl Planner {
         self.by_txid.contains_key(txid)
     }
 
-    /// By partition, the offsets of all events of transactions that wait for others.
-    pub fn waiting_offsets(&self) -> BTreeMap<i32, BTreeSet<u64>> {
-        let mut waiting: BTreeMap<i32, BTreeSet<u64>> = BTreeMap::new();
-        for event in self.those_that_wait().filter(|flight| flight.waits()).flat_map(|flight| &flight.events) {
-            waiting.entry(event.partition).or_default().insert(event.offset);
-        }
-        waiting
-    }
-
     /// By partition, the oldest events of transactions that wait for others, [`MOST_NAMED`] at the most, each with timestamp, offset
     /// and name.
     pub fn named(&self) -> BTreeMap<i32, Vec<(i64, u64, Name)>> {
