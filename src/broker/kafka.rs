@@ -110,7 +110,7 @@ pub struct KafkaBroker {
     /// Answer what each group has committed, and are no members of it. A client is a handful of threads and connections.
     groups: Arc<Mutex<HashMap<String, Arc<Asked>>>>,
     signs: Signs,
-    /// Which broker is asked for topic ids.
+    /// The broker that is asked for topic ids.
     identities: Arc<AskedBroker>,
 }
 

@@ -261,10 +261,10 @@ pub struct NewTopic {
 /// another one.
 pub type TopicId = [u8; 16];
 
-/// What tells a topic from another topic of the same name.
+/// Identity of a topic: tells it from another topic of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopicIdentity {
-    /// Its id; `None`: the cluster gives no ids (Apache Kafka before 2.8).
+    /// Id of the topic; `None`: the cluster gives no ids (Apache Kafka before 2.8).
     pub id: Option<TopicId>,
     /// Number of partitions.
     pub partitions: i32,

@@ -19,7 +19,7 @@ use crate::{
 const BATCH: usize = 256;
 const CONCURRENCY: usize = 32;
 
-/// Which store, and how it is reached.
+/// Names a store and the way to reach it.
 #[derive(Debug, Clone, Default, Args)]
 pub struct StoreArgs {
     /// The store, such as fjall:///var/lib/utxo-store; otherwise the configured one (store.url)

@@ -11,7 +11,7 @@ pub(crate) type IndexValues = [Option<u64>; 3];
 /// What a record is found by.
 pub(crate) fn index_values(record: Option<&Record>) -> IndexValues {
     let Some(page) = record.and_then(Record::page) else { return [None; 3] };
-    let unmined_since = page.master.as_ref().and_then(|master| master.unmined_since);
+    let unmined_since = page.unmined_since();
     [page.delete_at_height.map(u64::from), unmined_since.map(u64::from), page.creating_at]
 }
 

@@ -165,8 +165,8 @@ pub struct Settlement {
     pub partition: i32,
     /// Its offset.
     pub offset: u64,
-    /// Its timestamp, milliseconds since the epoch: a topic that was created again has another message at that offset.
-    /// `None`: an earlier version has not written it down.
+    /// Timestamp of the message, milliseconds since the epoch: a topic that was created again has another message at
+    /// that offset. `None`: an earlier version has not written it down.
     pub timestamp_ms: Option<i64>,
     /// What was done.
     pub settled: Settled,

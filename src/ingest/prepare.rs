@@ -14,7 +14,7 @@ use crate::{
         build::{self, HEIGHT_LIMIT, Inline, OtherPages, Pages},
     },
     store::{Store, StoreSettings},
-    tx::{Network, Transaction, Txid, utxo_hash},
+    tx::{Network, Transaction, Txid},
 };
 
 /// What the store is set up for; the same for every event.
@@ -211,13 +211,7 @@ pub fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) ->
         let Some(previous) = input.previous else { continue };
         let outpoint = input.outpoint;
         let (parent, (page, offset)) = (outpoint.txid, outpoint.place(utxo_batch_size));
-        let slot = SpendSlot {
-            offset,
-            input: index as u32,
-            utxo_hash: utxo_hash(&parent, outpoint.vout, previous.script, previous.satoshis),
-            satoshis: previous.satoshis,
-            script: body.slice_ref(previous.script),
-        };
+        let slot = SpendSlot::claiming(&outpoint, offset, index as u32, &previous, body.slice_ref(previous.script));
         // One input is by far the most common: the map is for the wide ones.
         let place = match groups.len() {
             0 => None,

@@ -23,7 +23,7 @@ const ENOUGH_MS: u64 = 600_000;
 pub struct TimeLimit {
     /// The property that sets it.
     pub property: &'static str,
-    /// Its value, ms.
+    /// Value of the limit, ms.
     pub value: String,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for TimeLimit {
 }
 
 impl TimeLimit {
-    /// What to do about it.
+    /// The remedy.
     pub fn remedy(&self) -> String {
         format!("set {}={NO_LIMIT}", self.property)
     }
@@ -48,8 +48,8 @@ fn is_ours(topic: Topic) -> bool {
     }
 }
 
-/// What a new topic is given. A timestamp far ahead of time stays refused in the topics of others: it would come of a
-/// wrong clock.
+/// Settings that a new topic is given. A timestamp far ahead of time stays refused in the topics of others: it would
+/// come of a wrong clock.
 pub fn config(topic: Topic) -> Vec<(String, String)> {
     let limits = if is_ours(topic) { &[BEFORE, AFTER][..] } else { &[BEFORE] };
     limits.iter().map(|property| ((*property).to_owned(), NO_LIMIT.to_owned())).collect()

@@ -8,7 +8,7 @@ use super::{
     BlockRecord, Body, CommandRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState,
     Verdict,
 };
-use crate::tx::{Network, Txid, UtxoHash};
+use crate::tx::{Network, Outpoint, Output, Txid, UtxoHash, utxo_hash};
 
 /// Settings that decide what an operation does; the same for every operation on a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -316,6 +316,15 @@ pub struct SpendSlot {
     pub satoshis: u64,
     /// Its locking script.
     pub script: Bytes,
+}
+
+impl SpendSlot {
+    /// The slot that input number `input` takes at this place within its page. `script` holds the bytes of
+    /// `previous.script`.
+    pub fn claiming(outpoint: &Outpoint, offset: u32, input: u32, previous: &Output<'_>, script: Bytes) -> Self {
+        let utxo_hash = utxo_hash(&outpoint.txid, outpoint.vout, previous.script, previous.satoshis);
+        SpendSlot { offset, input, utxo_hash, satoshis: previous.satoshis, script }
+    }
 }
 
 /// A slot and who is said to hold it.

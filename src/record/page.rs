@@ -434,6 +434,11 @@ impl Page {
         self.master.as_ref().and_then(|master| master.verdict)
     }
 
+    /// The master's `unminedSince`: the height of the transaction's event, or of the block that left the longest chain.
+    pub fn unmined_since(&self) -> Option<u32> {
+        self.master.as_ref().and_then(|master| master.unmined_since)
+    }
+
     /// How the transaction stands, by this page's own flags (the master's are the transaction's).
     pub fn state(&self) -> TxState {
         if let Some(height) = self.pruned {
@@ -582,7 +587,7 @@ pub struct MetaRecord {
     pub topics: BTreeMap<String, BoundTopic>,
 }
 
-/// What tells a topic from another one of its name.
+/// Identity of a topic that a store is made from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BoundTopic {
     /// Id that the cluster gave to the topic; `None`: the cluster gave none.

@@ -13,13 +13,21 @@ use crate::{
         pages::others,
     },
     store::body::ParsedBody,
+    tx::Txid,
 };
 
 impl Handler {
     /// Whether an unmined transaction lacks slots that its outputs have in a block of this height.
     pub(super) fn needs_slots(&self, master: &Page, height: u32) -> bool {
-        let made_at = master.master.as_ref().and_then(|bins| bins.unmined_since);
-        made_at.is_some_and(|made_at| self.parts.store.settings.rules.adds_slots(made_at, height))
+        master.unmined_since().is_some_and(|made_at| self.parts.store.settings.rules.adds_slots(made_at, height))
+    }
+
+    /// As [`add_slots`](Self::add_slots), for a transaction whose master has yet to be read.
+    pub(super) async fn add_slots_of(&self, at: At, txid: Txid, height: u32) -> Result<(), Stop> {
+        match self.master(txid).await? {
+            Some(master) => self.add_slots(at, &master, height).await,
+            None => Ok(()),
+        }
     }
 
     /// Gives the outputs of an unmined transaction the slots that they have in a block of this height: on the other

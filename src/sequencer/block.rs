@@ -530,9 +530,7 @@ impl Handler {
                 }
                 if matches!(outcome, Outcome::Rejected(Rejection::MissingSlots(_))) {
                     // Rare, and a part of every future here: boxed.
-                    if let Some(master) = self.master(listed.txid).await? {
-                        Box::pin(self.add_slots(at, &master, block.height)).await?;
-                    }
+                    Box::pin(self.add_slots_of(at, listed.txid, block.height)).await?;
                     *outcome = self.once_again(row(listed)).await?;
                 }
                 if has_others(outcome) {

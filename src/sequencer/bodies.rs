@@ -13,7 +13,7 @@ use crate::{
         Stop,
         handler::{Handler, distinct},
     },
-    tx::{Outpoint, Transaction, Txid, utxo_hash},
+    tx::{Outpoint, Transaction, Txid},
 };
 
 /// What the event that is being handled has read of the blob store.
@@ -42,14 +42,9 @@ impl Handler {
         }
         let slots = tx.inputs().zip(0..).filter_map(|(input, index)| {
             let (outpoint, previous) = (input.outpoint, input.previous?);
-            let slot = SpendSlot {
-                offset: self.place(outpoint).1,
-                input: index,
-                utxo_hash: utxo_hash(&outpoint.txid, outpoint.vout, previous.script, previous.satoshis),
-                satoshis: previous.satoshis,
-                script: body.slice_ref(previous.script),
-            };
-            Some((outpoint, slot))
+            let (_, offset) = self.place(outpoint);
+            let script = body.slice_ref(previous.script);
+            Some((outpoint, SpendSlot::claiming(&outpoint, offset, index, &previous, script)))
         });
         Ok(slots.collect())
     }

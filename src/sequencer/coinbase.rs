@@ -10,7 +10,7 @@ use crate::{
     event::{Block, DecisionBody},
     record::{
         HeldSlot, Key, MinedIn, Outcome, Page, Phase, Reason, Record, Rejection, Sequenced, Slot, SpendingData,
-        TxState, Verdict, build::COINBASE_MATURITY,
+        build::COINBASE_MATURITY,
     },
     sequencer::{
         Stop,
@@ -84,10 +84,7 @@ impl Handler {
             false => Sequenced::SetMined { mined_in: last, longest_chain: true },
         };
         self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(coinbase), set_mined)]).await?;
-        if at.making == Making::Allowed {
-            let immature = self.immature_children(&master).await?;
-            self.publish_reconsider(at, &immature).await?;
-        }
+        self.chances_after_lifting(at, &[coinbase], None).await?;
         Ok(true)
     }
 
@@ -150,15 +147,5 @@ impl Handler {
         });
         holders.retain(|_, _| old.next() == Some(false));
         Ok(holders)
-    }
-
-    /// Conflicting children of the coinbase that lost because they were too young.
-    async fn immature_children(&self, master: &Page) -> Result<Vec<Txid>, Stop> {
-        let children: Vec<Txid> =
-            master.master.iter().flat_map(|bins| bins.conflicting_children.iter().copied()).collect();
-        let is_immature =
-            |page: &Page| matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(Reason::Immature { .. })));
-        let pages = self.whole_of(&children).await?;
-        Ok(pages.into_iter().filter(|page| is_immature(page)).map(|page| page.txid).collect())
     }
 }

@@ -150,7 +150,7 @@ impl Handler {
                 return Ok(passed_over);
             }
         }
-        let height = page.master.as_ref().and_then(|master| master.unmined_since).unwrap_or(self.height());
+        let height = page.unmined_since().unwrap_or(self.height());
         let may_wait = match reopen {
             // The parents of what is live are there, or come again where a node forgot them.
             Reopen::Reconsider => was_live && self.parts.nodes.may_forget(),

@@ -279,8 +279,7 @@ impl Handler {
     /// The block height that a decision on this transaction carries: that of the tip, and before the first block that
     /// of its own event. A seeded store would count what is conflicting as due at once otherwise.
     pub fn decision_height(&self, page: &Page) -> u32 {
-        let own = page.master.as_ref().and_then(|master| master.unmined_since);
-        self.state.tip.map_or(own.unwrap_or(0), |tip| tip.height)
+        self.state.tip.map_or(page.unmined_since().unwrap_or(0), |tip| tip.height)
     }
 
     /// Applies rows; a refusal because of a later stamp counts as done (that later event has seen to it).

@@ -196,12 +196,10 @@ impl Handler {
                     // The same block lists the parent, at the other side of Genesis than its event said, and has yet to
                     // set it mined: decisions that are in the log are carried out first.
                     Outcome::Rejected(Rejection::NoSuchOutput(_))
-                        if mined_at.is_some() && !mended.contains(&input.outpoint) =>
+                        if mined_at.is_some() && mended.insert(input.outpoint) =>
                     {
-                        mended.insert(input.outpoint);
-                        let height = mined_at.unwrap_or_default();
-                        if let Some(parent) = self.master(input.outpoint.txid).await? {
-                            Box::pin(self.add_slots(at, &parent, height)).await?;
+                        if let Some(height) = mined_at {
+                            Box::pin(self.add_slots_of(at, input.outpoint.txid, height)).await?;
                         }
                         waits.push(input);
                     }
@@ -499,9 +497,10 @@ impl Handler {
         self.publish_reconsider(at, &[txid]).await
     }
 
-    /// Second chances when these may have been unlocked, by a command or by a block that lists them, or this output of one of them is no
-    /// longer frozen. A verdict names what barred its transaction first, and a chance that fails changes no verdict: so they are for
-    /// whoever that bars no longer, since what bars them to the end may be this. Whom it still bars its own end gives a chance.
+    /// Second chances when these may have been unlocked, by a command or by a block that lists them, or are coinbases
+    /// that count by an earlier block again, or this output of one of them is no longer frozen. A verdict names what
+    /// barred its transaction first, and a chance that fails changes no verdict: so they are for whoever that bars no
+    /// longer, since what bars them to the end may be this. Whom it still bars its own end gives a chance.
     pub(super) async fn chances_after_lifting(
         &self,
         at: At,
@@ -525,6 +524,12 @@ impl Handler {
         self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
+    /// The output that an input of a stored transaction spends.
+    async fn outpoint_of(&self, page: &Page, input: u32) -> Result<Option<Outpoint>, Stop> {
+        let inputs = self.inputs_of(page).await?;
+        Ok(inputs.into_iter().find(|(_, slot)| slot.input == input).map(|(outpoint, _)| outpoint))
+    }
+
     /// Whether what the verdict on a transaction names bars it still, or for good.
     async fn is_barred_as_it_fell(&self, child: &Page) -> Result<bool, Stop> {
         let TxState::Conflicting(Verdict::Conflicting(reason)) = child.state() else { return Ok(true) };
@@ -534,18 +539,17 @@ impl Handler {
                 Ok(parent.is_none_or(|parent| parent.state() != TxState::Live || parent.locked))
             }
             Reason::DoubleSpend { input, .. } | Reason::Frozen { input } | Reason::NoSuchOutput { input } => {
-                let inputs = self.inputs_of(child).await?;
-                let Some((outpoint, _)) = inputs.iter().find(|(_, slot)| slot.input == input) else { return Ok(true) };
+                let Some(outpoint) = self.outpoint_of(child, input).await? else { return Ok(true) };
                 let parents = self.whole_of(&[outpoint.txid]).await?;
-                let slots = self.slots_of(&parents, [*outpoint].into_iter()).await?;
-                let free = parents.first().zip(slots.get(outpoint)).is_some_and(|(parent, slot)| is_free(parent, slot));
+                let slots = self.slots_of(&parents, [outpoint].into_iter()).await?;
+                let free =
+                    parents.first().zip(slots.get(&outpoint)).is_some_and(|(parent, slot)| is_free(parent, slot));
                 Ok(!free)
             }
             // A coinbase may count by an earlier block again.
             Reason::Immature { input } => {
-                let inputs = self.inputs_of(child).await?;
-                let Some((outpoint, _)) = inputs.iter().find(|(_, slot)| slot.input == input) else { return Ok(true) };
-                let height = child.master.as_ref().and_then(|bins| bins.unmined_since).unwrap_or(u32::MAX);
+                let Some(outpoint) = self.outpoint_of(child, input).await? else { return Ok(true) };
+                let height = child.unmined_since().unwrap_or(u32::MAX);
                 let parent = self.master(outpoint.txid).await?;
                 Ok(parent.is_none_or(|parent| parent.spending_height.is_some_and(|from| from > height)))
             }

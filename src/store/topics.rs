@@ -18,11 +18,11 @@ use crate::{
 /// A topic as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundTopic {
-    /// What it is for.
+    /// Purpose of the topic.
     pub topic: Topic,
-    /// Its name.
+    /// Name of the topic.
     pub name: String,
-    /// Its id; `None`: the cluster gives none.
+    /// Id of the topic; `None`: the cluster gives none.
     pub id: Option<TopicId>,
     /// Number of partitions.
     pub partitions: i32,

@@ -36,7 +36,7 @@ fn reason(running: &Running, condition: &str) -> Option<String> {
     running.health.ready().reasons.remove(condition)
 }
 
-/// What the group has committed of a topic.
+/// Offsets that the group has committed of a topic.
 async fn committed(world: &World, group: &str, topic: &str) -> Vec<Option<Committed>> {
     let count = world.broker.partitions(topic).await.unwrap().unwrap();
     let partitions: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();

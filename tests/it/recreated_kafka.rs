@@ -129,7 +129,7 @@ fn events_of_a_topic_that_was_created_again_are_not_applied_by_a_running_instanc
     refused_and_told(&bench, &bench.topic("validated-txs"));
 }
 
-/// Nobody runs while the topic is created again; with fewer partitions than before, too.
+/// No instance runs while the topic is created again; with fewer partitions than before, too.
 #[test]
 fn a_topic_that_was_created_again_while_nobody_ran_is_refused_and_told() {
     let Some(server) = KafkaServer::shared() else { return };

@@ -55,7 +55,7 @@ pub(super) fn describe_groups<T, All: FromIterator<(String, T)>>(
     }
 }
 
-/// What `each` makes of the descriptions of topics, by their names. Creates none of them. `broker`: which one is asked;
+/// Describes topics: the result of `each`, by name. Creates no topic. `broker`: the one that is asked;
 /// otherwise the controller.
 pub(super) fn describe_topics<T, All: FromIterator<(String, T)>>(
     client: &Asked,

@@ -85,7 +85,7 @@ pub(super) fn translate_produce(topic: &str, error: &KafkaError) -> BrokerError 
     }
 }
 
-/// What an operator can do about a message that a broker refuses for good; `None`: a retry may do, or another class
+/// The remedy for a message that a broker refuses for good; `None`: a retry may do, or another class
 /// says more. librdkafka tries again by itself what Kafka calls retriable, so that a code in this table is final.
 fn rejection(code: Code) -> Option<&'static str> {
     Some(match code {

@@ -57,7 +57,7 @@ type Offered = Vec<(TopicPartition, Committed, u64)>;
 
 /// A commit that is on its way beside the loop: one at a time. Dropped, it counts for nothing any more.
 pub(super) enum UnderWay {
-    /// It asks the store, and then which topic it is.
+    /// The commit asks the store, and then for the topic's identity.
     Asking(Asking),
     /// It asks the group's coordinator.
     Committing(Offered, Committing),

@@ -4,7 +4,7 @@
 //! that was read waits until the topic's identity was asked for after it was read, and was the store's. One question
 //! covers all chunks read before it. Before each commit the identity is asked for once more.
 //!
-//! What is left open: brokers of a cluster hear of a new topic one after the other. A broker that has not heard of it
+//! Left open: brokers of a cluster hear of a new topic one after the other. A broker that has not heard of it
 //! yet answers with the old identity, for as long as its metadata lags behind the partition's leader.
 
 use std::sync::{
@@ -23,7 +23,7 @@ use crate::{
 /// Least time between two questions: under load one question covers many chunks.
 const PACE: Duration = Duration::from_millis(20);
 
-/// What is known of the topic's identity.
+/// State of the questions about the topic's identity.
 pub(super) struct Identity {
     /// Number of the chunk that was read last; the first has 1.
     read: Arc<AtomicU64>,

@@ -129,10 +129,10 @@ impl Pipeline {
         let named = self.planner.named();
         let own = |(number, state): (&i32, &PartitionState)| {
             let mut view = state.view(named.get(number).map_or(&[], Vec::as_slice));
-            // The planner knows the transactions that wait here, and none of them is an absent parent unless the planner
-            // says so. Over a store that forgets a completed event is not known any more. Nor is an event that a halted
-            // partition has not handled, or one beyond the bound of a partition that is paused there: it counts as read
-            // only for an event that is older than the partition's head.
+            // The planner knows the transactions that wait here, and none of them is an absent parent unless the
+            // planner says so. Over a store that forgets a completed event is not known any more. Nor is an event that
+            // a halted partition has not handled, or one beyond the bound of a partition that is paused there: it
+            // counts as read only for an event that is older than the partition's head.
             if !self.parts.nodes.may_forget() && state.halted.is_none() && !view.at_bound {
                 (view.oldest_unfinished, view.waiting) = (self.oldest_unprepared(*number), None);
             }

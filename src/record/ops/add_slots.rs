@@ -25,8 +25,7 @@ pub(super) fn apply(
             None => return Err(Rejection::NoSuchOutput(*offset)),
         }
     }
-    let unmined_since = page.master.as_deref().and_then(|master| master.unmined_since);
-    let moves = unmined_since.is_some_and(|since| since != height);
+    let moves = page.unmined_since().is_some_and(|since| since != height);
     if added.is_empty() && !moves {
         return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
     }

@@ -19,8 +19,7 @@ pub(super) fn apply(
             TxState::Conflicting(verdict) => return Err(Rejection::Conflicting(verdict)),
             _ => {}
         }
-        let made_at = page.master.as_deref().and_then(|master| master.unmined_since);
-        if let Some(made_at) = made_at.filter(|made_at| rules.adds_slots(*made_at, mined_in.height)) {
+        if let Some(made_at) = page.unmined_since().filter(|made_at| rules.adds_slots(*made_at, mined_in.height)) {
             return Err(Rejection::MissingSlots(made_at));
         }
     }

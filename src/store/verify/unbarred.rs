@@ -12,7 +12,7 @@ use crate::{
         respend_refusal,
     },
     store::{Store, dump::InWords, into_page},
-    tx::{Transaction, Txid, utxo_hash},
+    tx::{Transaction, Txid},
 };
 
 use super::Violation;
@@ -51,18 +51,14 @@ impl Losers {
         let slots = transaction.inputs().zip(0..).filter_map(|(input, number)| {
             let (outpoint, previous) = (input.outpoint, input.previous?);
             let (page, offset) = store.place(outpoint);
-            let slot = SpendSlot {
-                offset,
-                input: number,
-                utxo_hash: utxo_hash(&outpoint.txid, outpoint.vout, previous.script, previous.satoshis),
-                satoshis: previous.satoshis,
-                script: previous.script.to_vec().into(),
-            };
+            // A copy: otherwise each transaction that has yet to be asked about would keep its whole body.
+            let script = previous.script.to_vec().into();
+            let slot = SpendSlot::claiming(&outpoint, offset, number, &previous, script);
             Some((Key::Page(outpoint.txid, page), slot))
         });
         let slots: Vec<_> = slots.collect();
         self.inputs += slots.len();
-        let height = master.master.as_ref().and_then(|bins| bins.unmined_since).unwrap_or(u32::MAX);
+        let height = master.unmined_since().unwrap_or(u32::MAX);
         self.losers.push(Loser { txid: master.txid, reason, height, due: master.delete_at_height, slots });
     }
 
