@@ -12,11 +12,10 @@ use utxo_store::tx::{Network, Outpoint, Output, Transaction, TransactionBuilder,
 use utxo_store::{
     broker::Message,
     event::Event,
-    ingest::{
-        offsets::OffsetTracker,
-        plan::{Action, EventRef, Mode, PlanSettings, Planner, Token},
-        prepare::{PrepareSettings, Prepared, PreparedTx, prepare},
-    },
+    group::offsets::OffsetTracker,
+    ingest::plan::{Action, EventRef, PlanSettings, Planner, Token},
+    prepare::{PrepareSettings, Prepared, PreparedTx, prepare},
+    replay::Mode,
 };
 
 #[allow(dead_code, reason = "what only the macro benches need")]

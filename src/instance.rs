@@ -14,22 +14,22 @@ use frontier::Frontier;
 pub use rebuild::{Rebuilt, rebuild, resume_rebuild};
 
 use crate::{
-    api::{Condition, Health},
     blob::{OpenBlobError, objects::ObjectError},
     broker::{Broker, BrokerError, BrokerErrorKind, Outage, Producer, TopicIdentity, identity::TopicGuard},
     clock::Clock,
     event::Topic,
+    group::halts::EarlierHalts,
     ingest::{
-        halts::EarlierHalts,
         pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
-        replay::Modes,
     },
     record::MetaRecord,
+    replay::Modes,
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, ValidatedSource, chain_group,
         decisions::DecisionError, progress::CommittedProgress,
     },
+    status::{Condition, Health},
     store::{
         Store,
         create::{Creator, Identity},
@@ -195,7 +195,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     let group = settings.pipeline.group.clone();
-    parts.health.board().show_store(parts.store.engine.name());
+    parts.health.status_registry().publish_store(parts.store.engine.name());
     let partitions = check_topics(&settings, parts.broker.as_ref()).await?;
     settings.pipeline.partitions = Some(partitions);
     let frontier = Frontier::committed(&settings, parts.broker.as_ref()).await?;
@@ -382,9 +382,9 @@ fn sequencer_parts(
         nodes,
         guard,
         whole: Arc::new(group_store(&parts.store)),
-        arrivals: pipeline.arrivals(),
+        tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
-        heart: None,
+        monitor: None,
     }
 }
 

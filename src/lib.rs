@@ -1,8 +1,20 @@
 //! `utxo-store`: an event-sourced store of Bitcoin transaction outputs.
 //!
-//! Layers only look down: [`cli`], [`api`] → [`ingest`], [`sequencer`] → [`store`] → [`engine`] →
-//! [`record`] → [`tx`], with [`blob`], [`broker`], [`event`] and [`generate`] beside [`engine`]. `ARCHITECTURE.md` is the
-//! map.
+//! Kafka holds the log, a record engine holds the state, and an [`instance`] turns the one into the other: its pipeline
+//! ([`ingest`]) applies validated transactions, its [`sequencer`] decides conflicts and applies blocks, reorgs and commands.
+//! `ARCHITECTURE.md` is the map, `docs/glossary.md` has the terms.
+//!
+//! A module imports only from modules that come before it in this order (held by `tests/it/module_order.rs`):
+//!
+//! ```text
+//! basics:    address clock seeded tasks liveness backoff
+//! formats:   tx text record event
+//! edges:     broker engine telemetry status blob
+//! protocols: store replay prepare group
+//! loops:     ingest sequencer
+//! inputs:    generate config preflight
+//! process:   instance api cli
+//! ```
 
 #![warn(clippy::large_futures)]
 
@@ -17,13 +29,17 @@ pub mod config;
 pub mod engine;
 pub mod event;
 pub mod generate;
-pub mod heartbeats;
+pub mod group;
 pub mod ingest;
 pub mod instance;
+pub mod liveness;
 pub mod preflight;
+pub mod prepare;
 pub mod record;
+pub mod replay;
 pub mod seeded;
 pub mod sequencer;
+pub mod status;
 pub mod store;
 pub mod tasks;
 pub mod telemetry;

@@ -12,15 +12,15 @@ mod process;
 
 use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
-use crate::{blob::BlobErrorKind, broker::TopicPartition, engine::ErrorKind, event::DeadLetterClass};
+use crate::{broker::TopicPartition, engine::ErrorKind, event::DeadLetterClass};
 
 pub use engine::WatchedEngine;
 pub use family::{Counters, Family, Histograms, Label, Outcomes};
 pub use labels::{
-    BlobLabel, BlobOperation, CacheResult, CommitFailure, Completion, Direction, Drain, EventKind, OperationKind,
-    PrunedKind, Rebalance, VerdictKind,
+    BlobFailure, BlobLabel, BlobOperation, CacheResult, CommitFailure, Completion, Direction, Drain, EventKind,
+    OperationKind, PrunedKind, Rebalance, VerdictKind,
 };
-pub use logging::{LoggingError, init_logging};
+pub use logging::{LogFormat, LoggingError, init_logging};
 
 /// What is shown of each partition that is held: made, and taken away again, together.
 macro_rules! partition_metrics {
@@ -163,7 +163,7 @@ metrics! {
     /// Time it takes to store a body externally, in seconds, by the sort of blob.
     pub create_external: Histograms<BlobLabel> = "utxo_create_external" ["blob"];
     /// Failed requests to the blob store, by what the caller may do.
-    pub blob_errors: Counters<BlobErrorKind> = "utxo_blob_errors_total" ["type"];
+    pub blob_errors: Counters<BlobFailure> = "utxo_blob_errors_total" ["type"];
     /// Bytes that came from the blob store or were sent to it.
     pub blob_bytes: Counters<Direction> = "utxo_blob_bytes_total" ["direction"];
     /// Transactions that were asked of the blob store, by whether they were in its cache.

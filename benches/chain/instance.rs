@@ -6,7 +6,6 @@ use object_store::local::LocalFileSystem;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::Health,
     blob::{BlobOptions, objects::Objects},
     broker::{
         Broker, NewTopic, Produce, Producer, TopicPartition,
@@ -18,6 +17,7 @@ use utxo_store::{
     engine::RecordEngine,
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceError, InstanceParts},
+    status::Health,
     store::{
         Store,
         create::{Identity, Processes},

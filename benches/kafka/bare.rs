@@ -14,7 +14,7 @@ use rdkafka::{
 use utxo_store::{
     broker::Message,
     event::Event,
-    ingest::prepare::prepare,
+    prepare::prepare,
     tx::{Transaction, Txid},
 };
 

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::Health,
     broker::{
         Broker, BrokerError, Consumer, Message, NewTopic,
         identity::TopicGuard,
@@ -21,14 +20,15 @@ use utxo_store::{
     clock::Clock,
     config::Config,
     engine::{RecordEngine, Row},
+    group::proof::{ChainProgress, ChainView},
     ingest::{
-        pipeline::{ChainProgress, Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
-        prepare::{PrepareSettings, Prepared, prepare},
-        proof::ChainView,
+        pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
         publish::Publisher,
-        replay::Modes,
     },
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{Key, Operation, Page, Rules, build::Inline},
+    replay::Modes,
+    status::Health,
     store::{
         Store,
         create::{Creator, Identity, Processes},

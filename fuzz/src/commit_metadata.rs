@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use utxo_store::{
     broker::{Assigned, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
-    ingest::{
+    group::{
         partition::PartitionState,
         proof::{ChainView, MOST_NAMED, PartitionView, Ties, Waiting, proves_missing},
     },

@@ -5,7 +5,7 @@ use utxo_store::{
     broker::Message,
     cli::events,
     event::{Event, from_json, to_json},
-    ingest::prepare::{Poison, PrepareSettings, Prepared, prepare},
+    prepare::{Poison, PrepareSettings, Prepared, prepare},
     record::build::Inline,
     tx::{Network, Transaction},
 };

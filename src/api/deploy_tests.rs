@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{
+use crate::status::{
     Condition, Health,
-    state::{ChainShown, DrainShown, GroupShown, InFlightShown, PartitionShown, PipelineShown},
+    registry::{ChainStatus, DrainStatus, GroupStatus, InFlightStatus, PartitionStatus, PipelineStatus},
 };
 use crate::{
     broker::TopicPartition,
@@ -214,16 +214,17 @@ fn every_rule_asks_for_what_is_registered_and_says_what_to_do() {
 fn the_readme_names_every_condition_and_every_field_of_the_state_page() {
     const README: &str = include_str!("../../README.md");
     let health = Health::new(Clock::System, std::time::Duration::from_secs(1));
-    let board = health.board();
-    let partition = PartitionShown { oldest_in_flight: Some(InFlightShown::default()), ..PartitionShown::default() };
-    board.show_pipeline(PipelineShown { partitions: vec![partition], ..PipelineShown::default() });
-    board.show_group(GroupShown {
+    let status_registry = health.status_registry();
+    let partition = PartitionStatus { oldest_in_flight: Some(InFlightStatus::default()), ..PartitionStatus::default() };
+    status_registry.publish_pipeline(PipelineStatus { partitions: vec![partition], ..PipelineStatus::default() });
+    status_registry.publish_group(GroupStatus {
         rebalances: Metrics::new().rebalances.now(),
         commit_failures: Metrics::new().commit_failures.now(),
-        last_drain: Some(DrainShown::default()),
+        last_drain: Some(DrainStatus::default()),
     });
-    board.show_chain(ChainShown { partition: Some(PartitionShown::default()), ..ChainShown::default() });
-    let page = serde_json::to_value(board.page(&health)).unwrap();
+    status_registry
+        .publish_chain(ChainStatus { partition: Some(PartitionStatus::default()), ..ChainStatus::default() });
+    let page = serde_json::to_value(status_registry.page(&health)).unwrap();
     let mut names: Vec<String> = Condition::ALL.iter().map(|condition| condition.name().to_owned()).collect();
     keys(&page, &mut names);
     let missing: Vec<_> = names.into_iter().filter(|name| !README.contains(&format!("`{name}`"))).collect();

@@ -1,9 +1,5 @@
 //! HTTP for operators: `/metrics`, `/health/live`, `/health/ready` and `/state`; and, where that is on, what they may ask of the loops.
 
-pub mod control;
-pub mod health;
-pub mod state;
-
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
@@ -17,10 +13,13 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 
-use control::{Answer, Wish};
-pub use health::{Commits, Condition, Health, Report};
-
-use crate::telemetry::Metrics;
+use crate::{
+    status::{
+        Health, Report,
+        control::{Answer, PartitionCommand},
+    },
+    telemetry::Metrics,
+};
 
 /// How long open connections may keep a shutdown waiting.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -108,14 +107,28 @@ fn router(shared: Shared) -> Router {
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
         .route("/state", get(state_page))
-        .route("/partitions/{number}/retry", post(|shared, by, number| partition(shared, by, number, Wish::Retry)))
-        .route("/partitions/{number}/pause", post(|shared, by, number| partition(shared, by, number, Wish::Pause)))
-        .route("/partitions/{number}/resume", post(|shared, by, number| partition(shared, by, number, Wish::Resume)))
+        .route(
+            "/partitions/{number}/retry",
+            post(|shared, by, number| partition(shared, by, number, PartitionCommand::Retry)),
+        )
+        .route(
+            "/partitions/{number}/pause",
+            post(|shared, by, number| partition(shared, by, number, PartitionCommand::Pause)),
+        )
+        .route(
+            "/partitions/{number}/resume",
+            post(|shared, by, number| partition(shared, by, number, PartitionCommand::Resume)),
+        )
         .route("/chain/retry", post(retry_chain))
         .with_state(shared)
 }
 
-async fn partition(State(shared): State<Shared>, by: HeaderMap, Path(number): Path<i32>, wish: Wish) -> Response {
+async fn partition(
+    State(shared): State<Shared>,
+    by: HeaderMap,
+    Path(number): Path<i32>,
+    wish: PartitionCommand,
+) -> Response {
     match shared.refuses(&by) {
         Some(why) => said(StatusCode::FORBIDDEN, "refused", why),
         None => answered(shared.health.control().partitions.ask((number, wish)).await),
@@ -174,7 +187,7 @@ async fn ready(State(shared): State<Shared>) -> Response {
 }
 
 async fn state_page(State(shared): State<Shared>) -> Response {
-    json(StatusCode::OK, &shared.health.board().page(&shared.health))
+    json(StatusCode::OK, &shared.health.status_registry().page(&shared.health))
 }
 
 fn answer(report: &Report) -> Response {
@@ -249,8 +262,8 @@ mod tests {
             unready.ends_with(r#"{"ok":false,"reasons":{"assigned":"starting","store_reachable":"starting"}}"#),
             "{unready}"
         );
-        server.health.set(Condition::Assigned, None);
-        server.health.set(Condition::StoreReachable, None);
+        server.health.set(crate::status::Condition::Assigned, None);
+        server.health.set(crate::status::Condition::StoreReachable, None);
         let ready = request(server.address, "/health/ready").await;
         assert!(ready.starts_with("HTTP/1.1 200") && ready.ends_with(r#"{"ok":true,"reasons":{}}"#), "{ready}");
         assert!(request(server.address, "/").await.starts_with("HTTP/1.1 404"));
@@ -289,8 +302,8 @@ mod tests {
         tokio::spawn(async move {
             while let Some(order) = orders.recv().await {
                 let answer = match order.what {
-                    (3, Wish::Retry) => Answer::Done("it goes on".into()),
-                    (3, Wish::Pause) => Answer::NotNow("later".into()),
+                    (3, PartitionCommand::Retry) => Answer::Done("it goes on".into()),
+                    (3, PartitionCommand::Pause) => Answer::NotNow("later".into()),
                     other => Answer::Refused(format!("{other:?}")),
                 };
                 order.answer(answer);

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::telemetry::BlobFailure;
+
 /// What went wrong with one blob. `kind` says what the caller may do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation} {path}: {message} ({kind})")]
@@ -41,6 +43,18 @@ impl fmt::Display for BlobErrorKind {
             BlobErrorKind::Corrupt => "corrupt",
             BlobErrorKind::Invalid => "not stored",
         })
+    }
+}
+
+impl From<BlobErrorKind> for BlobFailure {
+    fn from(kind: BlobErrorKind) -> Self {
+        match kind {
+            BlobErrorKind::Retryable => BlobFailure::Retryable,
+            BlobErrorKind::Unknown => BlobFailure::Unknown,
+            BlobErrorKind::Denied => BlobFailure::Denied,
+            BlobErrorKind::Corrupt => BlobFailure::Corrupt,
+            BlobErrorKind::Invalid => BlobFailure::Invalid,
+        }
     }
 }
 

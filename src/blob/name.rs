@@ -4,7 +4,7 @@ use std::fmt;
 
 use object_store::path::Path;
 
-use crate::tx::Txid;
+use crate::{telemetry::BlobLabel, tx::Txid};
 
 /// The two sorts of blobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,6 +13,15 @@ pub enum BlobKind {
     Tx,
     /// `.outputs`: the known outputs of a partial transaction.
     Outputs,
+}
+
+impl From<BlobKind> for BlobLabel {
+    fn from(kind: BlobKind) -> Self {
+        match kind {
+            BlobKind::Tx => BlobLabel::Tx,
+            BlobKind::Outputs => BlobLabel::Outputs,
+        }
+    }
 }
 
 impl BlobKind {

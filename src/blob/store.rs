@@ -492,7 +492,7 @@ impl BlobStore {
         let metrics = &self.0.metrics;
         metrics.blob_seconds.of(operation).observe(started.elapsed().as_secs_f64());
         if let Err(error) = &done {
-            metrics.blob_errors.of(error.kind).inc();
+            metrics.blob_errors.of(error.kind.into()).inc();
         }
         done
     }

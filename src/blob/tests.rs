@@ -182,7 +182,7 @@ async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
         let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
         assert!(error.message.contains(says), "{error}");
     }
-    assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt).get(), 24);
+    assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt.into()).get(), 24);
 
     store.delete(name).await.unwrap();
     store.put_tx(txid, bytes.clone()).await.unwrap();

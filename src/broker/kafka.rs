@@ -61,7 +61,7 @@ use super::{
     Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Producer, Reader, TopicIdentity,
     TopicPartition,
 };
-use crate::heartbeats::Heartbeats;
+use crate::liveness::LivenessMonitor;
 
 /// Between questions to a group's coordinator that is not there yet.
 const COORDINATOR_PAUSE: Duration = Duration::from_millis(100);
@@ -134,8 +134,8 @@ impl KafkaBroker {
     }
 
     /// The same, whose polling threads beat there.
-    pub fn watched(mut self, beats: Heartbeats) -> Self {
-        self.signs.beats = Some(beats);
+    pub fn watched(mut self, liveness: LivenessMonitor) -> Self {
+        self.signs.liveness = Some(liveness);
         self
     }
 

@@ -12,10 +12,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, UsageError, wiring};
 use crate::{
-    api::{
-        health::{Condition, Health},
-        state::InstanceShown,
-    },
     blob::{self, BlobStore, BlobUrl, Intent, OpenBlobError, objects::Objects},
     broker::{
         Broker, BrokerError, BrokerErrorKind,
@@ -25,8 +21,12 @@ use crate::{
     clock::Clock,
     config::Config,
     engine::{self, OpenError, StoreUrl},
-    heartbeats::Heartbeats,
     instance::InstanceParts,
+    liveness::LivenessMonitor,
+    status::{
+        health::{Condition, Health},
+        registry::InstanceStatus,
+    },
     store::{
         Store,
         create::{Identity, Processes},
@@ -151,8 +151,8 @@ pub async fn broker(config: &Config) -> Result<Arc<dyn Broker>, Failure> {
 ///
 /// # Errors
 /// As [`kafka`].
-pub fn watched_broker(config: &Config, beats: &Heartbeats) -> Result<Arc<dyn Broker>, UsageError> {
-    Ok(Arc::new(kafka(wiring::kafka(config))?.watched(beats.clone())))
+pub fn watched_broker(config: &Config, liveness: &LivenessMonitor) -> Result<Arc<dyn Broker>, UsageError> {
+    Ok(Arc::new(kafka(wiring::kafka(config))?.watched(liveness.clone())))
 }
 
 /// Everything that an instance works with.
@@ -238,7 +238,7 @@ impl Watched {
         let stall_limit = Duration::from_millis(config.http.stall_limit_ms);
         let limit = Some(config.run.watchdog_ms).filter(|ms| *ms > 0).map(Duration::from_millis);
         let health = Health::new(Clock::System, stall_limit).watched(limit);
-        health.board().introduce(InstanceShown {
+        health.status_registry().publish_instance(InstanceStatus {
             client_id: config.kafka.client_id.clone(),
             instance_id: config.kafka.instance_id.clone(),
             group: config.kafka.group.clone(),

@@ -14,11 +14,11 @@ use super::{
     signals, wiring,
 };
 use crate::{
-    api::{Health, health::Condition},
     blob::Intent,
     config::Config,
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceParts},
+    status::{Health, health::Condition},
     store::Store,
 };
 
@@ -84,7 +84,7 @@ impl RunArgs {
 }
 
 async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
-    let broker = opening::watched_broker(config, watched.health.beats())?;
+    let broker = opening::watched_broker(config, watched.health.liveness())?;
     let blobs = opening::blobs(config, Intent::Write, &watched.metrics).await?;
     let objects = opening::objects(config, &watched.metrics).await?;
     let report = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {

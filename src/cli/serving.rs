@@ -34,7 +34,7 @@ pub async fn serve<T>(
     shutdown: CancellationToken,
     work: impl Future<Output = Result<T, Failure>> + Unpin,
 ) -> Result<T, Failure> {
-    watchdog::start(watched.health.beats())?;
+    watchdog::start(watched.health.liveness())?;
     let Some(listen) = place.listen else { return work.await };
     let server = Server::bind(listen, watched.metrics.clone(), watched.health.clone()).await;
     let server = server.map_err(|error| place.is_not_had(error))?.controls(place.control);

@@ -6,7 +6,7 @@
 
 use std::{io, sync::mpsc, thread, time::Duration};
 
-use crate::heartbeats::{Heartbeats, Standing, Watch};
+use crate::liveness::{LivenessMonitor, StallDetector, StalledLoop};
 
 /// The exit code of a process that was ended because a loop of it stood still.
 pub const STOOD_STILL: i32 = 4;
@@ -21,8 +21,8 @@ const LOOKS_A_LIMIT: u32 = 8;
 ///
 /// # Errors
 /// The thread cannot be started.
-pub fn start(beats: &Heartbeats) -> io::Result<()> {
-    watch(beats, |standing| {
+pub fn start(liveness: &LivenessMonitor) -> io::Result<()> {
+    watch(liveness, |standing| {
         tell(standing);
         // SAFETY: it takes a number and does not return. What `exit` does besides may wait for whoever stands.
         unsafe { libc::_exit(STOOD_STILL) }
@@ -30,14 +30,14 @@ pub fn start(beats: &Heartbeats) -> io::Result<()> {
 }
 
 /// Does `act` once something stands.
-fn watch(beats: &Heartbeats, act: impl FnOnce(Vec<Standing>) + Send + 'static) -> io::Result<()> {
-    let Some(limit) = beats.limit() else { return Ok(()) };
+fn watch(liveness: &LivenessMonitor, act: impl FnOnce(Vec<StalledLoop>) + Send + 'static) -> io::Result<()> {
+    let Some(limit) = liveness.limit() else { return Ok(()) };
     let pause = (limit / LOOKS_A_LIMIT).min(LONGEST_PAUSE);
-    let (beats, mut watch) = (beats.clone(), Watch::new(beats, pause));
+    let (liveness, mut watch) = (liveness.clone(), StallDetector::new(liveness, pause));
     let looking = move || {
         let standing = loop {
             thread::sleep(pause);
-            let standing = watch.check(beats.now_ms());
+            let standing = watch.check(liveness.now_ms());
             if !standing.is_empty() {
                 break standing;
             }
@@ -47,14 +47,14 @@ fn watch(beats: &Heartbeats, act: impl FnOnce(Vec<Standing>) + Send + 'static) -
     thread::Builder::new().name("watchdog".to_owned()).spawn(looking).map(drop)
 }
 
-fn tell(standing: Vec<Standing>) {
+fn tell(standing: Vec<StalledLoop>) {
     let (told, done) = mpsc::channel();
     let telling = move || {
-        for Standing { name, doing, since } in standing {
+        for StalledLoop { name, waits_for, since } in standing {
             let seconds = since.as_secs();
-            let doing = doing.unwrap_or("nothing that it has named");
+            let waits_for = waits_for.unwrap_or("no named wait");
             tracing::error!(
-                "{name} has stood still for {seconds} s (it waited for {doing}): the process is ended, with exit code {STOOD_STILL}; \
+                "{name} has stood still for {seconds} s (it waited for {waits_for}): the process is ended, with exit code {STOOD_STILL}; \
                  nothing is lost"
             );
         }
@@ -75,13 +75,13 @@ mod tests {
     use crate::clock::Clock;
 
     /// What was found to stand, within a second.
-    fn found(limit: Duration, mut live: impl FnMut(&Heartbeats)) -> Option<Vec<Standing>> {
-        let beats = Heartbeats::new(Clock::System, Some(limit));
+    fn found(limit: Duration, mut live: impl FnMut(&LivenessMonitor)) -> Option<Vec<StalledLoop>> {
+        let liveness = LivenessMonitor::new(Clock::System, Some(limit));
         let (found, finding) = mpsc::channel();
-        watch(&beats, move |standing| drop(found.send(standing))).unwrap();
+        watch(&liveness, move |standing| drop(found.send(standing))).unwrap();
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(1) {
-            live(&beats);
+            live(&liveness);
             if let Ok(standing) = finding.recv_timeout(Duration::from_millis(5)) {
                 return Some(standing);
             }
@@ -91,14 +91,15 @@ mod tests {
 
     #[test]
     fn it_acts_once_something_stands_and_not_before() {
-        let mut heart = None;
+        let mut monitor = None;
         let limit = Duration::from_millis(200);
-        let standing = found(limit, |beats| _ = heart.get_or_insert_with(|| beats.heart("a loop"))).unwrap();
+        let standing =
+            found(limit, |liveness| _ = monitor.get_or_insert_with(|| liveness.watch_loop("a loop"))).unwrap();
         assert!(standing[0].name == "a loop" && standing[0].since >= limit, "{standing:?}");
-        let mut heart = None;
+        let mut monitor = None;
         // Far more patience than a machine with other work needs.
         let limit = Duration::from_millis(900);
-        assert_eq!(found(limit, |beats| heart.get_or_insert_with(|| beats.heart("a loop")).beat()), None);
+        assert_eq!(found(limit, |liveness| monitor.get_or_insert_with(|| liveness.watch_loop("a loop")).beat()), None);
         assert_eq!(found(limit, |_| ()), None, "there is no loop");
     }
 
@@ -107,15 +108,15 @@ mod tests {
     fn a_runtime_that_is_blocked_stands() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mut blocked = None;
-        let standing = found(Duration::from_millis(200), |beats| {
+        let standing = found(Duration::from_millis(200), |liveness| {
             blocked.get_or_insert_with(|| {
-                let heart = beats.heart("a loop");
-                runtime.spawn(async move { heart.through("the store", std::future::pending::<()>()).await });
+                let monitor = liveness.watch_loop("a loop");
+                runtime.spawn(async move { monitor.enter("the store", std::future::pending::<()>()).await });
                 thread::sleep(Duration::from_millis(300));
                 runtime.spawn(async { thread::sleep(Duration::from_secs(3)) });
             });
         });
         let standing = standing.unwrap();
-        assert_eq!((standing.len(), standing[0].doing), (1, Some("the store")), "{standing:?}");
+        assert_eq!((standing.len(), standing[0].waits_for), (1, Some("the store")), "{standing:?}");
     }
 }

@@ -7,10 +7,8 @@ use crate::{
     broker::kafka::{AssignmentStrategy, KafkaSecurity, KafkaSettings},
     config::{Config, Secret, Security},
     engine::{OpenOptions, aerospike::Access},
-    ingest::{
-        dead_letters::DeadLetterLimits, dispatch::DispatchSettings, partition::PartitionBounds,
-        pipeline::PipelineSettings, plan::PlanSettings,
-    },
+    group::{dead_letters::DeadLetterLimits, partition::PartitionBounds},
+    ingest::{dispatch::DispatchSettings, pipeline::PipelineSettings, plan::PlanSettings},
     instance::InstanceSettings,
     record::Rules,
     sequencer::{PruneTask, SequencerSettings, SequencerTopics},

@@ -24,7 +24,7 @@ pub use settings::{
     Blobs, Http, Ingest, Kafka, Log, Prune, Run, SECTIONS, Section, Security, Sequencer, Setting, Store, Topics,
 };
 
-pub use types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, TopicName, listen_address};
+pub use types::{Brokers, Kind, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
 
 /// All settings, checked.
 #[derive(Debug, Clone, PartialEq)]

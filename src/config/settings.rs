@@ -7,12 +7,13 @@ use crate::{
     blob::BlobUrl,
     broker::kafka::{AssignmentStrategy, GroupProtocol, SaslMechanism, SecurityProtocol},
     engine::StoreUrl,
+    telemetry::LogFormat,
     tx::Network,
 };
 
 use super::{
     check::Checker,
-    types::{Brokers, Kind, LogFilter, LogFormat, Properties, Ratio, Secret, SettingType, TopicName},
+    types::{Brokers, Kind, LogFilter, Properties, Ratio, Secret, SettingType, TopicName},
 };
 
 /// A group of settings: a table of the TOML file.

@@ -104,7 +104,7 @@ fn the_environment_goes_before_the_file_and_the_file_before_the_defaults() {
     assert_eq!(config.ingest.batch_size, 17);
     assert_eq!(config.ingest.dead_letter_ratio, Ratio(1.0));
     assert!(!config.sequencer.enabled);
-    assert_eq!(config.log.format, LogFormat::Json);
+    assert_eq!(config.log.format, crate::telemetry::LogFormat::Json);
 }
 
 #[test]

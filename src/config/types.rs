@@ -16,7 +16,7 @@ use crate::{
     blob::{BlobUrl, BlobUrlError},
     broker::kafka::{AssignmentStrategy, GroupProtocol, SaslMechanism, SecurityProtocol},
     engine::{OpenError, StoreUrl, decoded_path},
-    text::word_types,
+    telemetry::LogFormat,
     tx::Network,
 };
 
@@ -353,18 +353,6 @@ impl FromStr for LogFilter {
             Ok(_) if !text.trim().is_empty() => Ok(LogFilter(text.to_owned())),
             _ => Err(format!("must be a level or a filter such as info,utxo_store::ingest=debug, not {text:?}")),
         }
-    }
-}
-
-word_types! {
-    /// How log records look.
-    LogFormat {
-        /// Pretty on a terminal, JSON otherwise.
-        Auto = "auto",
-        /// For people.
-        Pretty = "pretty",
-        /// One JSON object a line.
-        Json = "json",
     }
 }
 

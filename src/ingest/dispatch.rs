@@ -78,7 +78,7 @@ pub enum Done {
         offset: u64,
     },
     /// A transaction came by no event of its own.
-    Came(Txid),
+    ParentCreated(Txid),
     /// One of the tasks that work on the store gets no answer; or has one again, after it had none.
     StoreReachable(Result<(), String>),
     /// Nothing can go on.

@@ -7,15 +7,14 @@ use std::{
 
 use crate::{
     broker::Message,
-    ingest::{
-        plan::{
-            EventRef, Mode,
-            barred::{Barred, barred_by, marks_for},
-        },
-        prepare::{PreparedSeed, PreparedTx},
-        proof::Ties,
+    group::proof::Ties,
+    ingest::plan::{
+        EventRef,
+        barred::{Barred, barred_by, marks_for},
     },
+    prepare::{PreparedSeed, PreparedTx},
     record::{Marks, Page, Reason, Rejection, Verdict, build::OtherPages},
+    replay::Mode,
     store::canonical::BodyHash,
     tx::Txid,
 };

@@ -10,7 +10,7 @@ mod proofs;
 
 use commits::{Notes, UnderWay, next_heard};
 use identity::Identity;
-pub use parts::{ChainProgress, PipelineError, PipelineParts, PipelineReport, PipelineSettings};
+pub use parts::{PipelineError, PipelineParts, PipelineReport, PipelineSettings};
 pub use proofs::Others;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,25 +23,27 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{
-        Commits, Condition,
-        control::{Order, Wish},
-        health::Part,
-        state::{DrainShown, GroupShown, NodesShown, PipelineShown},
-    },
     broker::{Assigned, Batch, BrokerError, Consumer, Message, Polled, TopicPartition},
+    group::{
+        notify::TxNotifier,
+        partition::{ENDS_EVERY, Moment, PartitionBounds, PartitionState, latest_believed_ms, never_read},
+        proof::{ChainView, Name},
+    },
     ingest::{
-        arrivals::Arrivals,
         dispatch::{Dispatcher, Done, Reading},
         level::level,
-        partition::{ENDS_EVERY, Moment, PartitionBounds, PartitionState, latest_believed_ms, never_read},
         plan::{Action, EventRef, PlanCounts, Planner},
-        prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
-        proof::{ChainView, Name},
         publish::mismatch,
-        replay::Modes,
     },
+    prepare::{Poison, PrepareSettings, Prepared, check_place, prepare},
     record::{Reason, Record},
+    replay::Modes,
+    status::{
+        Commits, Condition,
+        control::{ControlRequest, PartitionCommand},
+        health::Part,
+        registry::{DrainStatus, GroupStatus, PipelineStatus},
+    },
     telemetry::{Completion, Drain, EventKind, Metrics, Rebalance},
 };
 
@@ -110,8 +112,8 @@ pub struct Pipeline {
     /// Nothing goes through all that is in flight before.
     rested: Instant,
     /// What operators ask.
-    orders: mpsc::Receiver<Order<(i32, Wish)>>,
-    last_drain: Option<DrainShown>,
+    orders: mpsc::Receiver<ControlRequest<(i32, PartitionCommand)>>,
+    last_drain: Option<DrainStatus>,
     report: PipelineReport,
 }
 
@@ -162,43 +164,45 @@ impl Pipeline {
         }
     }
 
-    /// Where to tell of transactions that come by no event of theirs.
-    pub fn arrivals(&self) -> Arrivals {
-        Arrivals::to(self.done_sender.clone())
+    /// Tells this pipeline of transactions that the sequencer creates.
+    pub fn tx_notifier(&self) -> TxNotifier {
+        let done = self.done_sender.clone();
+        // A pipeline that has ended has no parked children.
+        TxNotifier::new(move |txid| drop(done.send(Done::ParentCreated(txid))))
     }
 
     /// Runs until `shutdown` (then drains, commits what is safe by then and leaves the group; the rest is read again by
     /// whoever comes next, rather than keep a shutdown waiting for the durability lag), until everything that was asked for is done, or
     /// until it cannot go on.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
-        let heart = self.parts.health.beats().heart("the pipeline's loop");
+        let monitor = self.parts.health.liveness().watch_loop("the pipeline's loop");
         while !shutdown.is_cancelled() && !self.finished() {
-            heart.beat();
-            let wake = self.wake_at().min(heart.due());
+            monitor.beat();
+            let wake = self.wake_at().min(monitor.next_beat());
             if Instant::now() >= wake {
                 // However busy the rest is: commits and retries must not wait for it to end.
-                heart.through("the ends of its partitions", self.on_tick()).await?;
+                monitor.enter("the ends of its partitions", self.on_tick()).await?;
                 self.act();
             }
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                heard = next_heard(&mut self.under_way) => heart.through("a restart of the store's nodes", self.on_heard(heard)).await?,
-                Some(order) = self.orders.recv() => heart.through("the log, for an operator", self.on_order(order)).await?,
+                heard = next_heard(&mut self.under_way) => monitor.enter("a restart of the store's nodes", self.on_heard(heard)).await?,
+                Some(order) = self.orders.recv() => monitor.enter("the log, for an operator", self.on_order(order)).await?,
                 Some(done) = self.done.recv() => self.on_done(done)?,
                 chunk = next_chunk(&mut self.chunks, &self.identity) => self.on_prepared(chunk?),
                 polled = self.consumer.poll() => match polled {
-                    Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await?,
+                    Ok(polled) => monitor.enter("a rebalance", self.on_polled(polled)).await?,
                     Err(error) => {
                         let held = self.epochs();
-                        heart.through("the ends of its partitions", self.on_gone(error, held)).await?;
+                        monitor.enter("the ends of its partitions", self.on_gone(error, held)).await?;
                     }
                 },
-                () = tokio::time::sleep_until(wake) => heart.through("the ends of its partitions", self.on_tick()).await?,
+                () = tokio::time::sleep_until(wake) => monitor.enter("the ends of its partitions", self.on_tick()).await?,
             }
             self.act();
         }
-        heart.through("the end of what moves", self.end()).await
+        monitor.enter("the end of what moves", self.end()).await
     }
 
     async fn end(&mut self) -> Result<PipelineReport, PipelineError> {
@@ -578,7 +582,7 @@ impl Pipeline {
                 self.halt_all(&[event], &error.to_string());
             }
             Done::Identity { up_to, other } => self.on_identity(up_to, other)?,
-            Done::Came(txid) => self.planner.parent_came(&txid, now_ms),
+            Done::ParentCreated(txid) => self.planner.on_parent_created(&txid, now_ms),
             Done::Others(others) => self.prove_missing_parents(others),
             Done::Ends(ends) => {
                 self.asking_ends = false;
@@ -730,15 +734,19 @@ impl Pipeline {
         }
         let Metrics { rebalances, commit_failures, .. } = self.parts.metrics.as_ref();
         let (rebalances, commit_failures) = (rebalances.now(), commit_failures.now());
-        self.parts.health.board().show_group(GroupShown { rebalances, commit_failures, last_drain: self.last_drain });
-        self.parts.health.board().show_pipeline(PipelineShown {
+        self.parts.health.status_registry().publish_group(GroupStatus {
+            rebalances,
+            commit_failures,
+            last_drain: self.last_drain,
+        });
+        self.parts.health.status_registry().publish_pipeline(PipelineStatus {
             in_flight: counts.active as u64,
             parked: counts.parked as u64,
             not_safe: self.partitions.values().map(|state| state.tracker.not_safe() as u64).sum(),
             unfinished_bytes: self.partitions.values().map(|state| state.tracker.unfinished_bytes()).sum(),
             unfinished_bytes_bound: self.settings.bytes_in_all,
             partition_bytes_bound: self.bounds.bytes,
-            nodes: NodesShown::of(&self.parts.nodes),
+            nodes: self.parts.nodes.status(),
             partitions,
         });
     }
@@ -804,7 +812,8 @@ impl Pipeline {
         let seconds = begun.elapsed().as_secs_f64();
         self.parts.metrics.drain_seconds.of(why).observe(seconds);
         let ended_ms = self.parts.clock.now_ms();
-        self.last_drain = Some(DrainShown { reason: self.parts.metrics.drain_seconds.name_of(why), seconds, ended_ms });
+        self.last_drain =
+            Some(DrainStatus { reason: self.parts.metrics.drain_seconds.name_of(why), seconds, ended_ms });
         Ok(())
     }
 }

@@ -29,12 +29,13 @@ use crate::{
     ingest::{
         flight::{Flight, FlightId, Group, Request, Stage, Work},
         parked::Parked,
-        prepare::{PreparedSeed, PreparedTx},
     },
+    prepare::{PreparedSeed, PreparedTx},
     record::{Key, Operation, Outcome, Page, Reason, Rejection, Reply, Rules, TxState},
+    replay::Mode,
     store::create::{Paged, Starts},
     telemetry::Completion,
-    tx::Txid,
+    tx::{Txid, TxidMap},
 };
 
 /// Where an event was read, and under which epoch.
@@ -48,27 +49,6 @@ pub struct EventRef {
     pub offset: u64,
     /// Of the assignment under which it was read.
     pub epoch: u64,
-}
-
-/// How a transaction is treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// The fast path, and contests.
-    Normal,
-    /// Below the frontier of a rebuild, known to be conflicting in the end: stored contested at once, takes nothing, tells
-    /// nobody.
-    RebuildContested,
-    /// Below the frontier of a rebuild, known to be live in the end: ignores marks, and waits where others would contest.
-    RebuildWon,
-    /// The same, by a verdict. What bars it for good did not bar that: it is stored contested, and the verdict lets it win.
-    RebuildAccepted,
-}
-
-impl Mode {
-    /// Whether it is known to be live in the end.
-    pub fn ends_live(self) -> bool {
-        matches!(self, Mode::RebuildWon | Mode::RebuildAccepted)
-    }
 }
 
 /// Which row an outcome belongs to.
@@ -184,9 +164,6 @@ pub struct Planner {
     /// Partitions that are paused at their bound.
     at_bound: BTreeSet<i32>,
 }
-
-/// Keyed by transaction id, with a fixed hash: iteration order must not be random (and is never relied upon).
-pub type TxidMap<V> = std::collections::HashMap<Txid, V, foldhash::fast::FixedState>;
 
 impl Planner {
     /// Nothing in flight.

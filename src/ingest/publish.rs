@@ -6,15 +6,16 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
+    broker::{BrokerError, Message, Produce, Producer, produce_until_acknowledged},
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
+    group::dead_letters::publish_dead_letter,
     ingest::{
         dispatch::{Done, spawn},
         flight::FlightId,
         pipeline::PipelineError,
         plan::EventRef,
-        prepare::Poison,
     },
+    prepare::Poison,
     record::Reason,
     telemetry::Metrics,
     tx::Txid,
@@ -97,7 +98,7 @@ impl Publisher {
         let not_published = move |error| Done::DeadLetterNotPublished(event, error);
         self.answer(done, (what, &self.dead_letter_topic), not_published, async move {
             let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
-            bury_until_acknowledged(producer, topic, source, &letter, publisher.retry_pause).await?;
+            publish_dead_letter(producer, topic, source, &letter, publisher.retry_pause).await?;
             Ok(Done::DeadLetterPublished(event))
         });
     }
@@ -123,40 +124,6 @@ impl Publisher {
     }
 }
 
-/// Puts a message aside until that is acknowledged: with as much of it as the topic takes. What has to go is its payload
-/// first, then its key and headers: those of the dead letter name the source, where the rest can be read.
-///
-/// # Errors
-/// What no retry heals.
-pub async fn bury_until_acknowledged(
-    producer: &dyn Producer,
-    topic: &str,
-    source: Message,
-    letter: &DeadLetter,
-    pause: (Duration, Duration),
-) -> Result<(), BrokerError> {
-    let own = letter.to_headers();
-    let whole = Produce {
-        topic: topic.to_owned(),
-        partition: None,
-        key: source.key,
-        payload: source.payload,
-        headers: [source.headers, own.clone()].concat(),
-        timestamp_ms: None,
-    };
-    let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
-    let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
-    for form in [whole, without_payload] {
-        match produce_until_acknowledged(producer, &[form], pause).await {
-            Err(error) if error.kind == BrokerErrorKind::TooLarge => {
-                tracing::warn!(%error, "a dead letter with less of its source");
-            }
-            produced => return produced.map(drop),
-        }
-    }
-    produce_until_acknowledged(producer, &[without_source], pause).await.map(drop)
-}
-
 /// What is wrong with an event that contradicts what is stored.
 pub fn mismatch(txid: Txid) -> Poison {
     Poison {
@@ -171,7 +138,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::broker::{BrokerError, Delivered};
+    use crate::broker::{BrokerErrorKind, Delivered};
 
     /// Takes no message of more than so many bytes.
     struct Narrow(usize, Mutex<Vec<Produce>>);

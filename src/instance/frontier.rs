@@ -20,19 +20,15 @@ use crate::{
         retry::{next_messages, until_answered},
     },
     event::{CommandResult, DecisionBody, Event, SubtreeTransactions},
-    ingest::{
-        halts::EarlierHalts,
-        partition::consumed_of,
-        plan::TxidMap,
-        prepare::{PrepareSettings, Prepared, prepare},
-        replay::{LastVerdicts, Raised, Rebuild},
-    },
+    group::{halts::EarlierHalts, partition::consumed_of},
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{Consumed, LogEnds, Reason},
+    replay::{LastVerdicts, Raised, Rebuild},
     sequencer::{
         chain_group,
         decisions::{DecisionError, DecisionTable},
     },
-    tx::Txid,
+    tx::{Txid, TxidMap},
 };
 
 /// What the group has committed.

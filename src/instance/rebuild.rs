@@ -16,17 +16,15 @@ use super::{
     nodes, pipeline_parts, sequencer_parts, together,
 };
 use crate::{
-    api::Condition,
     broker::{
         BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition,
         replay::{Keep, ReplayConsumer},
     },
-    ingest::{
-        pipeline::{Pipeline, PipelineReport},
-        replay::Modes,
-    },
+    ingest::pipeline::{Pipeline, PipelineReport},
     record::{Consumed, LogEnds, MetaRecord, Rebuilding},
+    replay::Modes,
     sequencer::{ChainMode, Sequencer, SequencerParts},
+    status::Condition,
     store::{
         Store,
         meta::{MetaError, Rebuild},

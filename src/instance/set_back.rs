@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, Committed, TopicPartition},
-    ingest::partition::{begins_at, consumed_of},
+    group::partition::{begins_at, consumed_of},
     record::Consumed,
     sequencer::chain_group,
     store::meta::MetaError,

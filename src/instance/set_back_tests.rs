@@ -7,7 +7,7 @@ use crate::{
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
-    ingest::partition::{Halt, consumed_of},
+    group::partition::{Halt, consumed_of},
 };
 
 const READING: Reading<'static> = Reading { topic: "txs", group: "g" };

@@ -2,7 +2,7 @@
 
 use crate::{
     broker::Committed,
-    ingest::partition::{Halt, gone, never_read},
+    group::partition::{Halt, gone, never_read},
 };
 
 /// Where a group goes on in a partition.

@@ -128,7 +128,7 @@ impl Handler {
             self.set_all_mined(at, steps, block, vec![Listed { txid, subtree: 0 }]).await?;
             // Rare, and a part of every future here: boxed.
             Box::pin(self.mature_from(at, steps, block, txid)).await?;
-            self.parts.arrivals.came(txid);
+            self.parts.tx_notifier.notify_created(txid);
         }
         if coinbase == Coinbase::Live {
             self.second_chances(at, &BTreeSet::new(), Some(txid), &Cone::default()).await?;
@@ -303,7 +303,7 @@ impl Handler {
             Outcome::Rejected(rejection) => return Err(cannot_be_stored(block, txid, rejection)),
         };
         if found == Coinbase::Made && !matches!(outcomes[0], Outcome::Rejected(_)) {
-            self.parts.arrivals.came(txid);
+            self.parts.tx_notifier.notify_created(txid);
         }
         Ok(Begun { done, txid, coinbase: found })
     }

@@ -8,15 +8,15 @@ use bytes::Bytes;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    api::Condition,
     broker::{
         Broker, BrokerError, BrokerErrorKind, Message, Produce, Reader, TopicPartition, produce_until_acknowledged,
         retry::{next_messages, until_answered},
     },
     event::{DeadLetter, DeadLetterClass, Event},
-    ingest::publish::bury_until_acknowledged,
+    group::dead_letters::publish_dead_letter,
     record::{Key, Record},
     sequencer::{SequencerParts, Stop, fed::Fed, state::ChainState, waiting::Waiting},
+    status::Condition,
     telemetry::Metrics,
     text::hex_reversed,
 };
@@ -214,7 +214,7 @@ impl Feed {
         let from = self.tap(source).topic.clone();
         let letter = dead_letter(&self.parts.metrics, &from, &message, class, why);
         let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
-        acknowledged(&self.parts, bury_until_acknowledged(producer, topic, message, &letter, RETRY_PAUSE)).await
+        acknowledged(&self.parts, publish_dead_letter(producer, topic, message, &letter, RETRY_PAUSE)).await
     }
 
     /// Whether it was fed before, under its sequence. Of what was handled before this feed began the store knows the blocks.

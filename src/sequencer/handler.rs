@@ -6,7 +6,6 @@ use bytes::Bytes;
 use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
-    api::{Health, health::Part, state::TipShown},
     broker::{
         Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer,
         identity::{TopicGuard, Unconfirmed},
@@ -15,9 +14,10 @@ use crate::{
     clock::Clock,
     engine::{EngineError, ErrorKind, Row},
     event::{Block, DeadLetter, DecisionBody, Event, OutcomeEvent, OutcomeKind},
-    heartbeats::Heart,
-    ingest::{arrivals::Arrivals, publish::bury_until_acknowledged, replay::LastVerdicts},
+    group::{dead_letters::publish_dead_letter, notify::TxNotifier},
+    liveness::LoopMonitor,
     record::{Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, Stamp, TxState},
+    replay::LastVerdicts,
     sequencer::{
         bodies::ReadBodies,
         command::ValidatedSource,
@@ -28,6 +28,7 @@ use crate::{
         steps::Making,
         waiting::{LOOK_AGAIN, Waiting, names},
     },
+    status::{Health, health::Part, registry::TipStatus},
     store::{Store, create::Creator, nodes::Nodes, whole::WholeStore},
     telemetry::{Metrics, VerdictKind},
     text::hex_reversed,
@@ -108,18 +109,18 @@ pub struct SequencerParts {
     /// Whether it is still there as a whole.
     pub whole: Arc<dyn WholeStore>,
     /// Who waits for what is created here.
-    pub arrivals: Arrivals,
+    pub tx_notifier: TxNotifier,
     /// What a rebuild ends with; empty, and not asked, where there is none.
     pub verdicts: Arc<LastVerdicts>,
     /// Of the worker whose waits are said by these; `None`: they are somebody else's.
-    pub heart: Option<Heart>,
+    pub monitor: Option<LoopMonitor>,
 }
 
 impl SequencerParts {
     /// The worker of these, if it is one's, has turned, and is not stalled.
     pub(super) fn beat(&self) {
-        if let Some(heart) = &self.heart {
-            heart.beat();
+        if let Some(monitor) = &self.monitor {
+            monitor.beat();
             self.health.moved(Part::Chain);
         }
     }
@@ -241,17 +242,17 @@ impl Handler {
     pub fn new(parts: SequencerParts, state: ChainState) -> Self {
         let returning = Patience::new(parts.nodes.may_forget());
         let handler = Handler { parts, state, readers: Mutex::default(), bodies: Mutex::default(), returning };
-        handler.show_tip();
+        handler.publish_tip();
         handler
     }
 
     /// Shows where the chain stands.
-    pub(super) fn show_tip(&self) {
+    pub(super) fn publish_tip(&self) {
         let metrics = &self.parts.metrics;
         metrics.chain_tip_height.set(i64::from(self.height()));
         metrics.chain_median_time.set(self.state.median_time().map_or(0, i64::from));
         let ChainState { tip, sequence, era, .. } = &self.state;
-        self.parts.health.board().show_tip(TipShown {
+        self.parts.health.status_registry().publish_tip(TipStatus {
             height: tip.map(|tip| tip.height),
             hash: tip.map(|tip| hex_reversed(&tip.hash)),
             sequence: *sequence,
@@ -262,7 +263,7 @@ impl Handler {
     /// Blocks have left the longest chain and others have come.
     pub(super) fn move_tip(&mut self, tip: Option<Tip>, left: usize, came: &[Block<'_>]) {
         self.state.move_tip(tip, left, came);
-        self.show_tip();
+        self.publish_tip();
     }
 
     /// The page and slot of an outpoint.
@@ -407,7 +408,7 @@ impl Handler {
     pub async fn bury_letter(&self, source: Message, letter: &DeadLetter) -> Result<(), Stop> {
         self.parts.metrics.dead_letters.of(letter.class).inc();
         let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
-        let buried = bury_until_acknowledged(producer, topic, source, letter, LOOK_AGAIN);
+        let buried = publish_dead_letter(producer, topic, source, letter, LOOK_AGAIN);
         Ok(self.answer("the log", buried).await?)
     }
 

@@ -15,7 +15,7 @@ use crate::{
     },
     engine::{self, fault::FaultEngine},
     event::{BlockMined, Event},
-    heartbeats::Heartbeats,
+    liveness::LivenessMonitor,
     record::{Key, Operation, Phase, Record, Sequenced},
     sequencer::{
         SequencerParts, block::put_block, decisions::DecisionLog, state::ChainState, steps::Making, tests::parts,
@@ -256,14 +256,15 @@ async fn the_worker_beats_for_as_long_as_an_object_is_read() {
     slow.set(Faults { slow: 1.0, slow_within: Duration::from_secs(600), ..Faults::default() });
     let options = BlobOptions { timeout: Duration::from_secs(3_600), ..BlobOptions::default() };
     let store = bench.parts.store.clone().with_objects(Some(Objects::new(Arc::new(slow), &options)));
-    let beats = Heartbeats::new(bench.parts.clock.clone(), Some(Duration::from_secs(120)));
-    let parts = SequencerParts { store, heart: Some(beats.heart("the chain's worker")), ..bench.parts.clone() };
+    let liveness = LivenessMonitor::new(bench.parts.clock.clone(), Some(Duration::from_secs(120)));
+    let parts =
+        SequencerParts { store, monitor: Some(liveness.watch_loop("the chain's worker")), ..bench.parts.clone() };
     let bench = Bench { parts, ..bench };
     let handled = bench.handle(0);
     let (began, mut stood) = (tokio::time::Instant::now(), Duration::ZERO);
     while !handled.is_finished() {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        stood = beats.now().iter().map(|standing| standing.since).fold(stood, Duration::max);
+        stood = liveness.loops().iter().map(|standing| standing.since).fold(stood, Duration::max);
     }
     assert!(handled.await.unwrap().unwrap());
     assert!(began.elapsed() > Duration::from_secs(120) && stood < Duration::from_secs(15), "{stood:?}");

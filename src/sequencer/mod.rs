@@ -40,19 +40,19 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{
-        Commits, Condition,
-        control::{Answer, Order},
-        health::Part,
-        state::{ChainShown, NodesShown},
-    },
     broker::{
         Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition,
         identity::{Sight, Unconfirmed},
         unless_taken_away,
     },
-    ingest::partition::{ENDS_EVERY, Halt, Moment, PartitionBounds, PartitionState, never_read},
+    group::partition::{ENDS_EVERY, Halt, Moment, PartitionBounds, PartitionState, never_read},
     record::Consumed,
+    status::{
+        Commits, Condition,
+        control::{Answer, ControlRequest},
+        health::Part,
+        registry::ChainStatus,
+    },
     store::{
         asked::{Asked, Unasked, ask},
         nodes::{Look, Nodes},
@@ -93,7 +93,7 @@ pub struct Sequencer {
     /// Why a topic of the chain is not the store's: nothing is committed until an operator has looked.
     other_topic: Option<String>,
     /// What operators ask.
-    orders: mpsc::Receiver<Order<()>>,
+    orders: mpsc::Receiver<ControlRequest<()>>,
     progress: mpsc::UnboundedReceiver<(u64, Progress)>,
     progress_sender: mpsc::UnboundedSender<(u64, Progress)>,
     commits: Commits,
@@ -146,10 +146,10 @@ impl Sequencer {
     /// Runs until `shutdown`, until a rebuild has reached its end, or until the broker or the store cannot go on. What is
     /// being handled at a shutdown is left where it is: it is handled again from its beginning.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Stop> {
-        let heart = self.parts.health.beats().heart("the sequencer's loop");
+        let monitor = self.parts.health.liveness().watch_loop("the sequencer's loop");
         let (mut next_commit, mut next_end) = (Instant::now(), Instant::now());
         let outcome = loop {
-            heart.beat();
+            monitor.beat();
             if self.finished() {
                 break Ok(());
             }
@@ -161,14 +161,14 @@ impl Sequencer {
                 }
                 Some(order) = self.orders.recv() => {
                     let trying = unless(&shutdown, Box::pin(self.on_order(order)));
-                    heart.through("the store and the log, to take hold of the chain", trying).await
+                    monitor.enter("the store and the log, to take hold of the chain", trying).await
                 }
                 polled = self.consumer.poll() => match polled {
                     Ok(Polled::Assigned(assigned)) => {
                         let taking_hold = unless(&shutdown, Box::pin(self.take_hold_of(assigned)));
-                        heart.through("the store and the log, to take hold of the chain", taking_hold).await
+                        monitor.enter("the store and the log, to take hold of the chain", taking_hold).await
                     }
-                    Ok(polled) => heart.through("a rebalance", self.on_polled(polled)).await,
+                    Ok(polled) => monitor.enter("a rebalance", self.on_polled(polled)).await,
                     Err(error) => Err(error.into()),
                 },
                 () = tokio::time::sleep_until(next_commit) => {
@@ -178,13 +178,13 @@ impl Sequencer {
                         self.ask_end();
                     }
                     self.show();
-                    heart.through("a commit", self.commit()).await
+                    monitor.enter("a commit", self.commit()).await
                 }
-                () = tokio::time::sleep_until(heart.due()) => Ok(()),
+                () = tokio::time::sleep_until(monitor.next_beat()) => Ok(()),
             };
             let step = match step {
                 Err(Stop::NodeRestarted) => {
-                    heart.through("the store, which has restarted", unless(&shutdown, Box::pin(self.rewind()))).await
+                    monitor.enter("the store, which has restarted", unless(&shutdown, Box::pin(self.rewind()))).await
                 }
                 step => step,
             };
@@ -192,7 +192,7 @@ impl Sequencer {
                 break Err(stop);
             }
         };
-        let ended = heart.through("its end", self.end()).await;
+        let ended = monitor.enter("its end", self.end()).await;
         outcome.and(ended)
     }
 
@@ -422,7 +422,7 @@ impl Sequencer {
     }
 
     /// An operator has the halt of the chain lifted: as by a start, it is handled again from its committed offset.
-    async fn on_order(&mut self, order: Order<()>) -> Result<(), Stop> {
+    async fn on_order(&mut self, order: ControlRequest<()>) -> Result<(), Stop> {
         let is_halted = |state: &PartitionState| state.halted.is_some();
         let again = match (&self.holding, &self.standing) {
             (None, None) => Err(Answer::NotHeld("this instance does not hold the chain".to_owned())),
@@ -558,7 +558,10 @@ impl Sequencer {
             state.measure(&shown);
             shown
         });
-        self.parts.health.board().show_chain(ChainShown { partition: shown, nodes: NodesShown::of(&self.parts.nodes) });
+        self.parts
+            .health
+            .status_registry()
+            .publish_chain(ChainStatus { partition: shown, nodes: self.parts.nodes.status() });
     }
 
     async fn commit(&mut self) -> Result<(), Stop> {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
-    ingest::{pipeline::ChainProgress, proof::ChainView},
+    group::proof::{ChainProgress, ChainView},
     sequencer::{
         feed::{produced_at_ms, sequence_of},
         handler::SequencerTopics,

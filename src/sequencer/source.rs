@@ -6,7 +6,7 @@ use crate::{
     broker::{BrokerErrorKind, Message, TopicPartition},
     engine::Row,
     event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
-    ingest::prepare::{PrepareSettings, Prepared, prepare},
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{Body, ClaimedBody, Key, Operation, Page, Phase, Sequenced, TxState},
     sequencer::{
         Stop,

@@ -6,7 +6,6 @@ use bytes::Bytes;
 
 use super::*;
 use crate::{
-    api::Health,
     broker::{
         Broker, BrokerError, Committing, NewTopic, Produce,
         identity::TopicGuard,
@@ -19,7 +18,8 @@ use crate::{
         memory::MemoryEngine,
     },
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
-    ingest::arrivals::Arrivals,
+    group::notify::TxNotifier,
+    status::Health,
     store::{
         create::{Creator, Identity, Processes},
         nodes::Nodes,
@@ -53,9 +53,9 @@ pub(super) async fn parts() -> SequencerParts {
         nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
         guard: TopicGuard::unguarded(),
         whole: Arc::new(Unaccounted),
-        arrivals: Arrivals::default(),
+        tx_notifier: TxNotifier::default(),
         verdicts: Arc::default(),
-        heart: None,
+        monitor: None,
         producer: broker.producer().await.unwrap(),
         broker: Arc::new(broker),
         store,

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{api::Condition, sequencer::SequencerParts, tx::Txid};
+use crate::{sequencer::SequencerParts, status::Condition, tx::Txid};
 
 /// First and longest pause between looks at something that is waited for.
 pub const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -36,7 +36,7 @@ impl<'a> Waiting<'a> {
         let (pause, longest) = LOOK_AGAIN;
         let since_ms = parts.clock.steady_ms();
         let condition = Condition::ChainRunning;
-        let number = parts.health.board().new_wait();
+        let number = parts.health.status_registry().start_wait();
         parts.beat();
         Waiting { parts, condition, about: about.into(), since_ms, pause, longest, told: false, number }
     }
@@ -97,7 +97,7 @@ impl<'a> Waiting<'a> {
     }
 
     fn show(&self, missing: &str) {
-        self.parts.health.board().show_wait(self.number, &self.about, missing, self.since_ms);
+        self.parts.health.status_registry().publish_wait(self.number, &self.about, missing, self.since_ms);
     }
 
     fn limit(&self) -> Duration {
@@ -123,7 +123,7 @@ impl<'a> Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.parts.health.board().end_wait(self.number);
+        self.parts.health.status_registry().end_wait(self.number);
         if self.told {
             self.say(None);
         }
@@ -131,10 +131,10 @@ impl Drop for Waiting<'_> {
 }
 
 async fn attended<T>(parts: &SequencerParts, mut work: Pin<&mut impl Future<Output = T>>) -> T {
-    let Some(heart) = &parts.heart else { return work.await };
+    let Some(monitor) = &parts.monitor else { return work.await };
     loop {
         parts.beat();
-        let due = heart.due().min(Instant::now() + STILL);
+        let due = monitor.next_beat().min(Instant::now() + STILL);
         // The work first: what has ended costs no timer.
         tokio::select! {
             biased;

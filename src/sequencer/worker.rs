@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     broker::{Batch, Committed, Message},
     event::{Action, DeadLetter, DeadLetterClass, Event},
-    heartbeats::Heart,
+    liveness::LoopMonitor,
     sequencer::{
         ChainMode, SequencerParts, Stop,
         decisions::DecisionLog,
@@ -39,7 +39,7 @@ const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration
 pub struct Worker {
     handler: Handler,
     /// Beats with each event, with each wait and while that lasts, and while there is nothing to do.
-    heart: Heart,
+    monitor: LoopMonitor,
     mode: ChainMode,
     epoch: u64,
     position: u64,
@@ -61,9 +61,9 @@ impl Worker {
         safe: watch::Receiver<Safe>,
     ) -> Self {
         let handled = state.handled();
-        let heart = parts.health.beats().heart("the chain's worker");
-        let parts = SequencerParts { heart: Some(heart.clone()), ..parts };
-        Worker { handler: Handler::new(parts, state), heart, mode, epoch, position, progress, safe, handled }
+        let monitor = parts.health.liveness().watch_loop("the chain's worker");
+        let parts = SequencerParts { monitor: Some(monitor.clone()), ..parts };
+        Worker { handler: Handler::new(parts, state), monitor, mode, epoch, position, progress, safe, handled }
     }
 
     /// Runs until it is aborted or cannot go on.
@@ -89,7 +89,7 @@ impl Worker {
             return Box::pin(self.handle_all(&mut log, messages, nothing)).await;
         }
         // Its waits are no sign of the worker's life.
-        let of_feed = SequencerParts { heart: None, ..parts.clone() };
+        let of_feed = SequencerParts { monitor: None, ..parts.clone() };
         let feed = self.handler.answer("the feed", Feed::open(&of_feed, &self.handler.state, self.position)).await?;
         let passed = feed.passed();
         tokio::select! {
@@ -108,9 +108,9 @@ impl Worker {
     ) -> Result<(), Stop> {
         let mut asked = false;
         let mut pruner = self.pruner(log);
-        let heart = self.heart.clone();
+        let monitor = self.monitor.clone();
         loop {
-            heart.beat();
+            monitor.beat();
             let batch = tokio::select! {
                 biased;
                 batch = messages.recv() => match batch {
@@ -123,10 +123,10 @@ impl Worker {
                     continue;
                 }
                 () = pruner.ready() => {
-                    Box::pin(heart.through("a step of pruning", pruner.step(&self.handler))).await?;
+                    Box::pin(monitor.enter("a step of pruning", pruner.step(&self.handler))).await?;
                     continue;
                 }
-                () = tokio::time::sleep_until(heart.due()) => continue,
+                () = tokio::time::sleep_until(monitor.next_beat()) => continue,
             };
             // What was read of another topic of that name is no event of this chain.
             let confirmed = async {
@@ -150,7 +150,7 @@ impl Worker {
                 let state = &mut self.handler.state;
                 state.decisions_from = log.handled_below(next);
                 if state.decisions_from > 0 && state.decisions_id.is_empty() && !asked {
-                    match heart.through("what the decisions are known by", log.id()).await {
+                    match monitor.enter("what the decisions are known by", log.id()).await {
                         Ok(id) => (asked, state.decisions_id) = (true, id),
                         Err(error) => tracing::warn!(%error, "what the decisions topic is known by is asked again"),
                     }
@@ -159,7 +159,7 @@ impl Worker {
             }
             // A chain that is never idle must not keep it from its work.
             if pruner.is_ready() {
-                Box::pin(heart.through("a step of pruning", pruner.step(&self.handler))).await?;
+                Box::pin(monitor.enter("a step of pruning", pruner.step(&self.handler))).await?;
             }
         }
     }
@@ -194,7 +194,7 @@ impl Worker {
             self.handled = (self.handled.0.max(block_mined), self.handled.1.max(reorgs));
         }
         state.note_sources((block_mined, reorgs), self.handled);
-        self.handler.show_tip();
+        self.handler.publish_tip();
         let state = &self.handler.state;
         let committed = Committed { offset: self.position, metadata: state.to_metadata() };
         // Without a receiver the sequencer has ended, and nobody needs to know.
@@ -236,10 +236,10 @@ impl Worker {
         if let Some(kind) = EventKind::of_chain(&event) {
             self.handler.parts.metrics.events.of(kind).inc();
         }
-        self.handler.parts.health.board().show_event(Some((message.offset, event.kind().name())));
+        self.handler.parts.health.status_registry().publish_event(Some((message.offset, event.kind().name())));
         self.handle_event(at, log, message, event).await?;
         // One that stops the chain is still the one that it is at.
-        self.handler.parts.health.board().show_event(None);
+        self.handler.parts.health.status_registry().publish_event(None);
         Ok(())
     }
 

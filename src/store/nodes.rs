@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::{
     backoff::Backoff,
     engine::{EngineError, ErrorKind, Incarnation, RecordEngine},
+    status::registry::NodesStatus,
 };
 
 /// The nodes of the store as somebody knows them who works on it. Over an engine that forgets nothing it asks nothing.
@@ -62,6 +63,11 @@ impl Nodes {
     /// The incarnation that is compared with; empty before they are met, and where nothing is forgotten.
     pub fn known(&self) -> &Incarnation {
         &self.known
+    }
+
+    /// The durability lag and the known incarnation, for `/state`.
+    pub fn status(&self) -> NodesStatus {
+        NodesStatus { durability_lag_ms: self.lag.as_millis() as u64, incarnation: self.known.0.clone() }
     }
 
     /// The present incarnation is the one to compare with from now on. Asks until there is an answer.

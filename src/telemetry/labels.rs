@@ -2,7 +2,6 @@
 
 use super::Label;
 use crate::{
-    blob::{BlobErrorKind, BlobKind},
     engine::ErrorKind,
     event::{Action, Command, DeadLetterClass, Event},
     record::{Operation, Sequenced},
@@ -130,6 +129,20 @@ labels! {
         Outputs = "outputs",
     }
 
+    /// Class of a blob store's error: the caller's possible reaction.
+    BlobFailure {
+        /// Nothing was done; a repeat may succeed.
+        Retryable = "retryable",
+        /// The outcome is unknown; a repeat is idempotent.
+        Unknown = "unknown",
+        /// The store forbids the request or has no room.
+        Denied = "denied",
+        /// The stored bytes do not match the blob's name.
+        Corrupt = "corrupt",
+        /// The bytes to store do not match the blob's name.
+        Invalid = "invalid",
+    }
+
     /// Which way bytes went.
     Direction {
         /// From the store.
@@ -224,22 +237,6 @@ impl Label for ErrorKind {
             ErrorKind::Unknown => 1,
             ErrorKind::TooBig => 2,
             ErrorKind::Fatal => 3,
-        }
-    }
-}
-
-impl Label for BlobErrorKind {
-    const VALUES: &'static [&'static str] = &["retryable", "unknown", "denied", "corrupt", "invalid"];
-    fn index(self) -> usize {
-        self as usize
-    }
-}
-
-impl From<BlobKind> for BlobLabel {
-    fn from(kind: BlobKind) -> Self {
-        match kind {
-            BlobKind::Tx => BlobLabel::Tx,
-            BlobKind::Outputs => BlobLabel::Outputs,
         }
     }
 }

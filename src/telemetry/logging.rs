@@ -5,7 +5,19 @@ use std::io::{self, IsTerminal};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::config::LogFormat;
+use crate::text::word_types;
+
+word_types! {
+    /// Format of log records.
+    LogFormat {
+        /// Pretty on a terminal, JSON otherwise.
+        Auto = "auto",
+        /// One line for people.
+        Pretty = "pretty",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
 
 /// Logging could not be set up.
 #[derive(Debug, thiserror::Error)]

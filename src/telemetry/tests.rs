@@ -114,11 +114,11 @@ fn json_logs_are_one_object_a_line_and_pretty_ones_are_not() {
 
 #[test]
 fn a_bad_filter_and_a_second_set_up_are_errors() {
-    let bad = init_logging(crate::config::LogFormat::Json, "a=b=c").unwrap_err();
+    let bad = init_logging(LogFormat::Json, "a=b=c").unwrap_err();
     assert!(bad.to_string().contains("a=b=c"), "{bad}");
     // Errors only, as the tests that follow in this process log through it too.
-    init_logging(crate::config::LogFormat::Json, "error").unwrap();
+    init_logging(LogFormat::Json, "error").unwrap();
     assert!(log::log_enabled!(log::Level::Error), "the log crate is not bridged");
-    let twice = init_logging(crate::config::LogFormat::Json, "error").unwrap_err();
+    let twice = init_logging(LogFormat::Json, "error").unwrap_err();
     assert!(matches!(twice, LoggingError::Twice(_)), "{twice}");
 }

@@ -121,6 +121,9 @@ impl FromStr for UtxoHash {
 }
 serde_as_text!(UtxoHash);
 
+/// A map by transaction id with a fixed hash: runs from one seed must not differ, and no code relies on the iteration order.
+pub type TxidMap<V> = std::collections::HashMap<Txid, V, foldhash::fast::FixedState>;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -22,7 +22,7 @@ pub use builder::TransactionBuilder;
 pub use check::MAX_MONEY;
 pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
 pub use hash::{amount_size, double_sha256, utxo_hash};
-pub use id::{Outpoint, ParseIdError, Txid, UtxoHash};
+pub use id::{Outpoint, ParseIdError, Txid, TxidMap, UtxoHash};
 pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
 pub use slots::{Network, UnknownNetwork, has_slot};
 pub use stream::{FoundOutput, StreamedTransaction, TransactionStream};

@@ -13,11 +13,10 @@ use utxo_store::{
     blob::{BlobAccess, BlobOptions, BlobUrl, Intent, Put, Reuse, open},
     broker::Message,
     event::Validated,
-    ingest::{
-        plan::{EventRef, Mode, PlanSettings, Planner},
-        prepare::{PrepareSettings, Prepared, prepare},
-    },
+    ingest::plan::{EventRef, PlanSettings, Planner},
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{Rules, build::Inline},
+    replay::Mode,
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 

@@ -7,10 +7,8 @@ use utxo_store::{
     broker::{Broker, Message, TopicPartition},
     engine::Row,
     event::{Action, Command, Contest, DecidedInput, Decision, DecisionBody, Event, Position},
-    ingest::{
-        dead_letters::DeadLetterLimits,
-        prepare::{PrepareSettings, Prepared, prepare},
-    },
+    group::dead_letters::DeadLetterLimits,
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{Body, Key, Operation, Phase, Reason, Sequenced, SpendingData, Stamp, TxState, Verdict},
     store::canonical::BodyHash,
 };

@@ -32,7 +32,7 @@ async fn are_done_at_once(world: &World, all: &[Made]) {
 }
 
 fn partitions_of(running: &crate::world::Running) -> usize {
-    let page = serde_json::to_value(running.health.board().page(&running.health)).unwrap();
+    let page = serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap();
     page["pipeline"]["partitions"].as_array().map_or(0, Vec::len)
 }
 

@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::control::{Answer, Wish},
     broker::{
         Broker, BrokerErrorKind, Committed, NewTopic, Polled, Produce, TopicPartition, partitioner::partition_of,
     },
@@ -14,9 +13,10 @@ use utxo_store::{
         memory::MemoryEngine,
     },
     event::Validated,
-    ingest::dead_letters::DeadLetterLimits,
+    group::dead_letters::DeadLetterLimits,
     instance,
     record::{Rules, TxState},
+    status::control::{Answer, PartitionCommand},
     store::Store,
 };
 
@@ -74,7 +74,7 @@ async fn a_halt_outlives_rebalances_and_ends_with_a_start() {
 }
 
 /// What an instance answers an operator about a partition.
-async fn ask(running: &Running, number: i32, wish: Wish) -> Answer {
+async fn ask(running: &Running, number: i32, wish: PartitionCommand) -> Answer {
     running.health.control().partitions.ask((number, wish)).await
 }
 
@@ -84,7 +84,7 @@ fn is_done(answer: &Answer) -> bool {
 
 /// What is shown of the chain.
 fn chain_shown(running: &Running) -> serde_json::Value {
-    serde_json::to_value(running.health.board().page(&running.health)).unwrap()["chain"].take()
+    serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap()["chain"].take()
 }
 
 /// The halt, as the group's commit of the partition tells of it.
@@ -116,18 +116,18 @@ async fn an_operator_lifts_a_halt_of_who_has_the_partition_now() {
         pause().await;
         assert!(reason(&survivor).is_some() && halt_in_commit(&world, number).await);
 
-        assert!(is_done(&ask(&survivor, number, Wish::Retry).await));
+        assert!(is_done(&ask(&survivor, number, PartitionCommand::Retry).await));
         pause().await;
         assert!(reason(&survivor).is_some(), "the cause is there still");
         world.nodes.set(Faults::default());
         pause().await;
         assert!(reason(&survivor).is_some(), "nobody has said so");
-        assert!(is_done(&ask(&survivor, number, Wish::Retry).await));
+        assert!(is_done(&ask(&survivor, number, PartitionCommand::Retry).await));
         world.until_consumed().await;
         assert_eq!((reason(&survivor), halt_in_commit(&world, number).await), (None, false));
-        let again = ask(&survivor, number, Wish::Retry).await;
+        let again = ask(&survivor, number, PartitionCommand::Retry).await;
         assert!(matches!(again, Answer::Refused(_)), "{again:?}");
-        let nobodys = ask(&survivor, PARTITIONS, Wish::Retry).await;
+        let nobodys = ask(&survivor, PARTITIONS, PartitionCommand::Retry).await;
         assert!(matches!(nobodys, Answer::NotHeld(_)), "{nobodys:?}");
         for made in [&large, &child] {
             assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
@@ -151,15 +151,15 @@ async fn a_halt_that_is_lifted_counts_anew() {
     // Before a store that may forget is begun with, it has to be safe.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(reason(&running).is_some());
-    assert!(is_done(&ask(&running, number, Wish::Pause).await));
-    assert!(is_done(&ask(&running, number, Wish::Retry).await));
+    assert!(is_done(&ask(&running, number, PartitionCommand::Pause).await));
+    assert!(is_done(&ask(&running, number, PartitionCommand::Retry).await));
     pause().await;
     assert_eq!((reason(&running), world.count("dead-letters").await), (None, 3), "it is paused");
     // A node that forgets lifts neither.
     world.memory.forget_since(u64::MAX, |_| true);
     pause().await;
     assert_eq!(world.count("dead-letters").await, 3);
-    assert!(is_done(&ask(&running, number, Wish::Resume).await));
+    assert!(is_done(&ask(&running, number, PartitionCommand::Resume).await));
     pause().await;
     let buried = world.count("dead-letters").await;
     assert!(reason(&running).is_some() && buried > 3, "{buried}");
@@ -179,9 +179,9 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     let parent = spend(&[seed.coin(0)], 7, 1);
     let child = child_elsewhere(&parent);
     let number = partition(&parent);
-    assert!(matches!(ask(&running, number, Wish::Resume).await, Answer::Refused(_)), "it is not paused");
+    assert!(matches!(ask(&running, number, PartitionCommand::Resume).await, Answer::Refused(_)), "it is not paused");
     for _ in 0..2 {
-        assert!(is_done(&ask(&running, number, Wish::Pause).await));
+        assert!(is_done(&ask(&running, number, PartitionCommand::Pause).await));
     }
     world.validate(&parent).await;
     // Longer than anything may stand that ought to move.
@@ -197,7 +197,7 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     assert_eq!((world.page(&parent).await, world.page(&child).await), (None, None));
     assert_eq!((world.count("chain").await, world.count("dead-letters").await), (0, 0), "nothing is proven missing");
     assert!(running.health.ready().ok && running.health.live().ok, "{:?}", running.health.ready());
-    let page = serde_json::to_value(running.health.board().page(&running.health)).unwrap();
+    let page = serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap();
     let shown = &page["pipeline"]["partitions"][number as usize];
     assert_eq!(shown["paused"], "an operator has paused it", "{shown}");
     let left = world.end("txs", number).await - shown["watermark"].as_u64().unwrap();
@@ -209,14 +209,14 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     world.broker.rebalance(GROUP);
     pause().await;
     assert_eq!(world.page(&parent).await, None, "it came back, and is paused still");
-    assert!(is_done(&ask(&running, number, Wish::Resume).await));
+    assert!(is_done(&ask(&running, number, PartitionCommand::Resume).await));
     world.until_consumed().await;
     for made in [&parent, &child] {
         assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
     }
-    assert!(is_done(&ask(&running, number, Wish::Pause).await));
+    assert!(is_done(&ask(&running, number, PartitionCommand::Pause).await));
     world.seed(40, 1).await;
-    assert!(is_done(&ask(&running, number, Wish::Resume).await));
+    assert!(is_done(&ask(&running, number, PartitionCommand::Resume).await));
     world.until_consumed().await;
     assert_eq!(world.count("chain").await, 0);
     running.stop().await;

@@ -32,6 +32,7 @@ mod large;
 mod lost_chances;
 mod made_blocks;
 mod model;
+mod module_order;
 mod pipeline;
 mod planted_secrets;
 mod preflight;

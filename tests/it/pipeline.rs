@@ -6,7 +6,7 @@ use utxo_store::{
     broker::{Message, memory::MemoryFaults},
     engine::Row,
     event::Validated,
-    ingest::prepare::{PrepareSettings, Prepared, prepare},
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{
         HeldSlot, Key, Marks, Operation, Outcome, Page, Phase, Reason, Sequenced, Slot, SpendingData, Stamp, TxState,
         Verdict,

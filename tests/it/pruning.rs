@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::Health,
     broker::Message,
     engine::Row,
     event::{Action, CommandResult, Validated},
-    ingest::prepare::{PrepareSettings, Prepared, prepare},
     instance::{self, InstanceError},
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{Consumed, Key, Marks, Operation, Outcome, Reason, TxState, Verdict},
+    status::Health,
     store::{meta::MetaError, prune::Terms},
 };
 

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{Broker, TopicPartition, partitioner::partition_of},
     engine::{RecordEngine, fault::FaultEngine, memory::MemoryEngine},
-    ingest::proof::MOST_NAMED,
+    group::proof::MOST_NAMED,
     instance::{self, InstanceError},
     record::{Operation, Page, Rules, Sequenced, TxState},
     store::{Store, meta::MetaError},

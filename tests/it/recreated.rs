@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use utxo_store::{
-    api::control::{Answer, Wish},
     broker::{Broker, Committed, NewTopic, Produce, TopicPartition},
     event::{Seeded, SeededOutput},
     instance::InstanceError,
     sequencer::chain_group,
+    status::control::{Answer, PartitionCommand},
     store::meta::MetaError,
 };
 
@@ -90,7 +90,7 @@ async fn no_event_of_a_topic_that_was_created_again_is_applied_while_instances_r
         // An operator who has not looked changes nothing.
         for number in 0..PARTITIONS {
             for one in &running {
-                let answer = one.health.control().partitions.ask((number, Wish::Retry)).await;
+                let answer = one.health.control().partitions.ask((number, PartitionCommand::Retry)).await;
                 assert!(matches!(answer, Answer::Done(_) | Answer::NotHeld(_)), "{answer:?}");
             }
         }

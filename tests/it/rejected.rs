@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use utxo_store::api::control::{Answer, Wish};
+use utxo_store::status::control::{Answer, PartitionCommand};
 
 use crate::world::{PARTITIONS, Running, World, spend};
 
@@ -20,7 +20,7 @@ fn reason(running: &Running, condition: &str) -> Option<String> {
 /// Lifts every halt, as an operator does once the cause is gone.
 async fn retry(running: &Running) {
     for number in 0..PARTITIONS {
-        let answer = running.health.control().partitions.ask((number, Wish::Retry)).await;
+        let answer = running.health.control().partitions.ask((number, PartitionCommand::Retry)).await;
         assert!(matches!(answer, Answer::Done(_) | Answer::Refused(_)), "{answer:?}");
     }
     let answer = running.health.control().chain.ask(()).await;

@@ -7,11 +7,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use utxo_store::{
-    api::{Health, Server},
-    record::Key,
-    telemetry::Metrics,
-};
+use utxo_store::{api::Server, record::Key, status::Health, telemetry::Metrics};
 
 use crate::{
     health::troubled,
@@ -22,7 +18,7 @@ use crate::{
 
 /// What the page of an instance says now.
 fn page(health: &Health) -> Value {
-    serde_json::to_value(health.board().page(health)).unwrap()
+    serde_json::to_value(health.status_registry().page(health)).unwrap()
 }
 
 /// What a thread of the runtime answers, asked from outside.

@@ -8,7 +8,7 @@ use utxo_store::{
         memory::{MemoryBroker, MemorySettings},
     },
     event::{Action, DeadLetter, DeadLetterClass},
-    ingest::{dead_letters::DeadLetterLimits, partition::PartitionBounds},
+    group::{dead_letters::DeadLetterLimits, partition::PartitionBounds},
     record::{Reason, TxState, Verdict},
 };
 
@@ -52,7 +52,7 @@ async fn what_waits_on_a_lock_is_contested_at_the_bound() {
 
 /// What an instance holds unfinished, of so many partitions, and what one of them may hold.
 fn unfinished(running: &Running) -> (u64, u64, u64) {
-    let page = serde_json::to_value(running.health.board().page(&running.health)).unwrap();
+    let page = serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap();
     let number = |field: &str| page["pipeline"][field].as_u64().unwrap_or(0);
     let held = page["pipeline"]["partitions"].as_array().map_or(0, Vec::len) as u64;
     (number("unfinished_bytes"), held, number("partition_bytes_bound"))

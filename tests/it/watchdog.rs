@@ -15,17 +15,17 @@ use std::{
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::Health,
     blob::{
         BlobOptions, BlobStore,
         fault::{Fault, FaultStore},
     },
     broker::{Broker, BrokerErrorKind, Produce},
     engine::fault::Faults,
-    heartbeats::{Standing, Watch},
     instance::{self, InstanceParts},
+    liveness::{StallDetector, StalledLoop},
     record::Key,
     sequencer::chain_group,
+    status::Health,
     store::Store,
     telemetry::Drain,
 };
@@ -45,7 +45,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// An instance that a watchdog looks at.
 struct Watched {
     running: Running,
-    stood: Arc<Mutex<Vec<Standing>>>,
+    stood: Arc<Mutex<Vec<StalledLoop>>>,
     looking: JoinHandle<()>,
 }
 
@@ -62,12 +62,12 @@ impl Watched {
         let metrics = parts.metrics.clone();
         let task = tokio::spawn(instance::run(world.settings.clone(), parts, shutdown.clone()));
         let stood = Arc::new(Mutex::new(Vec::new()));
-        let (seen, beats) = (stood.clone(), health.beats().clone());
+        let (seen, liveness) = (stood.clone(), health.liveness().clone());
         let looking = tokio::spawn(async move {
-            let mut watch = Watch::new(&beats, LOOK);
+            let mut watch = StallDetector::new(&liveness, LOOK);
             loop {
                 tokio::time::sleep(LOOK).await;
-                seen.lock().unwrap().extend(watch.check(beats.now_ms()));
+                seen.lock().unwrap().extend(watch.check(liveness.now_ms()));
             }
         });
         Watched { running: Running { shutdown, task, health, metrics }, stood, looking }
@@ -77,7 +77,8 @@ impl Watched {
     async fn turns_for(&self, seconds: u64) {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         assert_eq!(*self.stood.lock().unwrap(), []);
-        let mut loops: Vec<_> = self.running.health.beats().now().into_iter().map(|heart| heart.name).collect();
+        let mut loops: Vec<_> =
+            self.running.health.liveness().loops().into_iter().map(|monitor| monitor.name).collect();
         loops.sort();
         // Who does not hold the chain, or takes hold of it only, has no worker.
         loops.retain(|name| name != WORKER);
@@ -190,8 +191,9 @@ async fn a_rebalance_that_drains_trips_nothing() {
     world.broker.rebalance(GROUP);
     watched.turns_for(100).await;
     assert_eq!(watched.running.metrics.drain_seconds.of(Drain::Revocation).get_sample_count(), 0);
-    let pipeline = |heart: &Standing| heart.name.contains("pipeline") && heart.doing == Some("a rebalance");
-    assert!(watched.running.health.beats().now().iter().any(pipeline), "it is draining");
+    let pipeline =
+        |monitor: &StalledLoop| monitor.name.contains("pipeline") && monitor.waits_for == Some("a rebalance");
+    assert!(watched.running.health.liveness().loops().iter().any(pipeline), "it is draining");
     watched.turns_for(400).await;
     let drained = watched.running.metrics.drain_seconds.of(Drain::Revocation);
     assert_eq!((drained.get_sample_count(), drained.get_sample_sum().round()), (1, 300.0));
@@ -271,8 +273,8 @@ async fn a_worker_of_the_chain_that_is_blocked_stands_alone() {
     world.seed(1, 1).await;
     world.mine(1, &[]).await;
     world.until_consumed().await;
-    let heart = || watched.running.health.beats().now().into_iter().find(|heart| heart.name == WORKER);
-    assert!(heart().is_some_and(|heart| heart.since < LIMIT), "{:?}", heart());
+    let monitor = || watched.running.health.liveness().loops().into_iter().find(|monitor| monitor.name == WORKER);
+    assert!(monitor().is_some_and(|monitor| monitor.since < LIMIT), "{:?}", monitor());
     let blocks = LIMIT * 2;
     engine.fail_applies(move |key| {
         if let Key::Block(_) = key {

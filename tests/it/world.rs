@@ -13,7 +13,6 @@ use object_store::memory::InMemory;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::Health,
     blob::{BlobOptions, BlobStore},
     broker::{
         Broker, NewTopic, Produce, TopicPartition,
@@ -22,19 +21,22 @@ use utxo_store::{
     clock::Clock,
     engine::{RecordEngine, Set, fault::FaultEngine, memory::MemoryEngine},
     event::{Event, Seeded, SeededOutput, Validated},
-    ingest::{
+    group::{
         dead_letters::DeadLetterLimits,
-        dispatch::DispatchSettings,
         partition::PartitionBounds,
-        pipeline::{ChainProgress, PipelineReport, PipelineSettings},
+        proof::{ChainProgress, ChainView},
+    },
+    ingest::{
+        dispatch::DispatchSettings,
+        pipeline::{PipelineReport, PipelineSettings},
         plan::PlanSettings,
-        proof::ChainView,
     },
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
     record::{Body, Page, Record, Rules},
     sequencer::{
         PruneTask, SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress, state::ChainState,
     },
+    status::Health,
     store::{
         Store, StoreSettings,
         create::{Identity, Processes},

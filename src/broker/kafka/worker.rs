@@ -35,14 +35,14 @@ use super::{
 };
 use crate::{
     broker::{BrokerError, BrokerErrorKind, Outage, TopicPartition},
-    heartbeats::{Heart, Heartbeats},
+    liveness::{LivenessMonitor, LoopMonitor},
 };
 
 /// Where clients tell what others are to know of them.
 #[derive(Clone, Default)]
 pub(super) struct Signs {
     pub(super) outages: watch::Sender<Outage>,
-    pub(super) beats: Option<Heartbeats>,
+    pub(super) liveness: Option<LivenessMonitor>,
 }
 
 /// How long the thread sleeps when nothing wakes it: librdkafka's wake-up callback alone can miss one.
@@ -106,7 +106,7 @@ pub(super) fn start(
             if ready.send(Ok(Arc::downgrade(&worker.consumer))).is_ok() {
                 // Without a guard a panic here would leave the async side waiting for ever.
                 let _guard = EndGuard(worker_shared);
-                worker.run(signs.beats.map(|beats| beats.heart(name)));
+                worker.run(signs.liveness.map(|liveness| liveness.watch_loop(name)));
             }
         })
         .map_err(|error| {
@@ -137,7 +137,7 @@ struct Worker {
     topics: BTreeMap<String, Arc<str>>,
     step: Option<Step>,
     /// Until it leaves: that takes as long as librdkafka takes.
-    heart: Option<Heart>,
+    monitor: Option<LoopMonitor>,
 }
 
 impl Worker {
@@ -167,7 +167,7 @@ impl Worker {
             slots: BTreeMap::new(),
             topics: BTreeMap::new(),
             step: None,
-            heart: None,
+            monitor: None,
         };
         if let Source::Manual { partition, offset } = source {
             let tpl = worker.open_slots(&[(partition.clone(), next_epoch(), offset)])?;
@@ -176,8 +176,8 @@ impl Worker {
         Ok(worker)
     }
 
-    fn run(mut self, heart: Option<Heart>) {
-        self.heart = heart;
+    fn run(mut self, monitor: Option<LoopMonitor>) {
+        self.monitor = monitor;
         loop {
             self.beat();
             let mut busy = false;
@@ -214,13 +214,13 @@ impl Worker {
     }
 
     fn beat(&self) {
-        self.heart.iter().for_each(Heart::beat);
+        self.monitor.iter().for_each(LoopMonitor::beat);
     }
 
     /// The cluster is about to be asked so many things, each of which may take its time.
     fn asks(&self, questions: u32) {
         let bound = self.settings.request_timeout * questions;
-        self.heart.iter().for_each(|heart| heart.busy_for(bound));
+        self.monitor.iter().for_each(|monitor| monitor.announce_blocking(bound));
     }
 
     /// Errors that heal by themselves are logged; the others go to the async side.
@@ -245,7 +245,7 @@ impl Worker {
 
     /// Leaves the group. Queues go first: a consumer with living queues may never close.
     fn close(mut self, reply: Option<oneshot::Sender<()>>) {
-        self.heart = None;
+        self.monitor = None;
         self.slots.clear();
         let context = self.consumer.context().clone();
         context.closing.store(true, Ordering::Release);

@@ -21,7 +21,6 @@ use super::{
 };
 use crate::cli::output;
 use crate::{
-    api::{Health, health::Condition},
     blob::Intent,
     broker::{Broker, BrokerErrorKind},
     config::Config,
@@ -32,6 +31,7 @@ use crate::{
         set_back::{Position, Range, Reading},
     },
     record::Consumed,
+    status::{Health, health::Condition},
     store::{
         Store,
         meta::{MetaError, is_rebuilt},
@@ -77,7 +77,7 @@ async fn replay(
     watched: &Watched,
     shutdown: CancellationToken,
 ) -> Result<Replayed, Failure> {
-    let broker = opening::watched_broker(config, watched.health.beats())?;
+    let broker = opening::watched_broker(config, watched.health.liveness())?;
     let reading = reading(config);
     if let Some(why) = reading.members(broker.as_ref()).await?.into_iter().next() {
         return Err(Failure::new(why));

@@ -17,12 +17,12 @@ use super::{
 };
 use crate::cli::output;
 use crate::{
-    api::health::Part,
     blob::{BlobUrl, Intent},
     config::{Config, writable_blobs},
     engine::StoreUrl,
     instance::{self, InstanceParts},
     record::Rebuilding,
+    status::health::Part,
     store::{
         Store,
         digest::{StateDigest, Survey},
@@ -100,7 +100,7 @@ impl Rebuild {
         watched: &Watched,
         shutdown: CancellationToken,
     ) -> Result<(instance::Rebuilt, Survey), Failure> {
-        let broker = opening::watched_broker(config, watched.health.beats())?;
+        let broker = opening::watched_broker(config, watched.health.liveness())?;
         let blobs = match &self.blobs {
             Some(url) => Some(opening::blobs_at(config, url, Intent::Write, &watched.metrics).await?),
             None => None,

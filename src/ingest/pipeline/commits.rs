@@ -7,12 +7,10 @@ use tokio::time::Instant;
 use super::{Pipeline, PipelineError};
 use crate::{
     broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition, identity::Sight},
-    ingest::{
-        dispatch::{Done, spawn},
-        partition::{PartitionState, consumed_of},
-        replay::Modes,
-    },
+    group::partition::{PartitionState, consumed_of},
+    ingest::dispatch::{Done, spawn},
     record::Consumed,
+    replay::Modes,
     store::{
         asked::{Asked, Unasked, ask},
         meta::MetaError,

@@ -3,11 +3,9 @@
 use super::Pipeline;
 use crate::{
     broker::TopicPartition,
-    ingest::{
-        dispatch::{Done, Ended, spawn},
-        partition::gone,
-        replay::Modes,
-    },
+    group::partition::gone,
+    ingest::dispatch::{Done, Ended, spawn},
+    replay::Modes,
 };
 
 impl Pipeline {

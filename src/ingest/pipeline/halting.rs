@@ -6,12 +6,10 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    api::Condition,
     broker::{BrokerError, BrokerErrorKind, TopicPartition},
-    ingest::{
-        partition::{Halt, PartitionState, gone},
-        plan::{EventRef, Token},
-    },
+    group::partition::{Halt, PartitionState, gone},
+    ingest::plan::{EventRef, Token},
+    status::Condition,
     text::beginning_as_json,
     tx::Txid,
 };

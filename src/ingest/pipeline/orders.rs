@@ -3,24 +3,27 @@
 use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
-use crate::api::control::{Answer, Order, Wish};
+use crate::status::control::{Answer, ControlRequest, PartitionCommand};
 
 impl Pipeline {
     /// Does it, and answers.
-    pub(super) async fn on_order(&mut self, order: Order<(i32, Wish)>) -> Result<(), PipelineError> {
+    pub(super) async fn on_order(
+        &mut self,
+        order: ControlRequest<(i32, PartitionCommand)>,
+    ) -> Result<(), PipelineError> {
         let (number, wish) = order.what;
         let answer = if !self.partitions.contains_key(&number) {
             match wish {
-                Wish::Resume if self.parts.health.control().set_paused(number, false) => {
+                PartitionCommand::Resume if self.parts.health.control().set_paused(number, false) => {
                     Answer::Done(format!("partition {number} is read when it comes to this instance again"))
                 }
                 _ => not_held(number),
             }
         } else {
             match wish {
-                Wish::Retry => self.lift_halt(number).await?,
-                Wish::Pause => self.pause_by_hand(number),
-                Wish::Resume => self.resume_by_hand(number),
+                PartitionCommand::Retry => self.lift_halt(number).await?,
+                PartitionCommand::Pause => self.pause_by_hand(number),
+                PartitionCommand::Resume => self.resume_by_hand(number),
             }
         };
         tracing::warn!(partition = number, ?wish, ?answer, "an operator has asked");

@@ -3,13 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    api::Health,
     broker::{Broker, BrokerError, identity::TopicGuard},
     clock::Clock,
-    ingest::{
-        dead_letters::DeadLetterLimits, dispatch::DispatchSettings, halts::EarlierHalts, partition::PartitionBounds,
-        plan::PlanSettings, proof::ChainView, publish::Publisher, replay::Modes,
-    },
+    group::{dead_letters::DeadLetterLimits, halts::EarlierHalts, partition::PartitionBounds, proof::ChainProgress},
+    ingest::{dispatch::DispatchSettings, plan::PlanSettings, publish::Publisher},
+    replay::Modes,
+    status::Health,
     store::{create::Creator, nodes::Nodes, whole::WholeStore},
     telemetry::Metrics,
 };
@@ -76,13 +75,6 @@ pub struct PipelineParts {
     pub metrics: Arc<Metrics>,
     /// Health.
     pub health: Arc<Health>,
-}
-
-/// Tells how far the chain has been handled, whoever handles it.
-#[async_trait::async_trait]
-pub trait ChainProgress: Send + Sync {
-    /// As of now.
-    async fn view(&self) -> Result<ChainView, BrokerError>;
 }
 
 /// Why the pipeline ended, when nobody asked it to.

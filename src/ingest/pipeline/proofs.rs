@@ -10,14 +10,16 @@ use tokio::time::Instant;
 use super::{LONG_WAIT_MS, Pipeline, PipelineError, PipelineParts, commits::until_compared};
 use crate::{
     broker::{Committed, TopicPartition, partitioner::partition_of},
+    group::{
+        partition::{PartitionState, consumed_of},
+        proof::{ChainView, PartitionView, Ties, name_of, proves_missing},
+    },
     ingest::{
         dispatch::{Done, spawn},
         flight::FlightId,
-        partition::{PartitionState, consumed_of},
-        proof::{ChainView, PartitionView, Ties, name_of, proves_missing},
-        replay::Modes,
     },
     record::Consumed,
+    replay::Modes,
     tx::Txid,
 };
 

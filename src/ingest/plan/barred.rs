@@ -1,8 +1,8 @@
 //! What stands between a transaction and its slots. Pure.
 
-use super::Mode;
 use crate::{
     record::{Marks, Reason, Rejection, SpendSlot, Verdict},
+    replay::Mode,
     tx::Txid,
 };
 

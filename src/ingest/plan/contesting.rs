@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Action, Mode, Planner, Token};
+use super::{Action, Planner, Token};
 use crate::{
     engine::Row,
     ingest::flight::{FlightId, Stage, Work},
     record::{Key, Operation, Outcome, Page, Reason, Rejection, Reply, TxState, Verdict},
+    replay::Mode,
     store::create::Starts,
     telemetry::Completion,
 };

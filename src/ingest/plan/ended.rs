@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{EventRef, TxidMap};
-use crate::tx::Txid;
+use super::EventRef;
+use crate::tx::{Txid, TxidMap};
 
 /// Transactions whose events have ended here, and are not safe yet.
 #[derive(Debug, Default)]

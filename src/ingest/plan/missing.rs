@@ -1,13 +1,12 @@
-//! Parents that may never come. What proves it is in [`proof`](crate::ingest::proof); here is who asks, and what follows.
+//! Parents that may never come. What proves it is in [`proof`](crate::group::proof); here is who asks, and what follows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{EventRef, Mode, Planner};
+use super::{EventRef, Planner};
 use crate::{
-    ingest::{
-        flight::{Flight, FlightId, LastTry, Stage},
-        proof::{MOST_NAMED, Name, Ties, name_of},
-    },
+    group::proof::{MOST_NAMED, Name, Ties, name_of},
+    ingest::flight::{Flight, FlightId, LastTry, Stage},
+    replay::Mode,
     tx::Txid,
 };
 

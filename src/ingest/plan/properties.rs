@@ -11,10 +11,8 @@ use super::*;
 use crate::{
     broker::Message,
     event::{Seeded, SeededOutput, Validated},
-    ingest::{
-        prepare::{PrepareSettings, Prepared, prepare},
-        proof::Ties,
-    },
+    group::proof::Ties,
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict, build::Inline},
     seeded::Seeded as Random,
     store::{

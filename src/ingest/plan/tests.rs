@@ -6,10 +6,8 @@ use super::*;
 use crate::{
     broker::Message,
     event::Validated,
-    ingest::{
-        prepare::{PrepareSettings, Prepared, prepare},
-        proof::Ties,
-    },
+    group::proof::Ties,
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{LockRecord, Marks, SpendingData, Verdict, build::Inline},
     tx::{Network, Outpoint, Output, TransactionBuilder},
 };
@@ -160,7 +158,7 @@ fn what_is_too_big_for_the_store_stands_and_so_does_what_waits_for_it() {
     assert_eq!((planner.counts().active, planner.counts().parked), (0, 2));
 
     planner.retry_due(u64::MAX);
-    planner.parent_came(&parent.txid, 0);
+    planner.on_parent_created(&parent.txid, 0);
     planner.look_at_own(0, 0);
     let Some(Action::ReadOwn(child, _)) = planner.next_action() else { panic!("the child looks, and nobody else") };
     planner.own_record(child, None, 0);

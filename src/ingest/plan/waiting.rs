@@ -1,12 +1,13 @@
 //! Transactions that wait: for a parent in flight here, or parked until their next try.
 
-use super::{Action, EventRef, Mode, PlanSettings, Planner, pace::Pace};
+use super::{Action, EventRef, PlanSettings, Planner, pace::Pace};
 use crate::{
     ingest::{
         flight::{Flight, FlightId, Kept, Stage, decided},
         parked::{Due, Lane, wide},
     },
     record::Reason,
+    replay::Mode,
     telemetry::Completion,
     tx::Txid,
 };
@@ -332,7 +333,7 @@ impl Planner {
     }
 
     /// A transaction came that no event here brings: those that are parked until it does try again now.
-    pub fn parent_came(&mut self, parent: &Txid, now_ms: u64) {
+    pub fn on_parent_created(&mut self, parent: &Txid, now_ms: u64) {
         for id in self.awaited.get(parent).cloned().unwrap_or_default() {
             if self.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
                 self.wait_no_longer(id);

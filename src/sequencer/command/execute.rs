@@ -4,10 +4,10 @@ use std::slice;
 
 use crate::{
     event::Action,
-    ingest::replay::Fate,
     record::{
         CommandResult, HeldSlot, Key, Outcome, Phase, Rejection, Sequenced, Slot, SpendingData, TxState, Verdict,
     },
+    replay::Fate,
     sequencer::{
         Stop,
         command::evaluate::{NOBODY, reassign},

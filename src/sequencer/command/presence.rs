@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, partitioner::partition_of, retry::until_answered},
-    ingest::{partition::PartitionState, proof::PartitionView},
+    group::{partition::PartitionState, proof::PartitionView},
     record::{CommandResult, Page, TxState},
     sequencer::{
         SequencerParts, Stop,

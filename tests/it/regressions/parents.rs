@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use utxo_store::{
     event::Action,
-    ingest::{pipeline::ChainProgress, proof::ChainView},
+    group::proof::{ChainProgress, ChainView},
     record::{Outcome, Reason, Sequenced, TxState},
 };
 

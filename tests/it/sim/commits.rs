@@ -10,7 +10,7 @@ use utxo_store::{
     broker::{Broker, Committed, Message, TopicPartition, memory::MemoryBroker},
     engine::{RecordEngine, memory::MemoryEngine},
     event::{Block, DeadLetter, Event},
-    ingest::prepare::{PrepareSettings, Prepared, prepare},
+    prepare::{PrepareSettings, Prepared, prepare},
     record::{Key, Page, TxState, Verdict},
     sequencer::state::ChainState,
     store::Store,

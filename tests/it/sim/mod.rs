@@ -110,7 +110,7 @@ fn check_many(seeds: std::ops::Range<u64>, threads: u64) -> (Coverage, Vec<Strin
 fn replay(name: &str, plan: Plan) {
     if let Ok(filter) = std::env::var("RUST_LOG") {
         // Another test of this process may have set it up.
-        let _ = utxo_store::telemetry::init_logging(utxo_store::config::LogFormat::Pretty, &filter);
+        let _ = utxo_store::telemetry::init_logging(utxo_store::telemetry::LogFormat::Pretty, &filter);
     }
     eprintln!("{plan}");
     if let Ok(path) = std::env::var("SIM_TRACE") {

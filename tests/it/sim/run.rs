@@ -7,7 +7,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::Health,
     blob::{self as blobs, BlobOptions, BlobStore, fault::FaultStore},
     broker::{Broker, TopicPartition, memory::MemoryFaults},
     engine::{
@@ -20,6 +19,7 @@ use utxo_store::{
     record::{Reason, TxState},
     seeded::Seeded,
     sequencer::chain_group,
+    status::Health,
     store::Store,
 };
 

@@ -6,18 +6,18 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, thread::JoinHandle, time
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
-    api::Health,
     broker::kafka::KafkaBroker,
     cli::wiring,
     clock::Clock,
-    config::{Config, LogFormat},
+    config::Config,
     engine::{self, RecordEngine},
     instance::{self, InstanceParts},
+    status::Health,
     store::{
         Store,
         create::{Identity, Processes},
     },
-    telemetry::{Metrics, init_logging},
+    telemetry::{LogFormat, Metrics, init_logging},
 };
 
 use crate::run::block_on;

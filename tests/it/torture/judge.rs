@@ -13,7 +13,7 @@ use utxo_store::{
     cli::wiring,
     config::Config,
     engine,
-    ingest::{pipeline::ChainProgress, proof::ChainView},
+    group::proof::{ChainProgress, ChainView},
     sequencer::{chain_group, progress::CommittedProgress},
     store::Store,
     telemetry::Metrics,

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     broker::{Batch, BrokerError, BrokerErrorKind, End, Polled, TopicPartition},
-    heartbeats::Heart,
+    liveness::LoopMonitor,
 };
 
 /// A partition that is being read.
@@ -60,11 +60,11 @@ impl Worker {
     pub(super) fn fill(&mut self) -> bool {
         let mut busy = false;
         for (at, slot) in &mut self.slots {
-            self.heart.iter().for_each(Heart::beat);
+            self.monitor.iter().for_each(LoopMonitor::beat);
             if self.shared.lock().wants(at) {
                 let filled = fill_slot(&self.consumer, &self.settings, at, slot);
                 if let Some(error) = filled.error {
-                    self.heart.iter().for_each(|heart| heart.busy_for(self.settings.request_timeout));
+                    self.monitor.iter().for_each(|monitor| monitor.announce_blocking(self.settings.request_timeout));
                     let error = out_of_range(&self.consumer, &self.settings, at, slot.position, &error);
                     self.shared.lock().push_event(Err(error));
                     self.shared.ring();

@@ -13,7 +13,7 @@ use crate::broker::{BrokerError, BrokerErrorKind};
 
 /// What may be asked about a partition of validated transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum PartitionCommand {
     /// Lifts its halt: it is read again from its committed offset.
     Retry,
     /// Nothing more is read of it here.
@@ -48,13 +48,13 @@ impl Answer {
 
 /// Something that is asked of a loop.
 #[derive(Debug)]
-pub struct Order<T> {
+pub struct ControlRequest<T> {
     /// What.
     pub what: T,
     answer: oneshot::Sender<Answer>,
 }
 
-impl<T> Order<T> {
+impl<T> ControlRequest<T> {
     /// Answers. Who asked may have gone.
     pub fn answer(self, answer: Answer) {
         let _ = self.answer.send(answer);
@@ -68,17 +68,17 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Where orders for one loop are left.
 #[derive(Debug)]
-pub struct Desk<T>(Mutex<Option<mpsc::Sender<Order<T>>>>);
+pub struct ControlQueue<T>(Mutex<Option<mpsc::Sender<ControlRequest<T>>>>);
 
-impl<T> Default for Desk<T> {
+impl<T> Default for ControlQueue<T> {
     fn default() -> Self {
-        Desk(Mutex::default())
+        ControlQueue(Mutex::default())
     }
 }
 
-impl<T> Desk<T> {
+impl<T> ControlQueue<T> {
     /// The loop that begins now takes the orders from here on.
-    pub fn open(&self) -> mpsc::Receiver<Order<T>> {
+    pub fn open(&self) -> mpsc::Receiver<ControlRequest<T>> {
         let (orders, received) = mpsc::channel(WAITING);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(orders);
         received
@@ -89,7 +89,7 @@ impl<T> Desk<T> {
         let not_held = || Answer::NotHeld("nothing is held here: this instance has not begun, or has ended".to_owned());
         let orders = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (answer, answered) = oneshot::channel();
-        match orders.map(|orders| orders.try_send(Order { what, answer })) {
+        match orders.map(|orders| orders.try_send(ControlRequest { what, answer })) {
             Some(Ok(())) => {}
             Some(Err(mpsc::error::TrySendError::Full(_))) => {
                 return Answer::NotNow(format!("{WAITING} requests wait already"));
@@ -110,9 +110,9 @@ impl<T> Desk<T> {
 #[derive(Debug, Default)]
 pub struct Control {
     /// Of the pipeline: what is asked about a partition.
-    pub partitions: Desk<(i32, Wish)>,
+    pub partitions: ControlQueue<(i32, PartitionCommand)>,
     /// Of the sequencer: that the halt of the chain is lifted.
-    pub chain: Desk<()>,
+    pub chain: ControlQueue<()>,
     /// What is paused by hand, for as long as the process lives: a rebalance that hands a partition back lets nobody read it.
     paused: Mutex<BTreeSet<i32>>,
 }
@@ -141,16 +141,19 @@ mod tests {
     async fn the_loop_that_began_last_answers_and_nobody_waits_for_one_that_is_gone() {
         let control = Control::default();
         let held = |answer: Answer| !matches!(answer, Answer::NotHeld(_));
-        assert!(!held(control.partitions.ask((1, Wish::Pause)).await), "none has begun");
+        assert!(!held(control.partitions.ask((1, PartitionCommand::Pause)).await), "none has begun");
         drop(control.partitions.open());
-        assert!(!held(control.partitions.ask((1, Wish::Pause)).await), "it has ended");
+        assert!(!held(control.partitions.ask((1, PartitionCommand::Pause)).await), "it has ended");
         let mut orders = control.partitions.open();
-        let (answer, ()) = tokio::join!(control.partitions.ask((2, Wish::Retry)), async {
+        let (answer, ()) = tokio::join!(control.partitions.ask((2, PartitionCommand::Retry)), async {
             let order = orders.recv().await.unwrap();
-            assert_eq!(order.what, (2, Wish::Retry));
+            assert_eq!(order.what, (2, PartitionCommand::Retry));
             order.answer(Answer::Done("it goes on".into()));
         });
         assert_eq!(answer, Answer::Done("it goes on".into()));
-        assert!(matches!(control.partitions.ask((1, Wish::Pause)).await, Answer::NotNow(_)), "the loop stands");
+        assert!(
+            matches!(control.partitions.ask((1, PartitionCommand::Pause)).await, Answer::NotNow(_)),
+            "the loop stands"
+        );
     }
 }

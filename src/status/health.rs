@@ -12,8 +12,8 @@ use std::{
 
 use serde::Serialize;
 
-use super::{control::Control, state::Board};
-use crate::{clock::Clock, heartbeats::Heartbeats};
+use super::{control::Control, registry::StatusRegistry};
+use crate::{clock::Clock, liveness::LivenessMonitor};
 
 /// What must hold for this process to be ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -105,8 +105,8 @@ pub struct Report {
 pub struct Health {
     clock: Clock,
     stall_limit: Duration,
-    beats: Heartbeats,
-    board: Board,
+    liveness: LivenessMonitor,
+    status_registry: StatusRegistry,
     control: Control,
     conditions: Mutex<Conditions>,
     waits: Mutex<Option<String>>,
@@ -123,7 +123,7 @@ struct Conditions {
 
 /// How a condition stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Standing {
+pub struct ConditionStatus {
     /// Whether it holds.
     pub met: bool,
     /// Since when it has been as it is, milliseconds since the epoch.
@@ -174,8 +174,8 @@ impl Health {
         Self {
             movements: [(), ()]
                 .map(|()| Movement { idle: AtomicBool::new(true), at_ms: AtomicU64::new(clock.steady_ms()) }),
-            beats: Heartbeats::new(clock.clone(), None),
-            board: Board::new(clock.clone()),
+            liveness: LivenessMonitor::new(clock.clone(), None),
+            status_registry: StatusRegistry::new(clock.clone()),
             control: Control::default(),
             clock,
             stall_limit,
@@ -184,20 +184,20 @@ impl Health {
         }
     }
 
-    /// With hearts that may not stand still for `limit`; `None`: nobody looks.
+    /// With loops that may not stand still for `limit`; `None`: nobody looks.
     pub fn watched(mut self, limit: Option<Duration>) -> Self {
-        self.beats = Heartbeats::new(self.clock.clone(), limit);
+        self.liveness = LivenessMonitor::new(self.clock.clone(), limit);
         self
     }
 
-    /// The hearts of the loops of this process.
-    pub fn beats(&self) -> &Heartbeats {
-        &self.beats
+    /// The loops of the loops of this process.
+    pub fn liveness(&self) -> &LivenessMonitor {
+        &self.liveness
     }
 
     /// What the loops show of themselves.
-    pub fn board(&self) -> &Board {
-        &self.board
+    pub fn status_registry(&self) -> &StatusRegistry {
+        &self.status_registry
     }
 
     /// Where operators ask something of the loops.
@@ -258,12 +258,12 @@ impl Health {
     }
 
     /// How each condition stands, by its name.
-    pub fn conditions_now(&self) -> BTreeMap<&'static str, Standing> {
+    pub fn conditions_now(&self) -> BTreeMap<&'static str, ConditionStatus> {
         let Conditions { unmet, changed_ms } = &*self.conditions();
         let standing = |condition: Condition| {
             let reason = unmet.get(&condition).cloned();
-            let since_ms = changed_ms.get(&condition).copied().unwrap_or(self.board.started_ms());
-            (condition.name(), Standing { met: reason.is_none(), since_ms, reason })
+            let since_ms = changed_ms.get(&condition).copied().unwrap_or(self.status_registry.started_ms());
+            (condition.name(), ConditionStatus { met: reason.is_none(), since_ms, reason })
         };
         Condition::ALL.into_iter().map(standing).collect()
     }
@@ -336,7 +336,7 @@ mod tests {
         let conditions = health.conditions_now();
         assert_eq!(conditions.len(), 8);
         let of = |name| {
-            let Standing { met, since_ms, reason } = &conditions[name];
+            let ConditionStatus { met, since_ms, reason } = &conditions[name];
             (*met, *since_ms, reason.as_deref())
         };
         assert_eq!(of("assigned"), (true, 1_002_000, None));

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::state::{HaltShown, InFlightShown, PartitionShown},
     broker::{Assigned, Broker, BrokerError, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
     clock::Clock,
-    ingest::{
+    group::{
         dead_letters::DeadLetterGauge,
         offsets::OffsetTracker,
         proof::{Name, PartitionView, Waiting},
     },
+    status::registry::{HaltStatus, InFlightStatus, PartitionStatus},
     telemetry::PartitionMetrics,
     text::beginning_as_json,
 };
@@ -216,12 +216,12 @@ impl PartitionState {
     }
 
     /// Of those that are not completed, the event that was read first.
-    fn oldest_in_flight(&self, steady_ms: u64) -> Option<InFlightShown> {
+    fn oldest_in_flight(&self, steady_ms: u64) -> Option<InFlightStatus> {
         // They were read in the order of their offsets.
         let offset = Some(self.tracker.watermark()).filter(|_| self.tracker.unfinished() > 0)?;
         let read_ms = self.read_at.iter().take_while(|(from, _)| *from <= offset).last().map(|(_, at_ms)| *at_ms);
         let age_ms = steady_ms.saturating_sub(read_ms.unwrap_or(steady_ms));
-        Some(InFlightShown { offset, age_seconds: age_ms as f64 / 1_000.0 })
+        Some(InFlightStatus { offset, age_seconds: age_ms as f64 / 1_000.0 })
     }
 
     /// Whether its beginning is gone and nobody has ever committed anything of it: where reading would start. Such a
@@ -376,7 +376,7 @@ impl PartitionState {
     }
 
     /// How it stands: `parked` transactions wait in it; `paused` says why, where that is neither an operator, nor a halt, nor its own bound.
-    pub fn shown(&self, now: Moment, bounds: &PartitionBounds, parked: usize, paused: &'static str) -> PartitionShown {
+    pub fn shown(&self, now: Moment, bounds: &PartitionBounds, parked: usize, paused: &'static str) -> PartitionStatus {
         let watermark = self.tracker.watermark();
         let read_ms = if self.read_timestamp_ms > i64::MIN { self.read_timestamp_ms } else { self.unread_ms };
         let unread_ms = Some(read_ms).filter(|_| self.tracker.position() < self.high_watermark);
@@ -389,7 +389,7 @@ impl PartitionState {
             Some(_) if self.at_bound => "too many bytes are unfinished",
             _ => paused,
         };
-        PartitionShown {
+        PartitionStatus {
             topic: self.partition.topic.to_string(),
             partition: self.partition.partition,
             epoch: self.epoch,
@@ -405,12 +405,12 @@ impl PartitionState {
             oldest_in_flight: self.oldest_in_flight(now.steady_ms),
             parked: parked as u64,
             paused: self.paused.then_some(why),
-            halted: self.halted.as_ref().map(|halt| HaltShown { why: halt.why.clone(), since_ms: halt.since_ms }),
+            halted: self.halted.as_ref().map(|halt| HaltStatus { why: halt.why.clone(), since_ms: halt.since_ms }),
         }
     }
 
     /// Puts what is shown into the metrics.
-    pub fn measure(&self, shown: &PartitionShown) {
+    pub fn measure(&self, shown: &PartitionStatus) {
         let metrics = &self.metrics;
         metrics.lag_messages.set(shown.lag_messages as i64);
         metrics.lag_seconds.set(shown.lag_seconds);

@@ -11,8 +11,8 @@ use std::{
 
 use serde::Serialize;
 
-use super::health::{Health, Report, Standing};
-use crate::{clock::Clock, store::nodes::Nodes};
+use super::health::{ConditionStatus, Health, Report};
+use crate::clock::Clock;
 
 /// What is waited for is shown once it has taken so long: every answer of the store is waited for.
 const WAIT_SHOWN_MS: u64 = 1_000;
@@ -23,7 +23,7 @@ const WAIT_BYTES: usize = 2_000;
 
 /// Who this is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct InstanceShown {
+pub struct InstanceStatus {
     /// How it is named in the brokers' logs.
     pub client_id: String,
     /// Of a static member.
@@ -39,7 +39,7 @@ pub struct InstanceShown {
 
 /// The event of a partition that was read first of those that are not completed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct InFlightShown {
+pub struct InFlightStatus {
     /// Its offset.
     pub offset: u64,
     /// Since it was read here.
@@ -48,7 +48,7 @@ pub struct InFlightShown {
 
 /// Why a partition, or the chain, does not go on until an operator has looked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct HaltShown {
+pub struct HaltStatus {
     /// In one line.
     pub why: String,
     /// Since when, milliseconds since the epoch.
@@ -57,7 +57,7 @@ pub struct HaltShown {
 
 /// One partition that is held here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct PartitionShown {
+pub struct PartitionStatus {
     /// Its topic.
     pub topic: String,
     /// Its number.
@@ -84,18 +84,18 @@ pub struct PartitionShown {
     /// Their bytes.
     pub unfinished_bytes: u64,
     /// The first of them.
-    pub oldest_in_flight: Option<InFlightShown>,
+    pub oldest_in_flight: Option<InFlightStatus>,
     /// Transactions that wait for a parent or a flag.
     pub parked: u64,
     /// Why nothing is read for now; `null`: it is.
     pub paused: Option<&'static str>,
     /// Why it does not go on until an operator has looked; `null`: it does.
-    pub halted: Option<HaltShown>,
+    pub halted: Option<HaltStatus>,
 }
 
 /// What a store may forget, and whether it has.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct NodesShown {
+pub struct NodesStatus {
     /// How long what is complete waits before its offset is committed, ms; 0: the store forgets nothing.
     pub durability_lag_ms: u64,
     /// The incarnation of its nodes that is compared with: another one means that everything uncommitted is done again. Empty where
@@ -103,16 +103,9 @@ pub struct NodesShown {
     pub incarnation: String,
 }
 
-impl NodesShown {
-    /// As somebody knows them who works on them.
-    pub fn of(nodes: &Nodes) -> Self {
-        NodesShown { durability_lag_ms: nodes.lag().as_millis() as u64, incarnation: nodes.known().0.clone() }
-    }
-}
-
 /// The pipeline: the validated transactions.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct PipelineShown {
+pub struct PipelineStatus {
     /// Transactions that move.
     pub in_flight: u64,
     /// Transactions that wait for a parent or a flag.
@@ -126,25 +119,25 @@ pub struct PipelineShown {
     /// And so many those of one partition, as long as as many partitions are held here.
     pub partition_bytes_bound: u64,
     /// The store.
-    pub nodes: NodesShown,
+    pub nodes: NodesStatus,
     /// What is held here.
-    pub partitions: Vec<PartitionShown>,
+    pub partitions: Vec<PartitionStatus>,
 }
 
 /// What happened in the consumer groups since this process began, that of the chain included.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct GroupShown {
+pub struct GroupStatus {
     /// How often partitions were assigned, given up in order, and lost.
     pub rebalances: BTreeMap<&'static str, u64>,
     /// Commits that failed, or were not tried, by why.
     pub commit_failures: BTreeMap<&'static str, u64>,
     /// When what moves had to come to its end last; `null`: it never had.
-    pub last_drain: Option<DrainShown>,
+    pub last_drain: Option<DrainStatus>,
 }
 
 /// A drain.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct DrainShown {
+pub struct DrainStatus {
     /// Why: partitions were given up, or the instance stopped.
     pub reason: &'static str,
     /// How long it took.
@@ -155,16 +148,16 @@ pub struct DrainShown {
 
 /// What the sequencer says of its membership.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct ChainShown {
+pub struct ChainStatus {
     /// The chain's partition; `null`: another instance holds it.
-    pub partition: Option<PartitionShown>,
+    pub partition: Option<PartitionStatus>,
     /// The store.
-    pub nodes: NodesShown,
+    pub nodes: NodesStatus,
 }
 
 /// Where the chain stands: as of the last event that was handled here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct TipShown {
+pub struct TipStatus {
     /// Height of the last block of the longest chain.
     pub height: Option<u32>,
     /// Its hash, as people write it.
@@ -177,7 +170,7 @@ pub struct TipShown {
 
 /// The chain event that is being handled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct EventShown {
+pub struct EventStatus {
     /// Its offset.
     pub offset: u64,
     /// What it asks for.
@@ -188,7 +181,7 @@ pub struct EventShown {
 
 /// Something that the chain waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct WaitShown {
+pub struct WaitStatus {
     /// Who waits.
     pub about: String,
     /// For what: the first few, where they are many.
@@ -199,7 +192,7 @@ pub struct WaitShown {
 
 /// A loop that must turn: should it not for `run.watchdog_ms`, the process is ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LoopShown {
+pub struct LoopStatus {
     /// Which.
     pub name: String,
     /// What it waits for within its turn.
@@ -219,19 +212,19 @@ struct At<T> {
 
 #[derive(Debug, Default)]
 struct Shown {
-    instance: InstanceShown,
+    instance: InstanceStatus,
     store: &'static str,
-    group: GroupShown,
-    pipeline: Option<(u64, PipelineShown)>,
-    chain: Option<(u64, ChainShown)>,
-    tip: Option<TipShown>,
-    event: Option<EventShown>,
-    waits: BTreeMap<u64, WaitShown>,
+    group: GroupStatus,
+    pipeline: Option<(u64, PipelineStatus)>,
+    chain: Option<(u64, ChainStatus)>,
+    tip: Option<TipStatus>,
+    event: Option<EventStatus>,
+    waits: BTreeMap<u64, WaitStatus>,
 }
 
 /// Where the loops show what they are at, and whoever asks finds it.
 #[derive(Debug)]
-pub struct Board {
+pub struct StatusRegistry {
     clock: Clock,
     started: (u64, u64),
     next_wait: AtomicU64,
@@ -243,7 +236,7 @@ pub struct Board {
 pub struct StatePage {
     /// Of this program.
     version: &'static str,
-    instance: InstanceShown,
+    instance: InstanceStatus,
     /// Which engine.
     store: &'static str,
     /// Milliseconds since the epoch.
@@ -251,11 +244,11 @@ pub struct StatePage {
     uptime_seconds: f64,
     ready: bool,
     live: Report,
-    conditions: BTreeMap<&'static str, Standing>,
-    loops: Vec<LoopShown>,
-    group: GroupShown,
+    conditions: BTreeMap<&'static str, ConditionStatus>,
+    loops: Vec<LoopStatus>,
+    group: GroupStatus,
     /// `null`: it has not begun.
-    pipeline: Option<At<PipelineShown>>,
+    pipeline: Option<At<PipelineStatus>>,
     chain: ChainPage,
 }
 
@@ -266,17 +259,17 @@ struct ChainPage {
     held: bool,
     /// `null`: this instance takes no part in it, or has not begun.
     #[serde(flatten)]
-    member: Option<At<ChainShown>>,
-    tip: Option<TipShown>,
-    event: Option<EventShown>,
-    waits_for: Vec<WaitShown>,
+    member: Option<At<ChainStatus>>,
+    tip: Option<TipStatus>,
+    event: Option<EventStatus>,
+    waits_for: Vec<WaitStatus>,
 }
 
-impl Board {
+impl StatusRegistry {
     /// Nothing is shown.
     pub fn new(clock: Clock) -> Self {
         let started = (clock.now_ms(), clock.steady_ms());
-        Board { clock, started, next_wait: AtomicU64::new(0), shown: Mutex::default() }
+        StatusRegistry { clock, started, next_wait: AtomicU64::new(0), shown: Mutex::default() }
     }
 
     /// When this process began, milliseconds since the epoch.
@@ -285,27 +278,27 @@ impl Board {
     }
 
     /// Says who this is.
-    pub fn introduce(&self, instance: InstanceShown) {
+    pub fn publish_instance(&self, instance: InstanceStatus) {
         self.shown().instance = instance;
     }
 
     /// Says which engine keeps the state.
-    pub fn show_store(&self, name: &'static str) {
+    pub fn publish_store(&self, name: &'static str) {
         self.shown().store = name;
     }
 
     /// Shows what has happened in the groups.
-    pub fn show_group(&self, group: GroupShown) {
+    pub fn publish_group(&self, group: GroupStatus) {
         self.shown().group = group;
     }
 
     /// Shows the pipeline as it is now.
-    pub fn show_pipeline(&self, pipeline: PipelineShown) {
+    pub fn publish_pipeline(&self, pipeline: PipelineStatus) {
         self.shown().pipeline = Some((self.clock.steady_ms(), pipeline));
     }
 
     /// Shows whether the chain is held here, and how far it is.
-    pub fn show_chain(&self, chain: ChainShown) {
+    pub fn publish_chain(&self, chain: ChainStatus) {
         let now_ms = self.clock.steady_ms();
         let mut shown = self.shown();
         if chain.partition.is_none() {
@@ -315,30 +308,30 @@ impl Board {
     }
 
     /// Shows where the chain stands.
-    pub fn show_tip(&self, tip: TipShown) {
+    pub fn publish_tip(&self, tip: TipStatus) {
         self.shown().tip = Some(tip);
     }
 
     /// Shows which event of the chain is being handled: its offset and kind; `None`: none is.
-    pub fn show_event(&self, event: Option<(u64, &'static str)>) {
+    pub fn publish_event(&self, event: Option<(u64, &'static str)>) {
         let since_ms = self.clock.now_ms();
-        self.shown().event = event.map(|(offset, kind)| EventShown { offset, kind, since_ms });
+        self.shown().event = event.map(|(offset, kind)| EventStatus { offset, kind, since_ms });
     }
 
     /// A number for a wait of the chain.
-    pub fn new_wait(&self) -> u64 {
+    pub fn start_wait(&self) -> u64 {
         self.next_wait.fetch_add(1, Relaxed)
     }
 
     /// Shows what a wait is for; `since_ms` by the steady clock.
-    pub fn show_wait(&self, number: u64, about: &str, missing: &str, since_ms: u64) {
+    pub fn publish_wait(&self, number: u64, about: &str, missing: &str, since_ms: u64) {
         let waited_ms = self.clock.steady_ms().saturating_sub(since_ms);
         let since_ms = self.clock.now_ms().saturating_sub(waited_ms);
         let mut end = missing.len().min(WAIT_BYTES);
         while !missing.is_char_boundary(end) {
             end -= 1;
         }
-        let wait = WaitShown { about: about.to_owned(), missing: missing[..end].to_owned(), since_ms };
+        let wait = WaitStatus { about: about.to_owned(), missing: missing[..end].to_owned(), since_ms };
         self.shown().waits.insert(number, wait);
     }
 
@@ -354,10 +347,10 @@ impl Board {
         let long_since_ms = self.clock.now_ms().saturating_sub(WAIT_SHOWN_MS);
         let conditions = health.conditions_now();
         let live = health.live();
-        let loops = health.beats().now().into_iter().map(|heart| LoopShown {
-            name: heart.name,
-            waits_for: heart.doing,
-            age_seconds: heart.since.as_secs_f64(),
+        let loops = health.liveness().loops().into_iter().map(|monitor| LoopStatus {
+            name: monitor.name,
+            waits_for: monitor.waits_for,
+            age_seconds: monitor.since.as_secs_f64(),
         });
         let shown = self.shown();
         let chain = shown.chain.clone();

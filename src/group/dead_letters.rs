@@ -1,8 +1,17 @@
 //! When do dead letters stop being an exception? Limits beyond which a partition halts, loudly. Pure.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
-use crate::tx::Txid;
+use bytes::Bytes;
+
+use crate::{
+    broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
+    event::DeadLetter,
+    tx::Txid,
+};
 
 /// Limits on dead letters of one partition.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +78,40 @@ impl DeadLetterGauge {
         (dead >= u64::from(limits.consecutive) && share > limits.ratio)
             .then(|| format!("{dead} of the {events} events of the last minute are dead letters"))
     }
+}
+
+/// Puts a message aside until that is acknowledged: with as much of it as the topic takes. What has to go is its payload
+/// first, then its key and headers: those of the dead letter name the source, where the rest can be read.
+///
+/// # Errors
+/// What no retry heals.
+pub async fn publish_dead_letter(
+    producer: &dyn Producer,
+    topic: &str,
+    source: Message,
+    letter: &DeadLetter,
+    pause: (Duration, Duration),
+) -> Result<(), BrokerError> {
+    let own = letter.to_headers();
+    let whole = Produce {
+        topic: topic.to_owned(),
+        partition: None,
+        key: source.key,
+        payload: source.payload,
+        headers: [source.headers, own.clone()].concat(),
+        timestamp_ms: None,
+    };
+    let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
+    let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
+    for form in [whole, without_payload] {
+        match produce_until_acknowledged(producer, &[form], pause).await {
+            Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+                tracing::warn!(%error, "a dead letter with less of its source");
+            }
+            produced => return produced.map(drop),
+        }
+    }
+    produce_until_acknowledged(producer, &[without_source], pause).await.map(drop)
 }
 
 #[cfg(test)]

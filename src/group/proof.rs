@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::tx::Txid;
+use crate::{broker::BrokerError, tx::Txid};
 
 /// Position of an event in the order that decides: timestamp, partition, offset.
 pub type EventOrder = (i64, i32, u64);
@@ -147,6 +147,16 @@ pub fn proves_missing(
     let is_at_bound = view.at_bound && ties > Ties::Wait;
     let read_past = number == event.1 || view.at_end || is_at_bound || view.read_timestamp_ms > past;
     chain_passed && nothing_older && read_past
+}
+
+/// Tells how far the sequencer of any instance has handled the chain.
+#[async_trait::async_trait]
+pub trait ChainProgress: Send + Sync {
+    /// The chain as of now.
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    async fn view(&self) -> Result<ChainView, BrokerError>;
 }
 
 #[cfg(test)]

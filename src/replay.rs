@@ -9,10 +9,30 @@ use std::{borrow::Borrow, collections::BTreeMap, sync::Arc};
 
 use crate::{
     event::{Decision, DecisionBody},
-    ingest::plan::{Mode, TxidMap},
     record::{Consumed, Reason},
-    tx::Txid,
+    tx::{Txid, TxidMap},
 };
+
+/// How a transaction is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The fast path, and contests.
+    Normal,
+    /// Below the frontier of a rebuild, known to be conflicting in the end: stored contested at once, takes nothing, tells
+    /// nobody.
+    RebuildContested,
+    /// Below the frontier of a rebuild, known to be live in the end: ignores marks, and waits where others would contest.
+    RebuildWon,
+    /// The same, by a verdict. What bars it for good did not bar that: it is stored contested, and the verdict lets it win.
+    RebuildAccepted,
+}
+
+impl Mode {
+    /// Whether it is known to be live in the end.
+    pub fn ends_live(self) -> bool {
+        matches!(self, Mode::RebuildWon | Mode::RebuildAccepted)
+    }
+}
 
 /// How each event is treated.
 #[derive(Debug, Clone, Default)]

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
-use crate::{broker::Committed, ingest::partition::Halt};
+use crate::{broker::Committed, group::partition::Halt};
 
 /// The halts that the group's commits told of when this process first looked. An operator who starts an instance after a halt
 /// has it tried again; whoever ran already leaves it standing. The clocks of two machines would not tell which of them it is.

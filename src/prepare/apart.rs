@@ -83,10 +83,8 @@ mod tests {
     use super::*;
     use crate::{
         event::{Seeded, SeededOutput, Validated},
-        ingest::{
-            flight::Work,
-            prepare::{PrepareSettings, Prepared, prepare},
-        },
+        ingest::flight::Work,
+        prepare::{PrepareSettings, Prepared, prepare},
         record::build::Inline,
         tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
     };
