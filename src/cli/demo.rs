@@ -9,10 +9,17 @@ mod report;
 mod rivalry;
 mod survive;
 mod tell;
+mod timeline;
 
-use std::{fs, path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use clap::Args;
+use indicatif::ProgressBar;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -22,12 +29,14 @@ use self::{
     report::{Checked, Report},
     rivalry::Rivalry,
     survive::{Survival, survive},
+    timeline::Timeline,
 };
 use super::{
     CommandResult, Failure, UsageError, block_on,
     command::{self, audit},
-    generate::{Feed, Loaded, SourceArgs, produce, progress_bar},
+    generate::{Feed, Loaded, SourceArgs, produce},
     opening::{self, Watched},
+    stats::group,
     wiring,
 };
 use crate::{
@@ -196,21 +205,28 @@ impl DemoArgs {
         log.create_topics(config).await?;
         let broker = opening::broker(config).await?;
         let count = messages().count();
-        let bar = progress_bar("produced", count as u64);
+        let timeline = Timeline::new();
+        let bar = timeline.phase("published", count as u64);
         let producer = broker.producer().await?;
         let groups = Groups::new(broker.clone(), config);
         let (mut started, mut survival, mut first_process) = (Instant::now(), Survival::default(), 0);
         let mut from = 0;
         for to in pauses.iter().copied().filter(|to| (1..count).contains(to)).chain([count]) {
             let phase = || messages().skip(from).take(to - from);
-            produce(producer.as_ref(), &config.kafka.topics, phase(), &bar).await?;
+            let produced = produce(producer.as_ref(), &config.kafka.topics, phase(), &bar).await?;
+            timeline.note(format!(
+                "{} events published ({} bytes)",
+                group(produced.events.into()),
+                group(produced.bytes.into())
+            ));
             if from == 0 {
                 log.check_kept(broker.as_ref(), config, phase()).await?;
                 started = Instant::now();
             }
             // Kills are for the last phase: the others only bring the store to where it begins.
             let kills = if to == count { self.kills } else { 0 };
-            survival = survive(directory, first_process, &groups, kills, Seeded::new(self.seed)).await?;
+            survival =
+                survive(directory, first_process, &groups, kills, Seeded::new(self.seed), Some(&timeline)).await?;
             (from, first_process) = (to, first_process + kills + 1);
         }
         bar.finish_and_clear();
@@ -222,12 +238,15 @@ impl DemoArgs {
         let live = opening::store(config, &config.store.url, &metrics).await?.with_blobs(blobs);
         let blobs = opening::blobs_at(config, &directory.rebuilt_blobs(), Intent::Write, &metrics).await?;
         let rebuilt = opening::store(config, &directory.rebuilt(), &metrics).await?.with_blobs(Some(blobs));
-        rebuild(config, broker.clone(), &rebuilt).await?;
+        timeline.note("rebuild started from offset 0 into a second, empty store");
+        rebuild(config, broker.clone(), &rebuilt, &timeline.phase("rebuilt", survival.events)).await?;
+        timeline.note("rebuild finished; both stores are scanned and verified");
         let rivalry = match rivals {
             Some(rivals) => Some(Rivalry::of(&live, rivals).await?),
             None => None,
         };
         let (checked, again) = (Checked::of(&live).await?, Checked::of(&rebuilt).await?);
+        timeline.note(checked.compared_with(&again));
         let contests = groups.contests().await?;
         let dead_letters = groups.messages_in(Topic::DeadLetters).await?;
         let commands = audit(broker.as_ref(), &command::Topics::of(&config.kafka.topics), true).await?;
@@ -275,6 +294,9 @@ fn network_of(loaded: &Loaded) -> Result<Network, Failure> {
     })
 }
 
+/// Time between two updates of the rebuild's bar.
+const BAR_INTERVAL: Duration = Duration::from_millis(100);
+
 /// How many of the blocks' transactions get a rival.
 const CONTENDED_SHARE: f64 = 0.3;
 
@@ -310,8 +332,22 @@ async fn check_empty(config: &Config) -> Result<(), Failure> {
 }
 
 /// From offset 0 into an empty store, as far as the live one has come.
-async fn rebuild(config: &Config, broker: Arc<dyn Broker>, store: &Store) -> CommandResult {
-    let parts = opening::parts(broker, store.clone(), &Watched::new(config))?;
-    instance::rebuild(wiring::instance(config), parts, CancellationToken::new()).await?;
-    Ok(())
+async fn rebuild(config: &Config, broker: Arc<dyn Broker>, store: &Store, bar: &ProgressBar) -> CommandResult {
+    let watched = Watched::new(config);
+    let parts = opening::parts(broker, store.clone(), &watched)?;
+    let rebuilding = instance::rebuild(wiring::instance(config), parts, CancellationToken::new());
+    let mut rebuilding = std::pin::pin!(rebuilding);
+    loop {
+        tokio::select! {
+            rebuilt = &mut rebuilding => {
+                bar.finish_and_clear();
+                return Ok(rebuilt.map(drop)?);
+            }
+            () = tokio::time::sleep(BAR_INTERVAL) => {
+                let metrics = &watched.metrics;
+                let completed = metrics.completed.now().values().sum::<u64>();
+                bar.set_position(completed + u64::try_from(metrics.chain_offset.get()).unwrap_or(0));
+            }
+        }
+    }
 }

@@ -67,6 +67,11 @@ impl Instance {
         Ok(Instance { _stdin: child.stdin.take(), child, address_file, log_file, address: None })
     }
 
+    /// Its process id; 0 once it has ended.
+    pub fn process_id(&self) -> u32 {
+        self.child.id().unwrap_or(0)
+    }
+
     /// Its metrics; `None` while it does not answer.
     pub async fn scrape(&mut self) -> Option<Scrape> {
         self.get("/metrics").await.map(Scrape)

@@ -12,14 +12,14 @@ use crate::{
 
 /// What is committed, and how much there is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct DemoProgress {
     /// Committed events of the transactions' topic and of the chain.
     pub committed: u64,
     /// Events that are known to be there: of those topics, and not yet fed into the chain.
     pub total: u64,
 }
 
-impl Standing {
+impl DemoProgress {
     /// Everything is consumed.
     pub fn is_done(&self) -> bool {
         self.committed >= self.total
@@ -43,8 +43,8 @@ impl Groups {
     ///
     /// # Errors
     /// The broker does not answer, or what was committed is not a chain's state.
-    pub async fn standing(&self) -> Result<Standing, Failure> {
-        let mut standing = Standing::default();
+    pub async fn standing(&self) -> Result<DemoProgress, Failure> {
+        let mut standing = DemoProgress::default();
         let validated = self.partitions(Topic::ValidatedTxs).await?;
         let committed = self.broker.committed(&self.group, &validated).await?;
         for (partition, committed) in validated.iter().zip(committed) {

@@ -53,6 +53,18 @@ impl Checked {
     }
 }
 
+impl Checked {
+    /// The line of the demo that tells the outcome of the comparison with a rebuild.
+    pub fn compared_with(&self, rebuilt: &Checked) -> String {
+        let violations = self.violations + rebuilt.violations;
+        if self.digest == rebuilt.digest {
+            format!("digests are equal: {}; {violations} violations", self.digest)
+        } else {
+            format!("digests DIFFER: {} and {} of the rebuild; {violations} violations", self.digest, rebuilt.digest)
+        }
+    }
+}
+
 /// Everything, as `--json` prints it. Counts are of the live store and of transactions that came whole; partial parents
 /// are in `seeded`.
 #[derive(Debug, Serialize)]

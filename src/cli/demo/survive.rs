@@ -7,10 +7,11 @@ use indicatif::ProgressBar;
 use super::{
     child::{Instance, Scrape},
     directory::Directory,
-    progress::{Groups, Standing},
+    progress::{DemoProgress, Groups},
+    timeline::Timeline,
 };
 use crate::{
-    cli::{Failure, generate::progress_bar},
+    cli::{Failure, stats::group},
     seeded::Seeded,
 };
 
@@ -59,30 +60,60 @@ pub async fn survive(
     groups: &Groups,
     kills: u32,
     mut seeded: Seeded,
+    timeline: Option<&Timeline>,
 ) -> Result<Survival, Failure> {
     let total = groups.standing().await?.total;
     let mut survival = Survival { events: total, ..Survival::default() };
-    let bar = progress_bar("consumed", total);
+    let note = |text: String| timeline.into_iter().for_each(|timeline| timeline.note(&text));
+    let bar = timeline.map_or_else(ProgressBar::hidden, |timeline| timeline.phase("consumed", total));
+    let share = |committed: u64| committed as f64 / total.max(1) as f64 * 100.0;
     for number in 0..kills {
         let start = groups.standing().await?;
         let target = kill_point(number, kills, total, &mut seeded).max(start.committed + 1);
         let mut watch = Watch::begin(directory, first_process + number, start, &bar)?;
+        note(started(first_process + number, watch.instance.process_id(), start));
         let done = watch.until(groups, target).await?;
+        let reached = watch.completed;
         watch.instance.kill().await?;
         let after = groups.standing().await?;
+        let read_again = (start.committed + watch.read).saturating_sub(after.committed);
+        note(format!(
+            "instance {} killed (SIGKILL) at {:.0} %: {} of {} events completed, {} committed, {} to be read again",
+            first_process + number + 1,
+            share(reached),
+            group(reached.into()),
+            group(after.total.into()),
+            group(after.committed.into()),
+            group(read_again.into()),
+        ));
         survival.kills += 1;
         survival.kills_midway += u32::from(!done);
         survival.parked_max = survival.parked_max.max(watch.parked_max);
-        survival.replayed_events += (start.committed + watch.read).saturating_sub(after.committed);
+        survival.replayed_events += read_again;
     }
-    let mut watch = Watch::begin(directory, first_process + kills, groups.standing().await?, &bar)?;
+    let start = groups.standing().await?;
+    let mut watch = Watch::begin(directory, first_process + kills, start, &bar)?;
+    note(started(first_process + kills, watch.instance.process_id(), start));
     watch.until(groups, u64::MAX).await?;
     survival.parked_max = survival.parked_max.max(watch.parked_max);
     bar.finish_and_clear();
+    note(format!("all {} events consumed and committed", group(watch.completed.into())));
     let stopping = Instant::now();
     watch.instance.stop().await?;
     survival.stopping = stopping.elapsed();
+    note(format!("instance {} stopped (SIGTERM)", first_process + kills + 1));
     Ok(survival)
+}
+
+/// The line of a started process, whose number counts from 0.
+fn started(number: u32, process_id: u32, start: DemoProgress) -> String {
+    let from = match start.committed {
+        0 => "from offset 0".to_owned(),
+        committed => {
+            format!("from the committed offsets, {} of {} events", group(committed.into()), group(start.total.into()))
+        }
+    };
+    format!("instance {} started (process {process_id}) {from}", number + 1)
 }
 
 /// Somewhere in the share of the events that belongs to this kill, so that many kills are spread over the whole.
@@ -95,7 +126,7 @@ fn kill_point(number: u32, kills: u32, total: u64, seeded: &mut Seeded) -> u64 {
 struct Watch<'a> {
     instance: Instance,
     bar: &'a ProgressBar,
-    start: Standing,
+    start: DemoProgress,
     completed: u64,
     read: u64,
     parked_max: u64,
@@ -104,7 +135,7 @@ struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn begin(directory: &Directory, number: u32, start: Standing, bar: &'a ProgressBar) -> Result<Self, Failure> {
+    fn begin(directory: &Directory, number: u32, start: DemoProgress, bar: &'a ProgressBar) -> Result<Self, Failure> {
         Ok(Watch {
             instance: Instance::start(directory, number)?,
             bar,
@@ -127,7 +158,7 @@ impl<'a> Watch<'a> {
             if tick % TICKS_A_STANDING == 0 {
                 let standing = groups.standing().await?;
                 self.advance(standing.committed);
-                self.bar.set_length(standing.total);
+                self.bar.set_length(standing.total.max(self.completed));
                 if standing.is_done() {
                     return Ok(true);
                 }
@@ -156,6 +187,7 @@ impl<'a> Watch<'a> {
         if completed > self.completed {
             self.completed = completed;
             self.moved_at = Instant::now();
+            self.bar.set_length(self.bar.length().unwrap_or(0).max(completed));
             self.bar.set_position(completed);
         }
     }

@@ -1,7 +1,9 @@
 //! Producing in batches, each acknowledged before the next.
 
+use std::fmt;
+
 use bytes::Bytes;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
@@ -23,12 +25,16 @@ pub struct Produced {
     pub bytes: u64,
 }
 
-/// A progress bar on a terminal; nothing where standard error is none.
+/// A progress bar with rate and time left. Nothing is shown where standard error is no terminal.
 pub fn progress_bar(what: &'static str, length: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {per_sec}");
+    let style = ProgressStyle::with_template("{msg:>12} {wide_bar} {human_pos}/{human_len}  {rate}/s, {eta} left");
     let bar = ProgressBar::new(length).with_message(what);
-    // The template is a constant: where it could not be read, the bar would only look otherwise.
-    if let Ok(style) = style { bar.with_style(style) } else { bar }
+    let rate = |state: &ProgressState, out: &mut dyn fmt::Write| {
+        // A bar that cannot be drawn loses nothing.
+        let _ = write!(out, "{:.0}", state.per_sec());
+    };
+    // The template is a constant: an unreadable template would only change the looks.
+    if let Ok(style) = style { bar.with_style(style.with_key("rate", rate)) } else { bar }
 }
 
 /// Produces `messages` in their order.
