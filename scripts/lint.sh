@@ -16,4 +16,5 @@ if cargo clippy --version >/dev/null 2>&1; then
 else
     echo "lint: clippy is missing (rustup component add clippy): lints not checked"
 fi
+"$(dirname "$0")/house.sh" || failed=1
 exit $failed

@@ -209,10 +209,10 @@ fn every_rule_asks_for_what_is_registered_and_says_what_to_do() {
     }
 }
 
-/// The page for operators in `README.md`.
+/// The reference page for operators.
 #[test]
-fn the_readme_names_every_condition_and_every_field_of_the_state_page() {
-    const README: &str = include_str!("../../README.md");
+fn the_reference_names_every_condition_and_every_field_of_the_state_page() {
+    const REFERENCE: &str = include_str!("../../docs/reference/state-page.md");
     let health = Health::new(Clock::System, std::time::Duration::from_secs(1));
     let status_registry = health.status_registry();
     let partition = PartitionStatus { oldest_in_flight: Some(InFlightStatus::default()), ..PartitionStatus::default() };
@@ -227,7 +227,7 @@ fn the_readme_names_every_condition_and_every_field_of_the_state_page() {
     let page = serde_json::to_value(status_registry.page(&health)).unwrap();
     let mut names: Vec<String> = Condition::ALL.iter().map(|condition| condition.name().to_owned()).collect();
     keys(&page, &mut names);
-    let missing: Vec<_> = names.into_iter().filter(|name| !README.contains(&format!("`{name}`"))).collect();
+    let missing: Vec<_> = names.into_iter().filter(|name| !REFERENCE.contains(&format!("`{name}`"))).collect();
     assert_eq!(missing, [""; 0]);
 }
 

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# House rules that a script can judge, as counts: `scripts/house.sh` prints them and fails where one exceeds its limit in
+# `scripts/house.limits`. Limits only go down: lower them in the commit that improves a count.
+# `scripts/house.sh list RULE` prints every finding of one rule; `scripts/house.sh TREE` counts another checkout.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+limits=$PWD/scripts/house.limits
+rule=''
+if [ "${1:-}" = list ]; then
+    rule=${2:?which rule?}
+elif [ -n "${1:-}" ]; then
+    cd "$1"
+fi
+
+rust() { find src tests benches fuzz examples -name '*.rs' -not -path '*/target/*' 2>/dev/null | LC_ALL=C sort; }
+product() { rust | grep '^src/'; }
+texts() {
+    rust
+    find . -maxdepth 3 \( -name '*.md' -o -name '*.sh' -o -name '*.toml' -o -name '*.yml' -o -name '*.yaml' \) \
+        -not -path './target/*' -not -path './.git/*' -not -path './fuzz/*/*' | LC_ALL=C sort
+    find docs schemas -name '*.md' -mindepth 3 2>/dev/null || true
+}
+
+# A doc comment whose first word is no noun and no verb: the subject is missing.
+doc_subject() {
+    product | xargs awk '
+        FNR == 1 { inside = 0 }
+        /^ *\/\/[\/!]/ {
+            if (!inside && match($0, /^ *\/\/[\/!] (What|Who|Whoever|Whom|Whose|Which|Its|It|Of|That|Those|These|They|This|Them|Somebody|Nobody|Anybody|Everybody|So|As|Where|Wherever|When|How|Whether|Why|Whatever|Nothing|Something|Everything|One|Ones|Another|Others|Other|Such|There|Here|Because|If|But|And|Not|Never|Since|Until|Than) /))
+                print FILENAME ":" FNR ": " $0
+            inside = 1
+            next
+        }
+        { inside = 0 }'
+}
+
+# A doc comment of one line and at most three words in front of an item that is not public API of a derive.
+doc_short() {
+    product | xargs awk '
+        FNR == 1 { run = 0 }
+        /^ *\/\/\/ / { run++; text = $0; at = FNR; next }
+        {
+            if (run == 1) {
+                line = text
+                sub(/^ *\/\/\/ /, "", line)
+                if (split(line, words, " ") <= 3) print FILENAME ":" at ": " text
+            }
+            run = 0
+        }'
+}
+
+long_lines() {
+    texts | sort -u | while read -r file; do
+        LC_ALL=C.UTF-8 grep -nE '^.{121,}$' "$file" | sed "s|^|$file:|" || true
+    done
+}
+
+# Methods of all `impl` blocks of a type, tests aside. rustfmt puts `impl` and its closing brace into the first column.
+big_types() {
+    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$' | xargs awk '
+        FNR == 1 { type = ""; test = 0 }
+        /^#\[cfg\(test\)\]/ { test = 1 }
+        test { next }
+        /^impl/ && !/ for / {
+            type = $0
+            sub(/^impl(<[^{]*>)? /, "", type)
+            sub(/[<{ ].*/, "", type)
+        }
+        /^}/ { type = "" }
+        type != "" && /^    (pub(\([a-z ]+\))? )?(const )?(async )?(unsafe )?fn / { count[type]++ }
+        END { for (type in count) if (count[type] > 25) print type ": " count[type] " methods" }' | LC_ALL=C sort
+}
+
+long_functions() {
+    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$' | xargs awk '
+        FNR == 1 { test = 0; depth = "" }
+        /^#\[cfg\(test\)\]/ { test = 1 }
+        test { next }
+        match($0, /^ *(pub(\([a-z ]+\))? )?(const )?(async )?(unsafe )?fn [a-z_0-9]+/) {
+            indent = $0
+            sub(/[^ ].*/, "", indent)
+            name = $0
+            sub(/.*fn /, "", name)
+            sub(/[^a-z_0-9].*/, "", name)
+            start = FNR
+            depth = indent "}"
+        }
+        depth != "" && $0 == depth {
+            if (FNR - start + 1 > 80) print FILENAME ":" start ": " name " has " FNR - start + 1 " lines"
+            depth = ""
+        }'
+}
+
+long_files() {
+    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$' | while read -r file; do
+        lines=$(awk '/^#\[cfg\(test\)\]/ { exit } { n++ } END { print n + 0 }' "$file")
+        [ "$lines" -le 500 ] || echo "$file: $lines lines"
+    done
+}
+
+# Type names that are defined more than once, tests aside.
+twice() {
+    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$|testing\.rs$' | xargs awk '
+        FNR == 1 { test = 0 }
+        /^#\[cfg\(test\)\]/ { test = 1 }
+        test { next }
+        match($0, /^ *(pub(\([a-z ]+\))? )?(struct|enum|trait|union) [A-Z][A-Za-z0-9]*/) {
+            name = $0
+            sub(/^ *(pub(\([a-z ]+\))? )?(struct|enum|trait|union) /, "", name)
+            sub(/[^A-Za-z0-9].*/, "", name)
+            count[name]++
+            where[name] = where[name] " " FILENAME
+        }
+        END { for (name in count) if (count[name] > 1) print name ":" where[name] }' | LC_ALL=C sort
+}
+
+# Test names above 80 characters.
+long_tests() {
+    rust | xargs grep -nE '^ *(async )?fn [a-z_0-9]{81,}\(' || true
+}
+
+# Commit subjects since the house rules began: at most 72 characters, with a scope.
+subjects() {
+    git log --format=%s 375e924..HEAD 2>/dev/null | awk 'length($0) > 72 || !/^[a-z0-9_.,\/-]+(\([a-z]+\))?: [a-z]/'
+}
+
+rules='doc_subject doc_short long_lines big_types long_functions long_files twice long_tests subjects'
+if [ -n "$rule" ]; then
+    "$rule"
+    exit
+fi
+failed=0
+for name in $rules; do
+    count=$("$name" | wc -l)
+    limit=$(awk -v name="$name" '$1 == name { print $2 }' "$limits")
+    verdict=ok
+    if [ "$count" -gt "${limit:-0}" ]; then
+        verdict="above the limit: see scripts/house.sh list $name"
+        failed=1
+    fi
+    printf '%-15s %6d of at most %6d  %s\n' "$name" "$count" "${limit:-0}" "$verdict"
+done
+exit "$failed"
