@@ -71,6 +71,8 @@ const FIRST_QUESTIONS: Duration = Duration::from_secs(1);
 
 /// How long a client may take to tell why it has no answer.
 const TELLING: Duration = Duration::from_millis(20);
+/// Time to find the reason of a failed first question behind the log lines.
+const SERVE_ERRORS: Duration = Duration::from_secs(3);
 
 /// Readers never commit: their group id only has to be there, and differ from every group in use.
 static NEXT_READER: AtomicU64 = AtomicU64::new(0);
@@ -161,7 +163,16 @@ impl KafkaBroker {
                 // A log line ends a poll that does not wait, and goes before the error that it tells of.
                 match answer.is_ok() {
                     true => serve_log(&metadata),
-                    false => while metadata.poll(TELLING).is_some() {},
+                    false => {
+                        // Under `debug` a busy machine logs faster than one short poll serves the log.
+                        let enough = if known { Instant::now() } else { until.min(Instant::now() + SERVE_ERRORS) };
+                        loop {
+                            while metadata.poll(TELLING).is_some() {}
+                            if metadata.context().has_reason() || Instant::now() >= enough {
+                                break;
+                            }
+                        }
+                    }
                 }
                 match metadata.context().explained(answer) {
                     Err(error) if error.kind == BrokerErrorKind::Retryable && !known && Instant::now() < until => {}

@@ -92,6 +92,11 @@ impl Trouble {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// True once librdkafka has reported why no connection came to be.
+    pub(super) fn has_reason(&self) -> bool {
+        self.last().is_some()
+    }
+
     /// Whether the cluster has ever answered.
     pub(super) fn is_known(&self) -> bool {
         self.answered.load(Ordering::Relaxed)
