@@ -160,19 +160,10 @@ impl KafkaBroker {
                 // Why a cluster turns a client away is heard of only between two questions.
                 let known = metadata.context().is_known();
                 let answer = question(&metadata, if known { left } else { left.min(FIRST_QUESTIONS) });
-                // A log line ends a poll that does not wait, and goes before the error that it tells of.
                 match answer.is_ok() {
                     true => serve_log(&metadata),
-                    false => {
-                        // Under `debug` a busy machine logs faster than one short poll serves the log.
-                        let enough = if known { Instant::now() } else { until.min(Instant::now() + SERVE_ERRORS) };
-                        loop {
-                            while metadata.poll(TELLING).is_some() {}
-                            if metadata.context().has_reason() || Instant::now() >= enough {
-                                break;
-                            }
-                        }
-                    }
+                    false if known => serve_errors(&metadata, Instant::now()),
+                    false => serve_errors(&metadata, until.min(Instant::now() + SERVE_ERRORS)),
                 }
                 match metadata.context().explained(answer) {
                     Err(error) if error.kind == BrokerErrorKind::Retryable && !known && Instant::now() < until => {}
@@ -514,6 +505,18 @@ fn is_time_limit((property, _): &(String, String)) -> bool {
 /// Writes the log lines that have gathered in a client that nobody polls.
 fn serve_log(client: &Asked) {
     while client.poll(Duration::ZERO).is_some() {}
+}
+
+/// Serves log lines and errors of a failed question until librdkafka has reported a reason, at most until `until`.
+///
+/// Log lines stand before the error that they tell of, and under `debug` a busy machine logs faster than one poll serves.
+fn serve_errors(client: &Asked, until: Instant) {
+    loop {
+        while client.poll(TELLING).is_some() {}
+        if client.context().has_reason() || Instant::now() >= until {
+            return;
+        }
+    }
 }
 
 #[cfg(test)]
