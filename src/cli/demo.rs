@@ -19,7 +19,6 @@ use std::{
 };
 
 use clap::Args;
-use indicatif::ProgressBar;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -225,8 +224,7 @@ impl DemoArgs {
             }
             // Kills are for the last phase: the others only bring the store to where it begins.
             let kills = if to == count { self.kills } else { 0 };
-            survival =
-                survive(directory, first_process, &groups, kills, Seeded::new(self.seed), Some(&timeline)).await?;
+            survival = survive(directory, first_process, &groups, kills, Seeded::new(self.seed), &timeline).await?;
             (from, first_process) = (to, first_process + kills + 1);
         }
         bar.finish_and_clear();
@@ -239,7 +237,7 @@ impl DemoArgs {
         let blobs = opening::blobs_at(config, &directory.rebuilt_blobs(), Intent::Write, &metrics).await?;
         let rebuilt = opening::store(config, &directory.rebuilt(), &metrics).await?.with_blobs(Some(blobs));
         timeline.note("rebuild started from offset 0 into a second, empty store");
-        rebuild(config, broker.clone(), &rebuilt, &timeline.phase("rebuilt", survival.events)).await?;
+        rebuild(config, broker.clone(), &rebuilt, survival.events, &timeline).await?;
         timeline.note("rebuild finished; both stores are scanned and verified");
         let rivalry = match rivals {
             Some(rivals) => Some(Rivalry::of(&live, rivals).await?),
@@ -331,8 +329,15 @@ async fn check_empty(config: &Config) -> Result<(), Failure> {
     }
 }
 
-/// From offset 0 into an empty store, as far as the live one has come.
-async fn rebuild(config: &Config, broker: Arc<dyn Broker>, store: &Store, bar: &ProgressBar) -> CommandResult {
+/// Rebuilds from offset 0 into an empty store, as far as the live store has come: about `events` events.
+async fn rebuild(
+    config: &Config,
+    broker: Arc<dyn Broker>,
+    store: &Store,
+    events: u64,
+    timeline: &Timeline,
+) -> CommandResult {
+    let bar = timeline.phase("rebuilt", events);
     let watched = Watched::new(config);
     let parts = opening::parts(broker, store.clone(), &watched)?;
     let rebuilding = instance::rebuild(wiring::instance(config), parts, CancellationToken::new());

@@ -67,7 +67,7 @@ impl Instance {
         Ok(Instance { _stdin: child.stdin.take(), child, address_file, log_file, address: None })
     }
 
-    /// Its process id; 0 once it has ended.
+    /// Process id of the instance; 0 after its end.
     pub fn process_id(&self) -> u32 {
         self.child.id().unwrap_or(0)
     }

@@ -60,27 +60,25 @@ pub async fn survive(
     groups: &Groups,
     kills: u32,
     mut seeded: Seeded,
-    timeline: Option<&Timeline>,
+    timeline: &Timeline,
 ) -> Result<Survival, Failure> {
     let total = groups.standing().await?.total;
     let mut survival = Survival { events: total, ..Survival::default() };
-    let note = |text: String| timeline.into_iter().for_each(|timeline| timeline.note(&text));
-    let bar = timeline.map_or_else(ProgressBar::hidden, |timeline| timeline.phase("consumed", total));
-    let share = |committed: u64| committed as f64 / total.max(1) as f64 * 100.0;
+    let bar = timeline.phase("consumed", total);
     for number in 0..kills {
         let start = groups.standing().await?;
         let target = kill_point(number, kills, total, &mut seeded).max(start.committed + 1);
         let mut watch = Watch::begin(directory, first_process + number, start, &bar)?;
-        note(started(first_process + number, watch.instance.process_id(), start));
+        timeline.note(started(first_process + number, watch.instance.process_id(), start));
         let done = watch.until(groups, target).await?;
         let reached = watch.completed;
         watch.instance.kill().await?;
         let after = groups.standing().await?;
         let read_again = (start.committed + watch.read).saturating_sub(after.committed);
-        note(format!(
+        timeline.note(format!(
             "instance {} killed (SIGKILL) at {:.0} %: {} of {} events completed, {} committed, {} to be read again",
             first_process + number + 1,
-            share(reached),
+            reached as f64 / total.max(1) as f64 * 100.0,
             group(reached.into()),
             group(after.total.into()),
             group(after.committed.into()),
@@ -93,15 +91,15 @@ pub async fn survive(
     }
     let start = groups.standing().await?;
     let mut watch = Watch::begin(directory, first_process + kills, start, &bar)?;
-    note(started(first_process + kills, watch.instance.process_id(), start));
+    timeline.note(started(first_process + kills, watch.instance.process_id(), start));
     watch.until(groups, u64::MAX).await?;
     survival.parked_max = survival.parked_max.max(watch.parked_max);
     bar.finish_and_clear();
-    note(format!("all {} events consumed and committed", group(watch.completed.into())));
+    timeline.note(format!("all {} events consumed and committed", group(watch.completed.into())));
     let stopping = Instant::now();
     watch.instance.stop().await?;
     survival.stopping = stopping.elapsed();
-    note(format!("instance {} stopped (SIGTERM)", first_process + kills + 1));
+    timeline.note(format!("instance {} stopped (SIGTERM)", first_process + kills + 1));
     Ok(survival)
 }
 
@@ -158,7 +156,7 @@ impl<'a> Watch<'a> {
             if tick % TICKS_A_STANDING == 0 {
                 let standing = groups.standing().await?;
                 self.advance(standing.committed);
-                self.bar.set_length(standing.total.max(self.completed));
+                self.bar.set_length(standing.total);
                 if standing.is_done() {
                     return Ok(true);
                 }
@@ -176,7 +174,8 @@ impl<'a> Watch<'a> {
         self.read = self.read.max(scrape.sum("utxo_events_total"));
         self.parked_max = self.parked_max.max(scrape.sum("utxo_parked_transactions"));
         // A process that was just started has not heard of the old offsets yet.
-        self.advance(scrape.sum("utxo_watermark_offset") + scrape.sum("utxo_chain_offset"));
+        // The watermarks include that of the chain.
+        self.advance(scrape.sum("utxo_watermark_offset"));
         match scrape.sum("utxo_chain_halted") {
             0 => self.halted_since = None,
             _ => self.halted_since = self.halted_since.or(Some(Instant::now())),
@@ -187,7 +186,6 @@ impl<'a> Watch<'a> {
         if completed > self.completed {
             self.completed = completed;
             self.moved_at = Instant::now();
-            self.bar.set_length(self.bar.length().unwrap_or(0).max(completed));
             self.bar.set_position(completed);
         }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use indicatif::ProgressBar;
 
-use super::{directory::Directory, log::Log, progress::Groups, rebuild, survive::survive};
+use super::{directory::Directory, log::Log, progress::Groups, rebuild, survive::survive, timeline::Timeline};
 use crate::cli::output;
 use crate::{
     broker::Broker,
@@ -54,7 +54,7 @@ pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directo
     for (chapter, number) in story.chapters.iter().zip(1..) {
         let messages = chapter.messages.iter().cloned();
         produce(producer.as_ref(), &config.kafka.topics, messages, &ProgressBar::hidden()).await?;
-        survive(directory, 0, &groups, 0, Seeded::new(number), None).await?;
+        survive(directory, 0, &groups, 0, Seeded::new(number), &Timeline::silent()).await?;
         let store = opening::store(config, &config.store.url, &Default::default()).await?;
         let after = cast(&store, story).await?;
         write_chapter(&mut out, number, chapter.says, &before, &after)?;
@@ -67,7 +67,7 @@ pub async fn tell(story: &Story, config: &Config, log: &Log, directory: &Directo
         before = after;
     }
     let rebuilt = opening::store(config, &directory.rebuilt(), &Default::default()).await?;
-    rebuild(config, broker, &rebuilt, &ProgressBar::hidden()).await?;
+    rebuild(config, broker, &rebuilt, 0, &Timeline::silent()).await?;
     let live = opening::store(config, &config.store.url, &Default::default()).await?;
     let (digest, again) = (live.survey(|_| {}).await?.digest, rebuilt.survey(|_| {}).await?.digest);
     live.engine.close().await?;
