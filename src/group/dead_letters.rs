@@ -80,11 +80,11 @@ impl DeadLetterGauge {
     }
 }
 
-/// Puts a message aside until that is acknowledged: with as much of it as the topic takes. What has to go is its payload
-/// first, then its key and headers: those of the dead letter name the source, where the rest can be read.
+/// Publishes a dead letter until the broker acknowledges it, with as much of the source message as the topic accepts.
+/// Payload is left out first, then key and headers: the headers of the dead letter name the source message.
 ///
 /// # Errors
-/// What no retry heals.
+/// Errors that no retry heals.
 pub async fn publish_dead_letter(
     producer: &dyn Producer,
     topic: &str,

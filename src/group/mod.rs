@@ -1,4 +1,4 @@
-//! What the pipeline and the sequencer share as members of consumer groups.
+//! Parts that the pipeline and the sequencer share as members of consumer groups.
 //!
 //! [`offsets`] tracks the completed and the durable prefix of a partition, [`partition`] the state of an assigned partition and the
 //! metadata of its commits, [`proof`] proves a parent missing from those, [`dead_letters`] limits and publishes dead letters,
