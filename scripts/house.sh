@@ -14,6 +14,8 @@ fi
 
 rust() { find src tests benches fuzz examples -name '*.rs' -not -path '*/target/*' 2>/dev/null | LC_ALL=C sort; }
 product() { rust | grep '^src/'; }
+# Product code without files of tests and their doubles.
+without_tests() { product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$|testing\.rs$'; }
 texts() {
     rust
     find . -maxdepth 3 \( -name '*.md' -o -name '*.sh' -o -name '*.toml' -o -name '*.yml' -o -name '*.yaml' \) \
@@ -57,7 +59,7 @@ long_lines() {
 
 # Methods of all `impl` blocks of a type, tests aside. rustfmt puts `impl` and its closing brace into the first column.
 big_types() {
-    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$' | xargs awk '
+    without_tests | xargs awk '
         FNR == 1 { type = ""; test = 0 }
         /^#\[cfg\(test\)\]/ { test = 1 }
         test { next }
@@ -72,7 +74,7 @@ big_types() {
 }
 
 long_functions() {
-    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$' | xargs awk '
+    without_tests | xargs awk '
         FNR == 1 { test = 0; depth = "" }
         /^#\[cfg\(test\)\]/ { test = 1 }
         test { next }
@@ -92,7 +94,7 @@ long_functions() {
 }
 
 long_files() {
-    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$' | while read -r file; do
+    without_tests | while read -r file; do
         lines=$(awk '/^#\[cfg\(test\)\]/ { exit } { n++ } END { print n + 0 }' "$file")
         [ "$lines" -le 500 ] || echo "$file: $lines lines"
     done
@@ -100,7 +102,7 @@ long_files() {
 
 # Type names that are defined more than once, tests aside.
 twice() {
-    product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$|testing\.rs$' | xargs awk '
+    without_tests | xargs awk '
         FNR == 1 { test = 0 }
         /^#\[cfg\(test\)\]/ { test = 1 }
         test { next }

@@ -44,7 +44,7 @@ stall_guard &
 guard=$!
 
 # All features that can be built: S3, HTTP and TLS are tested on servers of their own. --show-output: also a passed test must be heard when it says that it was skipped.
-cargo test --locked "$(scripts/features.sh)" --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$output"
+cargo test --locked "$(scripts/features.sh)" --no-fail-fast -- --show-output </dev/null 2>&1 | tee -a "$output"
 status=${PIPESTATUS[0]}
 kill "$guard" 2>/dev/null
 
