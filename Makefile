@@ -12,7 +12,8 @@ help: ## list these recipes
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
 
 demo: setup ## real blocks in, UTXO state out, a kill in between
-	@cargo run --release --locked -- demo
+	@[ -x "$${CARGO_TARGET_DIR:-target}/demo/utxo-store" ] || echo "demo: building first: 300 crates, three to four minutes on two cores, once"
+	@cargo run --profile demo --locked -- demo
 
 test: ## format, lints and all tests; ends with how many passed, failed and were skipped
 	@scripts/setup.sh tests
