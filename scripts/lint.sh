@@ -16,5 +16,19 @@ if cargo clippy --version >/dev/null 2>&1; then
 else
     echo "lint: clippy is missing (rustup component add clippy): lints not checked"
 fi
+if cargo deny --version >/dev/null 2>&1; then
+    cargo deny --locked --all-features --log-level error check bans licenses sources || failed=1
+    # The advisories are a repository of their own, which a machine without a way out cannot fetch.
+    if advisories=$(cargo deny --locked --all-features --log-level error check advisories 2>&1); then
+        echo "$advisories"
+    elif grep -q "failed to fetch" <<<"$advisories"; then
+        echo "lint: the advisory database cannot be fetched: advisories not checked"
+    else
+        echo "$advisories"
+        failed=1
+    fi
+else
+    echo "lint: cargo-deny is missing (cargo install cargo-deny): licences, sources and advisories not checked"
+fi
 "$(dirname "$0")/house.sh" || failed=1
 exit $failed
