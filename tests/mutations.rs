@@ -1,16 +1,23 @@
-//! Known faults, planted in a copy of the tree: each must be found by the simulator, or say why it cannot be.
+//! Known faults, planted in a copy of the tree. The simulator must find each fault, or the fault says why it cannot.
 //!
-//! A fault is a file `tests/mutations/NAME.fault`: one sentence, perhaps a line `unfound: why` and a line `held by: scenario`, and for
-//! each place a header `=== path`, the text `--- is` and the text that it `--- becomes`. A fault that no seed finds must make the
-//! scenario fail (a test of `tests/it`, by its whole name), or keep it from ending; without a fault every scenario passes.
+//! A fault is a file `tests/mutations/NAME.fault`: one sentence, an optional line `unfound: why`, an optional line
+//! `held by: scenario`, and for each place a header `=== path`, the text `--- is` and the text that it `--- becomes`. A
+//! fault that no seed finds must make the scenario (a test of `tests/it`, by its whole name) fail or not end; without a
+//! fault every scenario passes.
 //!
-//! All faults are planted at once, each behind a switch: `PLANTED` in a text becomes the question whether that one is on. So the
-//! copy is built once, and a run names its fault.
+//! [`locate`] finds the quoted text also after renames, moves and reformatting: such a commit leaves the faults alone.
+//! `UPDATE_FAULTS=1 cargo test --test mutations` writes today's text into the files.
 //!
-//! `make mutations` runs them all (`FAULTS=name,name` some, `SEEDS=n` as far as that, `MUTATIONS_DIR=path` elsewhere than in the
-//! directory for temporary files); its table is kept in `tests/it/sim/README.md`.
+//! All faults are planted at once, each behind a switch: `PLANTED` in a text becomes the condition that the fault is
+//! on. One build of the copy thus serves every fault, and a run names its fault.
+//!
+//! `make mutations` runs all faults. `FAULTS=name,name` selects some, `SEEDS=n` limits the seeds, `MUTATIONS_DIR=path`
+//! replaces the directory for temporary files. `tests/it/sim/README.md` keeps the table.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "mutations/locate.rs"]
+mod locate;
 
 use std::{
     collections::BTreeMap,
@@ -22,21 +29,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Seeds after which a fault counts as not found.
+use locate::locate;
+
+/// Number of seeds after which a fault counts as not found.
 const SEEDS: u64 = 2_000;
-/// Without a planted fault so many seeds must fail nowhere, else a failure means nothing.
+/// Number of seeds that must pass without a planted fault; otherwise a failure means nothing.
 const SOUND_SEEDS: u64 = 300;
-/// For how long one fault may be looked for.
+/// Time limit for the seeds of one fault.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// A scenario takes a second or so.
+/// Time limit for one scenario, which takes about a second.
 const PATIENCE_WITH_ONE: Duration = Duration::from_secs(60);
+/// Faults that are tried at the same time.
 const AT_ONCE: usize = 2;
+/// Text of a fault that becomes the condition of its switch.
 const SWITCH: &str = "PLANTED";
 
-/// What asks, in the copy, whether a fault is on.
+/// Source of the copy's function that tells whether a fault is on.
 const PLANTED: &str = r#"
 
-/// Whether this fault is planted.
+/// Returns whether this fault is planted.
 pub(crate) fn planted(name: &str) -> bool {
     static PLANTED: std::sync::LazyLock<Option<String>> = std::sync::LazyLock::new(|| std::env::var("PLANTED").ok());
     PLANTED.as_deref() == Some(name)
@@ -46,9 +57,9 @@ pub(crate) fn planted(name: &str) -> bool {
 struct Fault {
     name: String,
     what: String,
-    /// Why the simulator cannot find it.
+    /// Reason why the simulator cannot find the fault.
     unfound: Option<String>,
-    /// The test that fails with it.
+    /// Name of the test that fails with the fault.
     held_by: Option<String>,
     places: Vec<Place>,
 }
@@ -89,33 +100,79 @@ fn read_fault(path: &Path) -> Fault {
             read().unwrap_or_else(|| panic!("{name}: a place is `=== path`, `--- is`, `--- becomes`:\n{part}"))
         })
         .collect();
-    assert!(!places.is_empty() && !what.is_empty(), "{name} plants nothing, or does not say what");
+    assert!(!places.is_empty() && !what.is_empty(), "{name} plants nothing or has no description");
     assert!(places.iter().any(|place| place.becomes.contains(SWITCH)), "{name} has no switch");
     Fault { name, what, unfound, held_by, places }
 }
 
-/// The files that faults change, with all of them planted; and what does not stand exactly once in its file.
-fn plant(faults: &[Fault]) -> (BTreeMap<String, String>, Vec<String>) {
+/// Returns the source files by path.
+fn sources() -> BTreeMap<String, String> {
+    fn read(directory: &Path, files: &mut BTreeMap<String, String>) {
+        for entry in fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                read(&entry, files);
+            } else if entry.extension().is_some_and(|extension| extension == "rs") {
+                let path = entry.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+                files.insert(path, fs::read_to_string(&entry).unwrap());
+            }
+        }
+    }
     let mut files = BTreeMap::new();
+    read(&root().join("src"), &mut files);
+    files
+}
+
+/// Returns the files with all faults planted, and the quotes that are not found.
+fn plant(faults: &[Fault]) -> (BTreeMap<String, String>, Vec<String>) {
+    let mut files = sources();
     let mut wrong = Vec::new();
     for (fault, place) in faults.iter().flat_map(|fault| fault.places.iter().map(move |place| (fault, place))) {
-        let read = || fs::read_to_string(root().join(&place.path)).unwrap_or_default();
-        let file: &mut String = files.entry(place.path.clone()).or_insert_with(read);
-        let found = file.matches(&place.is).count();
-        if found != 1 {
-            wrong.push(format!("{}: found {found} times in {}:\n{}", fault.name, place.path, place.is));
+        match locate(&files, &place.path, &place.is) {
+            Err(problem) => wrong.push(format!("{}: {problem}:\n{}", fault.name, place.is)),
+            Ok(location) => {
+                let switch = format!("crate::planted(\"{}\")", fault.name);
+                let becomes = location.rename(&place.becomes).replace(SWITCH, &switch);
+                files.get_mut(&location.path).unwrap().replace_range(location.range, becomes.trim());
+            }
         }
-        let switch = format!("crate::planted(\"{}\")", fault.name);
-        *file = file.replacen(&place.is, &place.becomes.replace(SWITCH, &switch), 1);
     }
     (files, wrong)
 }
 
-/// Else the table would speak of faults that nobody can plant any more.
+/// Writes the text and the path that a quote has today into the file of the fault.
+fn update(fault: &Fault, files: &BTreeMap<String, String>) {
+    let path = root().join(format!("tests/mutations/{}.fault", fault.name));
+    let old = fs::read_to_string(&path).unwrap();
+    let mut new = old.split("\n=== ").next().unwrap().to_owned();
+    for place in &fault.places {
+        let (path, is, becomes) = match locate(files, &place.path, &place.is) {
+            Ok(location) if !files[&location.path].contains(&place.is) || location.path != place.path => {
+                let text = &files[&location.path];
+                let line = text[..location.range.start].rfind('\n').map_or(0, |end| end + 1);
+                let indent = &text[line..location.range.start];
+                let indent = if indent.trim().is_empty() { indent } else { "" };
+                let becomes = location.rename(&place.becomes);
+                let is = format!("{indent}{}", &text[location.range.clone()]);
+                (location.path, is, format!("{indent}{}", becomes.trim_start()))
+            }
+            _ => (place.path.clone(), place.is.clone(), place.becomes.clone()),
+        };
+        new += &format!("\n=== {path}\n--- is\n{is}\n--- becomes\n{becomes}\n");
+    }
+    if new != old {
+        fs::write(path, new).unwrap();
+    }
+}
+
+/// A fault whose text is gone would stay in the table although it cannot be planted.
 #[test]
 fn every_fault_can_be_planted() {
     let faults = faults();
     let (_, wrong) = plant(&faults);
+    if std::env::var_os("UPDATE_FAULTS").is_some() {
+        let files = sources();
+        faults.iter().for_each(|fault| update(fault, &files));
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     assert!(faults.len() >= 25, "only {} faults", faults.len());
 }
@@ -163,22 +220,22 @@ fn the_simulator_finds_every_fault() {
         Found::Nothing | Found::Died(_) => fault.unfound.is_none() || fault.held_by.is_some(),
     };
     let escaped: Vec<_> = rows.iter().filter(escaped).map(|(fault, _)| &fault.name).collect();
-    assert!(escaped.is_empty(), "neither found nor held, and nobody says why: {escaped:?}");
+    assert!(escaped.is_empty(), "neither found nor held by a test, and without a reason: {escaped:?}");
 }
 
 #[derive(Debug)]
 enum Found {
-    /// In this seed, by this check.
+    /// A check that failed in this seed.
     In(u64, String),
-    /// In no seed; but this scenario fails.
+    /// A scenario that failed, while no seed did.
     By(String),
     Nothing,
-    /// The run did not end as runs do.
+    /// The run ended without a result.
     Died(String),
 }
 
 impl Found {
-    /// How many seeds it took.
+    /// Returns the number of seeds that were run up to the failure.
     fn seeds(&self) -> Option<u64> {
         match self {
             Found::In(seed, _) => Some(seed + 1),
@@ -233,7 +290,7 @@ fn simulate(binary: &Path, directory: &Path, fault: &str, seeds: u64) -> Found {
     }
 }
 
-/// Whether this test fails, or does not end.
+/// Returns whether this test fails or does not end.
 fn fails(binary: &Path, directory: &Path, fault: &str, scenario: &str) -> bool {
     let log = fs::File::create(directory.join(format!("{fault}.scenario.log"))).unwrap();
     let mut command = Command::new(binary);
@@ -254,8 +311,8 @@ fn fails(binary: &Path, directory: &Path, fault: &str, scenario: &str) -> bool {
     }
 }
 
-/// The seed of the first `seed-7 fails: what`, and what, with ids cut short. A panic says where in its first line, and what in
-/// those that follow.
+/// Returns the seed and the reason of the first line `seed-7 fails: reason`, with ids cut short. The reason of a panic
+/// stands in the lines after its first, which names the place.
 fn failure(log: &str) -> Option<(u64, String)> {
     let (seed, how) = log.lines().find_map(|line| line.strip_prefix("seed-")?.split_once(" fails: "))?;
     let how = match log.split_once("which fails: panicked at ") {
@@ -272,7 +329,7 @@ fn failure(log: &str) -> Option<(u64, String)> {
     Some((seed.parse().ok()?, how.join(" ").chars().take(160).collect()))
 }
 
-/// Copies the tree, plants everything, and builds the integration tests there.
+/// Copies the tree, plants all faults, and builds the integration tests there.
 fn build(directory: &Path, mut files: BTreeMap<String, String>) -> PathBuf {
     let tree = directory.join("tree");
     let lib =
@@ -295,7 +352,7 @@ fn build(directory: &Path, mut files: BTreeMap<String, String>) -> PathBuf {
     PathBuf::from(binaries.next_back().expect("cargo names what it has built")["executable"].as_str().unwrap())
 }
 
-/// Copies what differs, so that a second run builds only what has changed, and removes what is no longer there.
+/// Copies only files that differ, so that a second run builds only the changes, and removes files that no longer exist.
 fn copy(from: &Path, to: &Path, under: &Path, planted: &BTreeMap<String, String>) {
     fs::create_dir_all(to.join(under)).unwrap();
     for entry in fs::read_dir(to.join(under)).unwrap() {
@@ -324,7 +381,7 @@ fn copy(from: &Path, to: &Path, under: &Path, planted: &BTreeMap<String, String>
     }
 }
 
-/// The dependencies are those of this build: linked rather than compiled again. Where that cannot be done they are.
+/// Links the dependencies of this build instead of compiling them again. Where that fails they are compiled.
 fn borrow_dependencies(target: &Path) {
     let ours = std::env::var_os("CARGO_TARGET_DIR").map_or(root().join("target"), PathBuf::from).join("debug");
     let debug = target.join("debug");
